@@ -21,7 +21,9 @@ class Curriculum:
     rate reached it; ``prefer_half_solved`` chooses, among twice as many prompts as a step takes, those whose running
     pass rate is nearest to one half, where a group's rewards differ most (an unseen prompt counts as one half).
     Replacements come from a second order of the same prompts. Everything is a function of (seed, step) and the running
-    pass rates, which ``state`` gives and ``load_state`` takes back.
+    pass rates, which ``state`` gives and ``load_state`` takes back. With a ``lag``, for samplers that are so many steps
+    ahead, the prompts of a step follow from the grades of the steps up to ``lag + 1`` before it, whenever they are
+    asked for.
     """
 
     def __init__(
@@ -33,13 +35,17 @@ class Curriculum:
         shuffle: bool = True,
         retire_above: float | None = None,
         prefer_half_solved: bool = False,
+        lag: int = 0,
     ) -> None:
         self._data = Prompts(prompts, prompts_per_step, seed=seed, shuffle=shuffle)
         self._spare = Prompts(prompts, prompts_per_step, seed=seed + 7919)
         self.prompts_per_step = prompts_per_step
         self.retire_above, self.prefer_half_solved = retire_above, prefer_half_solved
         self._chooses = prefer_half_solved or retire_above is not None
+        self.lag = lag
         self.pass_rates: dict[int, float] = {}
+        self._late: dict[int, list[tuple[int, float]]] = {}
+        """Rates of steps, prompt by prompt, that do not choose the prompts of every coming step yet."""
 
     def __len__(self) -> int:
         return len(self._data)
@@ -49,58 +55,80 @@ class Curriculum:
         planned = self._data.at(step)
         if not self._chooses:
             return planned
-        kept = [prompt for prompt in planned if not self.is_retired(prompt)]
+        rates = self._rates(step)
+        kept = [prompt for prompt in planned if not self.is_retired(prompt, rates)]
         wanted = self.prompts_per_step * (2 if self.prefer_half_solved else 1)
         taken = {prompt.index for prompt in planned}
         candidates = kept + self._spares(step, wanted - len(kept), taken)
         if self.prefer_half_solved:
-            candidates.sort(key=self._distance_from_half)
-        candidates += [prompt for prompt in planned if self.is_retired(prompt)]
+            candidates.sort(key=lambda prompt: abs(rates.get(prompt.index, 0.5) - 0.5))
+        candidates += [prompt for prompt in planned if self.is_retired(prompt, rates)]
         return candidates[: self.prompts_per_step]
 
     def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
         """Up to ``count`` further prompts for a step, none of those whose index is taken."""
         return self._spares(step, count, taken)
 
-    def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
-        """Remember how many completions of each prompt were right, if that chooses prompts; groups that could not be
-        graded say nothing."""
+    def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], *, step: int = 0) -> None:
+        """Remember how many completions of each prompt of a step were right, if that chooses prompts; groups that could
+        not be graded say nothing."""
         if not self._chooses:
             return
+        for old in sorted(number for number in self._late if number < step - self.lag):
+            _add(self.pass_rates, self._late.pop(old))
         for group, rewards in zip(groups, graded, strict=True):
             solved = [is_solved(reward) for reward in rewards if reward.error is None]
             if solved:
-                rate = sum(solved) / len(solved)
-                old = self.pass_rates.get(group.prompt.index, rate)
-                self.pass_rates[group.prompt.index] = MEMORY * old + (1 - MEMORY) * rate
+                rate = (group.prompt.index, sum(solved) / len(solved))
+                if self.lag:
+                    self._late.setdefault(step, []).append(rate)
+                else:
+                    _add(self.pass_rates, [rate])
 
-    def is_retired(self, prompt: Prompt) -> bool:
+    def _rates(self, step: int) -> dict[int, float]:
+        """The running pass rates that choose the prompts of a step."""
+        known = [number for number in sorted(self._late) if number < step - self.lag]
+        rates = dict(self.pass_rates) if known else self.pass_rates
+        for number in known:
+            _add(rates, self._late[number])
+        return rates
+
+    def is_retired(self, prompt: Prompt, rates: Mapping[int, float] | None = None) -> bool:
         """The prompt has been solved so often that it is left out."""
-        rate = self.pass_rates.get(prompt.index)
+        rate = (self.pass_rates if rates is None else rates).get(prompt.index)
         return self.retire_above is not None and rate is not None and rate >= self.retire_above
 
-    def state(self) -> dict[int, float]:
+    def state(self) -> dict[Any, Any]:
         """The running pass rates, by index of the prompt, as plain data."""
-        return dict(self.pass_rates)
+        late = {step: list(rates) for step, rates in self._late.items()}
+        return {**self.pass_rates, **({"late": late} if late else {})}
 
-    def load_state(self, state: Mapping[Any, float]) -> None:
+    def load_state(self, state: Mapping[Any, Any]) -> None:
         """Go on from a saved state."""
-        self.pass_rates = {int(index): rate for index, rate in state.items()}
-
-    def _distance_from_half(self, prompt: Prompt) -> float:
-        return abs(self.pass_rates.get(prompt.index, 0.5) - 0.5)
+        self.pass_rates = {int(index): rate for index, rate in state.items() if index != "late"}
+        late = state.get("late", {}).items()
+        self._late = {int(step): [(int(index), rate) for index, rate in rates] for step, rates in late}
+        if not self.lag:  # the run was resumed without look-ahead
+            for step in sorted(self._late):
+                _add(self.pass_rates, self._late.pop(step))
 
     def _spares(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
         found: list[Prompt] = []
-        seen = set(taken)
+        seen, rates = set(taken), self._rates(step)
         for place in range(SPARE_STEPS):
             if len(found) >= count:
                 break
             for prompt in self._spare.at(step * SPARE_STEPS + place):
-                if prompt.index not in seen and not self.is_retired(prompt):
+                if prompt.index not in seen and not self.is_retired(prompt, rates):
                     seen.add(prompt.index)
                     found.append(prompt)
         return found[: max(count, 0)]
+
+
+def _add(rates: dict[int, float], found: Sequence[tuple[int, float]]) -> None:
+    """Let running pass rates follow those of some prompts."""
+    for index, rate in found:
+        rates[index] = MEMORY * rates.get(index, rate) + (1 - MEMORY) * rate
 
 
 def is_solved(reward: Reward) -> bool:

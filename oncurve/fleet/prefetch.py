@@ -1,23 +1,40 @@
-"""Overlap of rollouts and training: the next step is sampled from this step's weights while this step trains.
+"""Look-ahead: the completions of later steps are sampled while this one trains.
 
-The loop does not know: it asks for the completions of a step, and they are there already, one step old. Servers change
-their weights only between two steps' rollouts, so that every completion is of one version, which is a function of its
-step: the same run twice gives the same completions. Where the sampler takes a copy of new weights, they travel to the
-servers while this step trains as well.
+The loop does not know: it asks for the completions of a step, and they are there already, or on their way. Every step
+has the prompts that it would have without look-ahead. Where weights change only between blocks of steps, a step's
+version is a function of its number, and the same run twice gives the same completions. With ``in_flight`` they change
+under rows that run, and every completion says which of its tokens came from which weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from oncurve.records import Group, Prompt
-from oncurve.sample.base import PolicyView, Sampler, SamplingParams
+from oncurve.sample.base import PolicyView, Sampler, SamplingParams, TellsGroups
+
+T = TypeVar("T")
+
+
+def block_steps(staleness: int) -> int:
+    """Steps that are sampled together, from the same weights, where weights do not change under rows that run.
+
+    Rows of one block fill the places that the stragglers of its first step leave free.
+    """
+    return max(1, (staleness + 1) // 2)
 
 
 class Prefetch:
-    """A sampler that is one step ahead. The one inside must not read the policy's weights after ``load_weights``."""
+    """A sampler that is up to ``staleness`` steps ahead.
+
+    The sampler inside must not read the policy's weights after ``load_weights``, unless it is ``at_once``.
+    """
 
     def __init__(
         self,
@@ -25,77 +42,216 @@ class Prefetch:
         prompts_at: Callable[[int], Sequence[Prompt]],
         *,
         total_steps: int,
+        staleness: int = 1,
+        in_flight: bool = False,
+        at_once: bool = False,
+        one_by_one: bool = False,
         prepare: Callable[[PolicyView, int], bool] = lambda policy, version: False,
     ) -> None:
         """``prompts_at`` gives the prompts of a step, also of one that has not come yet. ``prepare`` hears of weights
-        before ``load_weights`` of the sampler does, and says whether it has taken a copy of them."""
-        self._prepare, self._is_taken = prepare, False
+        before ``load_weights`` of the sampler does, and says whether it has taken a copy of them. ``in_flight``: the
+        sampler takes weights at any time. ``at_once``: it samples from the policy itself, so that later steps are
+        sampled before this one trains. ``one_by_one``: it cannot sample two steps at the same time."""
         self.sampler, self.prompts_at, self.total_steps = sampler, prompts_at, total_steps
+        self.staleness, self.in_flight, self._prepare = staleness, in_flight, prepare
+        self._block = 1 if in_flight else block_steps(staleness)
         self._given: tuple[PolicyView, int] | None = None
         """Weights that the loop gave, and the sampler does not have yet."""
+        self._is_taken = False
+        """A copy of these was made."""
         self._loading: Future[None] | None = None
         """The newest weights on their way to the sampler, of which a copy was taken."""
-        self._ahead: _Ahead | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ahead: dict[int, _Ahead] = {}
+        self._last = -1
+        """The step whose groups were asked for last."""
+        self._finished: dict[int, tuple[_Ahead, int]] = {}
+        """By identity of a prompt that is under way: its step and its place there."""
+        self._restored: dict[int, list[Group]] = {}
+        self._changing = threading.Lock()
+        """Held while weights change, and by whoever samples beside the steps that are under way."""
+        self._turn = threading.Lock() if one_by_one else None
+        self._loader: Executor = _AtOnce() if at_once else ThreadPoolExecutor(1, thread_name_prefix="prefetch-weights")
+        workers = 1 if one_by_one else 2 * staleness + 2
+        self._threads: Executor = _AtOnce() if at_once else ThreadPoolExecutor(workers, thread_name_prefix="prefetch")
+        if isinstance(sampler, TellsGroups):
+            sampler.on_group = self._take
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
-        """Remember the weights: rollouts that are under way still need the old ones."""
+        """Remember the weights: rollouts that are under way still need the old ones, unless they may change."""
+        if self.in_flight:
+            self.sampler.load_weights(policy, version)
+            return
         self._given = (policy, version)
-        self._is_taken = self._ahead is not None and self._prepare(policy, version)
+        self._is_taken = bool(self._ahead) and self._is_due(version) and self._prepare(policy, version)
 
     def sample(
         self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
     ) -> list[Group]:
         """The groups of a step, sampled before where possible; other prompts, and other settings, at once."""
-        ahead, groups, has_next = self._ahead, None, params is None and step + 1 < self.total_steps
-        if ahead is not None and params is None and ahead.is_for(step, prompts, group_size):
-            groups, self._ahead = ahead.future.result(), None
-        if groups is not None and has_next and self._given is not None and self._is_taken:
-            self._loading = self._thread.submit(self.sampler.load_weights, *self._given)
+        if params is not None:
+            self._refresh()
+            return self._beside(prompts, group_size, step, params)
+        ahead = self._ahead.get(step)
+        if step == self._last or (ahead is not None and not ahead.is_for(prompts, group_size)):
+            if ahead is None:
+                self._refresh()
+            return self._beside(prompts, group_size, step, None)
+        self._last = step
+        for old in [number for number in self._ahead if number < step]:
+            self._forget(old)
+        if self._is_due(step):
+            self._submit(step, prompts, group_size)
+        return self._ahead[step].future.result()
+
+    def _is_due(self, step: int) -> bool:
+        """Further steps are to be asked for when this one begins."""
+        return step not in self._ahead or step % self._block == 0
+
+    def _submit(self, step: int, prompts: Sequence[Prompt], group_size: int) -> None:
+        """Ask for the steps that are sampled from the weights of this one. A step's version does not depend on where
+        the run was resumed, as long as its groups were kept."""
+        until = min(step - step % self._block + self.staleness, self.total_steps - 1)
+        missing = [number for number in range(step, max(until, step) + 1) if number not in self._ahead]
+        if not missing:
+            return
+        if self._given is not None and self._is_taken:
+            before = [one.future for one in self._ahead.values()]
+            self._loading = self._loader.submit(self._load, self._loading, before, *self._given)
             self._given = None
         else:
             self._refresh()
-        if groups is None:
-            groups = self.sampler.sample(prompts, group_size, step=step, params=params)
-        if has_next and self._ahead is None:
-            following = list(self.prompts_at(step + 1))
-            future = self._thread.submit(self._sample_ahead, self._loading, following, group_size, step + 1)
-            self._ahead = _Ahead(step + 1, following, group_size, future)
-        return groups
+        for number in missing:
+            self._begin(number, prompts if number == step else self.prompts_at(number), group_size)
 
-    def close(self) -> None:
-        """Give up what is under way."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self.sampler.close()
-        self._thread.shutdown()
+    def _begin(self, step: int, prompts: Sequence[Prompt], group_size: int) -> None:
+        own = [replace(prompt) for prompt in prompts]  # each its own object, by which its group is known
+        ahead = self._ahead[step] = _Ahead(step, list(prompts), own, group_size)
+        ahead.groups |= _matching(own, self._restored.pop(step, ()), group_size)
+        for place, prompt in enumerate(own):
+            self._finished[id(prompt)] = (ahead, place)
+        ahead.future = self._threads.submit(self._sample_ahead, self._loading, ahead)
 
-    def _sample_ahead(
-        self, loading: Future[None] | None, prompts: list[Prompt], group_size: int, step: int
-    ) -> list[Group]:
+    def _sample_ahead(self, loading: Future[None] | None, ahead: _Ahead) -> list[Group]:
         if loading is not None:
             loading.result()  # without its weights nothing is sampled
-        return self.sampler.sample(prompts, group_size, step=step)
+        places = [place for place in range(len(ahead.own)) if place not in ahead.groups]
+        if places:
+            prompts = [ahead.own[place] for place in places]
+            with self._turn or _FREE:
+                groups = self.sampler.sample(prompts, ahead.group_size, step=ahead.step)
+            ahead.groups |= dict(zip(places, groups, strict=True))
+        return [Group(prompt, ahead.groups[place].completions) for place, prompt in enumerate(ahead.prompts)]
+
+    def _load(
+        self, loading: Future[None] | None, before: Sequence[Future[list[Group]]], policy: PolicyView, version: int
+    ) -> None:
+        """Give the sampler weights of which it has a copy, once nothing is under way from older ones."""
+        if loading is not None:
+            loading.result()
+        wait(before)
+        with self._changing:
+            self.sampler.load_weights(policy, version)
+
+    def _beside(
+        self, prompts: Sequence[Prompt], group_size: int, step: int, params: SamplingParams | None
+    ) -> list[Group]:
+        """Sample something else now, from the weights that the sampler has, which do not change meanwhile."""
+        with self._turn or _FREE, _FREE if self.in_flight else self._changing:
+            return self.sampler.sample(prompts, group_size, step=step, params=params)
 
     def _refresh(self) -> None:
         """Give the sampler the newest weights, once nothing is under way from the old ones."""
         if self._loading is not None:
             self._loading.result()
         if self._given is not None:
-            if self._ahead is not None:
-                self._ahead.future.result()
+            wait([one.future for one in self._ahead.values()])
             self.sampler.load_weights(*self._given)
             self._given = None
 
+    def _take(self, group: Group) -> None:
+        """A group is whole, while others of its step may not be."""
+        if (found := self._finished.get(id(group.prompt))) is not None:
+            ahead, place = found
+            ahead.groups[place] = group
 
-@dataclass(frozen=True)
+    def _forget(self, step: int) -> None:
+        for prompt in self._ahead.pop(step).own:
+            self._finished.pop(id(prompt), None)
+
+    def finished(self, step: int) -> dict[int, list[Group]]:
+        """The whole groups of this step and of later ones, for a checkpoint. Those with a live environment cannot be
+        kept, and are begun again."""
+        kept = {number: list(groups) for number, groups in self._restored.items() if number >= step}
+        for number, ahead in list(self._ahead.items()):
+            whole = [group for _, group in sorted(dict(ahead.groups).items())]
+            whole = [group for group in whole if all(one.environment is None for one in group.completions)]
+            if number >= step and whole:
+                kept[number] = whole
+        return kept
+
+    def restore(self, groups: Mapping[int, Sequence[Group]]) -> None:
+        """Take groups that were finished before a run stopped; those that would be too old are sampled anew."""
+        self._restored = {
+            step: [
+                group
+                for group in found
+                if all(0 <= step - one.policy_version <= self.staleness for one in group.completions)
+            ]
+            for step, found in groups.items()
+        }
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for executor in (self._loader, self._threads):
+            executor.shutdown(wait=False, cancel_futures=True)
+        self.sampler.close()
+        for executor in (self._loader, self._threads):
+            executor.shutdown()
+
+
+@dataclass(eq=False)
 class _Ahead:
-    """The rollouts of a step that has not come yet."""
+    """The rollouts of a step that may not have come yet."""
 
     step: int
     prompts: list[Prompt]
+    own: list[Prompt]
+    """The same prompts, as objects of this step alone."""
     group_size: int
-    future: Future[list[Group]]
+    groups: dict[int, Group] = field(default_factory=dict)
+    """Those that are whole, by place."""
+    future: Future[list[Group]] = field(default_factory=Future)
 
-    def is_for(self, step: int, prompts: Sequence[Prompt], group_size: int) -> bool:
+    def is_for(self, prompts: Sequence[Prompt], group_size: int) -> bool:
         """These are the rollouts that are asked for."""
-        return (step, list(prompts), group_size) == (self.step, self.prompts, self.group_size)
+        return (list(prompts), group_size) == (self.prompts, self.group_size)
+
+
+def _matching(prompts: Sequence[Prompt], groups: Sequence[Group], group_size: int) -> dict[int, Group]:
+    """The groups of prompts that are asked for, by place. The completions of a prompt that occurs twice are counted in
+    its random streams, so that all its groups must be there, or none is taken."""
+    places: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        places.setdefault(prompt.index, []).append(place)
+    known = Counter(group.prompt.index for group in groups)
+    found: dict[int, Group] = {}
+    for group in groups:
+        wanted = places.get(group.prompt.index, [])
+        is_whole = len(wanted) == known[group.prompt.index] and len(group.completions) == group_size
+        fits = [p for p in wanted if p not in found and prompts[p].prompt_ids == group.prompt.prompt_ids]
+        if is_whole and fits:
+            found[fits[0]] = group
+    return found
+
+
+class _AtOnce(Executor):
+    """Does what is submitted in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """The finished future of a call. What the call raises comes out here, where the loop is."""
+        future: Future[T] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+_FREE = nullcontext()

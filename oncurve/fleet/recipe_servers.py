@@ -63,6 +63,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
         trains_meanwhile=push is not None and chosen.staleness > 0,
         sleep=chosen.sleep,
         deltas=chosen.deltas,
+        staleness=chosen.staleness,
     )
 
 

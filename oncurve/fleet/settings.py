@@ -92,8 +92,8 @@ class ServerKeys(SamplingKeys):
     a URL, such as that of an object store with the content of rollouts.weights_folder."""
     deltas: DeltaSettings | None = None
     """servers: with {}, send only what changed, in bfloat16, for slow links; null sends all weights."""
-    staleness: Annotated[int, Field(ge=0, le=1)] = 0
-    """servers: 1 samples the next step while this one trains."""
+    staleness: Annotated[int, Field(ge=0, le=8)] = 0
+    """Steps that sampling may be ahead of training: the weights of a completion are at most so many steps old."""
     deadlines: Deadlines = Deadlines()
     """servers: timeouts."""
 
@@ -145,7 +145,7 @@ class ServerKeys(SamplingKeys):
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""
-        return [key for key in ("servers", "registry", "own_servers", "vllm_servers", "staleness") if self._is_set(key)]
+        return [key for key in ("servers", "registry", "own_servers", "vllm_servers") if self._is_set(key)]
 
     def without_servers(self) -> list[str]:
         """The settings to type so that nothing in this section asks for servers."""
@@ -176,8 +176,8 @@ class ServerKeys(SamplingKeys):
             )
         if self.sleep and self.staleness:
             raise ValueError(
-                "rollouts.sleep is true, so that sampling and training take turns, and rollouts.staleness is 1, for "
-                "which they overlap. Set `rollouts.sleep=false` or `rollouts.staleness=0`"
+                "rollouts.sleep is true, so that sampling and training take turns, and rollouts.staleness is "
+                f"{self.staleness}, for which they overlap. Set `rollouts.sleep=false` or `rollouts.staleness=0`"
             )
         if self.sleep and self.type == "servers" and not self._is_beside_the_trainer():
             raise ValueError(

@@ -84,15 +84,19 @@ def write_step(
 
 def read_step(run: Path, step: int) -> RecordedGroups:
     """The groups of a step as they were trained on. Raises DataError if the record is missing or broken."""
+    path = step_path(run, step)
+    if not path.is_file():
+        raise DataError(f"{path}: there is no record of step {step}. Runs with run.record=all have one.")
+    return read_groups(path)
+
+
+def read_groups(path: Path) -> RecordedGroups:
+    """The groups of a file. Raises DataError if it is broken."""
     import pyarrow as pa  # lazy
     import pyarrow.parquet as pq  # lazy
 
-    path = step_path(run, step)
     try:
-        rows = pq.read_table(path).to_pylist()
-        return _grouped(rows)
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no record of step {step}. Runs with run.record=all have one.") from None
+        return _grouped(pq.read_table(path).to_pylist())
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: the record cannot be read ({error}). Restore or remove it.") from error
 

@@ -147,16 +147,6 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_staleness(self) -> Config:
-        if self.rollouts.staleness and (self.data.retire_above is not None or self.data.prefer_half_solved):
-            raise ValueError(
-                "rollouts.staleness is 1, which chooses the prompts of a step before the step before it is graded, and "
-                "data.retire_above and data.prefer_half_solved need those grades. Set `rollouts.staleness=0`, or "
-                "`data.retire_above=null data.prefer_half_solved=false`"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_deepspeed(self) -> Config:
         if self.policy.deepspeed is not None and self.policy.parallel != "deepspeed":
             raise ValueError(

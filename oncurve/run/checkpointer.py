@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.curriculum import Curriculum
 from oncurve.errors import CheckpointError
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Group
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
 from oncurve.run.snapshot import Snapshot, capture
@@ -59,13 +61,16 @@ class Checkpointer:
         keep_every: int = 0,
         on_error: OnSaveError = "stop",
         moves_reference: bool = False,
+        ahead: Callable[[int], Mapping[int, Sequence[Group]]] = lambda step: {},
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """Each process copies and writes its share; process 0 seals, and tells the others what became of it."""
+        """Each process copies and writes its share; process 0 seals, and tells the others what became of it. ``ahead``
+        gives the groups that were finished before the steps that they belong to."""
         self.policy, self.algorithm, self.data, self.guards = policy, algorithm, data, guards
         self.root, self.facts = root, facts
         self.every_steps, self.keep, self.keep_every, self.on_error = every_steps, keep, keep_every, on_error
         self.moves_reference, self.processes = moves_reference, policy.processes
+        self.ahead = ahead
         self.notify = notify or (lambda text: None)
         self.last_saved = -1
         """Step of the newest snapshot that was taken."""
@@ -123,6 +128,7 @@ class Checkpointer:
             "kl": (metrics or {}).get("policy/kl"),
         }
         taken = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
+        taken = replace(taken, ahead=self.ahead(step))
         self.last_saved = step
         self._thread = threading.Thread(target=self._write, args=[taken], name="checkpoint", daemon=True)
         self._thread.start()

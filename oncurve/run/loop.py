@@ -38,7 +38,7 @@ def train(
         with run.timed("grade"):
             graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
         run.log.measure(step, groups, graded)  # before any filter
-        data.observe(groups, graded)
+        data.observe(groups, graded, step=step)
         groups, graded = refill(groups, graded, data, sampler, reward_function, run, step=step)  # if asked for: DAPO
 
         rewards = stack_rewards(groups, graded)  # r_i    [P, G]

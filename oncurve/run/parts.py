@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -24,7 +24,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
-from oncurve.records import SOURCE_ROW, Prompt
+from oncurve.records import SOURCE_ROW, Group, Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
@@ -52,6 +52,18 @@ class ServerSide(Sampler, Protocol):
         ...
 
 
+class LookAhead(Sampler, Protocol):
+    """A sampler that is ahead of the trainer, as the run sees it."""
+
+    def finished(self, step: int) -> dict[int, list[Group]]:
+        """The whole groups of this step and of later ones."""
+        ...
+
+    def restore(self, groups: Mapping[int, Sequence[Group]]) -> None:
+        """Take groups that were finished before a run stopped."""
+        ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """A recipe's parts, loaded."""
@@ -67,6 +79,8 @@ class Parts:
     """What talks to rollout servers, where this process does."""
     given: Given = NOTHING
     """What a Python program passed."""
+    ahead: LookAhead | None = None
+    """What samples ahead of the trainer, where this process does."""
     examining_sampler: Sampler | None = None
     """What samples for measurements; None where the training's sampler does."""
     examining_reward: RewardFunction | None = None
@@ -126,10 +140,11 @@ def make_parts(
         shuffle=config.data.shuffle,
         retire_above=config.data.retire_above,
         prefer_half_solved=config.data.prefer_half_solved,
+        lag=config.rollouts.staleness,
     )
-    sampler, servers = make_shared_sampler(config, processes, data, interruption, given)
+    sampler, servers, ahead = make_shared_sampler(config, processes, data, interruption, given)
     if config.sft is None:
-        return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given)
+        return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given, ahead)
     if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
         reward_function.close()
         reward_function = SameTextReward()
@@ -158,18 +173,25 @@ def make_shared_sampler(
     data: Curriculum,
     interruption: Interruption | None,
     given: Given = NOTHING,
-) -> tuple[Sampler, ServerSide | None]:
-    """The sampler of the loop, and the connection to rollout servers inside of it: only one process has it."""
-    several = processes.count > 1
-    if config.rollouts.type != "servers":
+) -> tuple[Sampler, ServerSide | None, LookAhead | None]:
+    """What the loop samples with, what talks to rollout servers inside of it, and what is ahead of the trainer: of
+    several processes, the first one alone has servers."""
+    several, rollouts = processes.count > 1, config.rollouts
+    is_ahead = rollouts.staleness > 0 and config.sft is None
+    ahead: LookAhead | None = None
+    words = {"total_steps": config.run.steps, "staleness": rollouts.staleness}
+    if rollouts.type != "servers":
         sampler = make_sampler(config, given)
-        return ShardedSampler(sampler, processes, interruption) if several else sampler, None
+        sampler = ShardedSampler(sampler, processes, interruption) if several else sampler
+        if is_ahead:
+            sampler = ahead = extension("look-ahead sampling")(sampler, data.at, at_once=True, **words)
+        return sampler, None, ahead
     servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else with_episodes(servers, config, given)
-    if leader is not None and servers is not None and config.rollouts.staleness and config.sft is None:
-        ahead = extension("look-ahead sampling")
-        leader = ahead(leader, data.at, total_steps=config.run.steps, prepare=servers.prepare)
-    return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers
+    if leader is not None and servers is not None and is_ahead:
+        words |= {"one_by_one": rollouts.has_episodes, "prepare": servers.prepare}
+        leader = ahead = extension("look-ahead sampling")(leader, data.at, **words)
+    return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers, ahead
 
 
 def identity(parts: Parts) -> dict[str, Any]:

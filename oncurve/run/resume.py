@@ -31,6 +31,7 @@ from oncurve.run.parts import Parts, identity, make_parts, recorded
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session
+from oncurve.run.state import read_ahead
 from oncurve.run.ways import describe_ways
 from oncurve.section import harmless_keys
 
@@ -187,6 +188,7 @@ def _prepare(
     session = make_session(parts, folder, facts, interruption, request.console, first_step=step)
     base = _base_measurement(session, step)
     state = session.saver.load(found.checkpoint, manifest, fresh=_fresh(found.changed, more))
+    _restore_ahead(session, found.checkpoint, is_other=bool(found.changed or more))
     processes.all_gather(None)  # all have read it
     if (pending := state.get("pending")) is not None:
         session.pending = pending
@@ -203,6 +205,23 @@ def _prepare(
     said = f"resuming after step {step} of {config.run.steps}, from {found.checkpoint}"
     request.console.print(said, highlight=False, soft_wrap=True)
     return session, base
+
+
+def _restore_ahead(session: Session, checkpoint: Path, *, is_other: bool) -> None:
+    """Take the groups of coming steps that were finished when the checkpoint was written; the others are begun again.
+    Of a run that goes on with other settings, all are."""
+    ahead = session.parts.ahead
+    if ahead is None or not (groups := read_ahead(checkpoint)):
+        return
+    steps, count = f"{min(groups) + 1} to {max(groups) + 1}", counted(sum(map(len, groups.values())), "group")
+    if is_other:
+        session.note(f"look-ahead: {count} of the steps {steps} are sampled again, since the settings are others")
+        return
+    ahead.restore(groups)
+    session.note(
+        f"look-ahead: {count} of the steps {steps} were finished and are kept; what else was under way for these steps "
+        f"is begun again, from the weights of now"
+    )
 
 
 def asked_config(

@@ -97,7 +97,7 @@ def replace_silent(
         taken |= {prompt.index for prompt in prompts}
         fresh = sampler.sample(prompts, size, step=step)
         rewards = score(fresh, reward_function)
-        data.observe(fresh, rewards)
+        data.observe(fresh, rewards, step=step)
         useful += [pair for pair in zip(fresh, rewards, strict=True) if has_signal(pair[1])]
     chosen = (useful + useless)[: len(groups)]
     return [group for group, _ in chosen], [rewards for _, rewards in chosen]

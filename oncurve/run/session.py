@@ -227,7 +227,6 @@ def make_session(
 ) -> Session:
     """A run from its loaded parts, with what is logged, what is due and when: each is made here and nowhere else."""
     config, policy, section = parts.config, parts.policy, parts.config.run
-    is_main = policy.processes.is_main
     progress = Progress(section.steps, first_step=first_step, console=console)
 
     def note(text: str) -> None:
@@ -237,7 +236,7 @@ def make_session(
     interruption.notify = note
     if parts.servers is not None:
         parts.servers.notify = note
-    if is_main:
+    if policy.processes.is_main:
         told = redact_tree(config.model_dump(mode="json"))
         folder.tracker = open_tracker(folder.path, told, first_step=first_step, notify=note)
     evaluator = make_evaluator(parts, progress)
@@ -254,6 +253,7 @@ def make_session(
         keep_every=section.keep_every_steps,
         on_error=section.on_save_error,
         moves_reference=parts.moves_reference,
+        ahead=parts.ahead.finished if parts.ahead is not None else lambda step: {},
         notify=note,
     )
     run = Run(
@@ -272,7 +272,7 @@ def make_session(
         interruption=interruption,
         every=((config.evaluation.every_steps, partial(measure_during, evaluator, parts.prompts)),),
         saver=saver,
-        profiler=Profiler(folder.path, trace_step=section.profile_trace_step, is_main=is_main),
+        profiler=Profiler(folder.path, trace_step=section.profile_trace_step, is_main=policy.processes.is_main),
         steps_done=first_step,
     )
     return Session(parts, folder, interruption, progress, evaluator, saver, run, note)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from oncurve.policy.backend import Piece, piece_of, trained_parameters
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.policy import TrainedPolicy
+from oncurve.records import Group
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Snapshot:
     """The weights of a reference that moves; empty if it stands still."""
     is_partial: bool = False
     """Other processes hold the other tensors."""
+    ahead: Mapping[int, Sequence[Group]] = field(default_factory=dict)
+    """Groups of steps that come later, which are sampled already."""
     owners: Mapping[str, int] | None = None
     """Which process has which weight of a whole model; None where process 0 has all of them."""
 

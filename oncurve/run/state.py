@@ -1,8 +1,8 @@
 """Checkpoints on the disk: what a run needs to go on with the same bits, written and read.
 
 Random numbers and the order of the data are functions of (seed, step). What is left: the trained weights, the moments
-of the optimizer, a reference that moves, and a few numbers. Rollouts are not saved: a step is done again from its
-beginning, and gives the same rollouts.
+of the optimizer, a reference that moves, and a few numbers. Rollouts are not saved, since a step that is done again
+gives the same ones; but for those of coming steps, which were sampled from weights that are gone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from torch import Tensor
 from oncurve.algorithm.precision import HALF
 from oncurve.errors import CheckpointError
 from oncurve.observe.checksums import FileSum
+from oncurve.observe.step_record import read_groups, write_step
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.tensor_files import TensorFiles
+from oncurve.records import Group, Reward
 from oncurve.run.checkpoint_manifest import publish, write_checkpoint_manifest
 from oncurve.run.snapshot import Snapshot, is_trained_whole
 
@@ -37,6 +39,8 @@ T = TypeVar("T")
 
 WEIGHTS, OPTIMIZER, REFERENCE, TRAINED, STATE = "model", "optimizer", "reference", "trained", "state.json"
 """Names of the files; those of tensors without what comes behind them."""
+AHEAD = "ahead_{:06d}.parquet"
+"""Name of the file with the groups of a step that has not come yet."""
 FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
 """What a full disk, a lost process or a library raises where a checkpoint is written."""
 
@@ -135,6 +139,9 @@ def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None
     """Write process 0's files beside the shares: small ones, and those that make the folder an ordinary model."""
     text = json.dumps(to_plain(snapshot.state), sort_keys=True, indent=1, allow_nan=False)
     (folder / STATE).write_text(text + "\n", encoding="utf-8")
+    for step, groups in snapshot.ahead.items():
+        none = [[Reward(None, error="not graded yet") for _ in group.completions] for group in groups]
+        write_step(folder / AHEAD.format(step), groups, none, [[math.nan for _ in graded] for graded in none])
     if snapshot.weights is None:
         return
     if snapshot.is_whole:
@@ -149,6 +156,12 @@ def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None
     elif policy.adapter is not None:  # for everybody else's tools; it is small
         policy.adapter.save_pretrained(folder, state_dict=dict(snapshot.weights))
         policy.tokenizer.save_pretrained(folder)
+
+
+def read_ahead(folder: Path) -> dict[int, list[Group]]:
+    """The groups of coming steps that a verified checkpoint holds. Raises DataError if they cannot be read."""
+    files = {int(path.stem.removeprefix("ahead_")): path for path in folder.glob("ahead_*.parquet")}
+    return {step: list(read_groups(path).groups) for step, path in sorted(files.items())}
 
 
 def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.order import Prompts
 from oncurve.records import Completion, Group, Prompt, Reward
@@ -75,3 +77,30 @@ def test_a_saved_state_goes_on_where_it_was() -> None:
     observed(first, first.at(0)[0], [1.0])
     second.load_state(first.state())
     assert [first.at(step) for step in range(5)] == [second.at(step) for step in range(5)]
+
+
+def test_with_a_lag_the_prompts_of_a_step_follow_from_the_grades_of_steps_well_before_it_whenever_asked() -> None:
+    def graded(curriculum: Curriculum, step: int) -> None:
+        for prompt in curriculum.at(step):
+            completions = (Completion(prompt.prompt_ids, (1,), "a", (0.0,), "stop", 0, 0),)
+            curriculum.observe([Group(prompt, completions)], [[Reward(float(prompt.index % 2))]], step=step)
+
+    lag, asked, kept = 3, {}, {}
+    curriculum = Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True, lag=lag)
+    for step in range(10):
+        asked[step + lag] = curriculum.at(step + lag)  # when a sampler that is ahead wants them
+        if step >= lag:
+            assert curriculum.at(step) == asked[step]
+        graded(curriculum, step)
+        kept[step] = curriculum.state()
+    resumed = Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True, lag=lag)
+    resumed.load_state(json.loads(json.dumps(kept[7])))
+    assert [resumed.at(step) for step in range(8, 13)] == [asked[step] for step in range(8, 13)]
+    assert asked[11] != Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True).at(11), "nothing was chosen"
+    at_once = Curriculum(PROMPTS, 4, retire_above=0.9)
+    at_once.load_state(json.loads(json.dumps(kept[7])))
+    assert "late" not in at_once.state()
+    assert len(at_once.pass_rates) == len(
+        {index for rates in kept[7]["late"].values() for index, _ in rates}
+        | {index for index in kept[7] if index != "late"}
+    )

@@ -41,7 +41,6 @@ def advice(message: str) -> list[list[str]]:
         [*VLLM, "rollouts.own_servers=1"],
         ["rollouts.servers=[http://a:1]"],
         ["rollouts.vllm_servers=1", "rollouts.type=engine"],
-        ["rollouts.staleness=1"],
         ["rollouts.staleness=1", "rollouts.type=engine", "rollouts.registry=r", "rollouts.sleep=false"],
         [*SERVERS, "rollouts.servers=[a:1]"],
         ["rollouts.transfer=nccl", "rollouts.type=engine"],
@@ -54,7 +53,6 @@ def advice(message: str) -> list[list[str]]:
         [*SERVERS, "rollouts.servers=[http://a:1]", "rollouts.sleep=true"],
         [*SERVERS, "rollouts.registry=r", "rollouts.sleep=true"],
         [*VLLM, "rollouts.transfer=nccl", "policy.lora={}"],
-        [*VLLM, "rollouts.staleness=1", "data.retire_above=0.9"],
         ["rollouts.min_completion_tokens=300"],
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,9 @@ class Noted:
         """Step and version of each call."""
         self.may_go_on = threading.Event()
         self.may_go_on.set()
-        self.fails = False
+        self.fails = self.tells = False
+        self.has_told = threading.Event()
+        self.on_group: Any = None
 
     def load_weights(self, policy: Any, version: int) -> None:
         self.version = version
@@ -42,12 +45,20 @@ class Noted:
     ) -> list[Group]:
         version = self.version
         self.asked.append((step, version))
-        assert self.may_go_on.wait(10)
+        one = Completion((1,), (2,), "", (-1.0,), "stop", version, 0)
+        groups = [Group(prompt, (one,) * group_size) for prompt in prompts]
+        for _ in range(1000):
+            if self.may_go_on.wait(0.01):
+                break
+            if self.tells and not self.has_told.is_set():
+                self.on_group(groups[0])
+                self.has_told.set()
+        else:
+            raise AssertionError("it was never let go on")
         assert self.version == version, "weights changed under rollouts that are under way"
         if self.fails:
             raise SamplerError("as told")
-        one = Completion((1,), (2,), "", (-1.0,), "stop", version, 0)
-        return [Group(prompt, (one,) * group_size) for prompt in prompts]
+        return groups
 
     def close(self) -> None:
         pass
@@ -90,8 +101,7 @@ def test_every_step_but_the_first_is_one_step_old_and_nothing_is_sampled_beyond_
 
 def test_a_step_trains_while_the_next_one_is_sampled(inner: Noted, prefetch: Prefetch) -> None:
     run_step(prefetch, 0)
-    assert prefetch._ahead is not None
-    prefetch._ahead.future.result(10)
+    prefetch._ahead[1].future.result(10)
     inner.may_go_on.clear()
     run_step(prefetch, 1)  # comes back although step 2 is not sampled yet
     inner.may_go_on.set()
@@ -117,13 +127,65 @@ def test_prompts_that_take_the_place_of_others_are_sampled_at_once(inner: Noted,
 def test_a_failure_under_way_is_told_when_its_step_comes(inner: Noted, prefetch: Prefetch) -> None:
     inner.may_go_on.set()
     run_step(prefetch, 0)
-    ahead = prefetch._ahead
-    assert ahead is not None
-    ahead.future.result(10)
+    prefetch._ahead[1].future.result(10)
     inner.fails = True
     run_step(prefetch, 1)
     with pytest.raises(SamplerError, match="as told"):
         run_step(prefetch, 2)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "expected"), [(2, [0, 0, 0, 1, 2, 3, 4, 5, 6]), (4, [0, 0, 0, 0, 0, 2, 2, 4, 4])]
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_version_of_a_step_is_a_function_of_its_number(
+    inner: Noted, staleness: int, expected: list[int], at_once: bool
+) -> None:
+    ahead = Prefetch(
+        inner, prompts_at, total_steps=9, staleness=staleness, at_once=at_once, prepare=lambda policy, version: True
+    )
+    inner.may_go_on.set()
+    assert [versions(run_step(ahead, step)) for step in range(9)] == [{version} for version in expected]
+    assert sorted(step for step, _ in inner.asked) == list(range(9)), "some step was sampled twice"
+    ahead.close()
+
+
+def test_finished_groups_of_coming_steps_are_kept_and_only_the_others_are_sampled_again(inner: Noted) -> None:
+    ahead = Prefetch(inner, prompts_at, total_steps=20, staleness=4, at_once=True)
+    for step in range(3):
+        run_step(ahead, step)
+    kept = ahead.finished(3)
+    assert {step: [group.prompt.index for group in groups] for step, groups in kept.items()} == {
+        step: [10 * step, 10 * step + 1] for step in range(3, 7)
+    }
+    kept[4], kept[5] = kept[4][:1], [replace(group, completions=group.completions[:1]) for group in kept[5]]
+    old = Completion((1,), (2,), "", (-1.0,), "stop", 1, 0)
+    kept[6] = [replace(group, completions=(old,) * 3) for group in kept[6]]
+    fresh = Noted()
+    again = Prefetch(fresh, prompts_at, total_steps=20, staleness=4, at_once=True)
+    again.restore(kept)
+    assert versions(run_step(again, 3)) == {0}
+    mixed = run_step(again, 4)
+    assert [versions([group]) for group in mixed] == [{0}, {3}]
+    assert versions(run_step(again, 5)) == {3}, "groups of another size were taken"
+    assert versions(run_step(again, 6)) == {3}, "a group was taken that is five steps old"
+    assert versions(run_step(again, 7)) == {4}
+    assert [step for step, _ in fresh.asked] == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_what_is_unfinished_when_a_run_stops_can_be_kept_group_by_group(inner: Noted) -> None:
+    ahead = Prefetch(inner, prompts_at, total_steps=4)
+    inner.on_group = ahead._take
+    run_step(ahead, 0)
+    ahead._ahead[1].future.result(10)
+    inner.may_go_on.clear()
+    run_step(ahead, 1)
+    inner.tells = True
+    assert inner.has_told.wait(10)
+    assert [group.prompt.index for group in ahead.finished(2)[2]] == [20]
+    inner.may_go_on.set()
+    run_step(ahead, 2)
+    ahead.close()
 
 
 def test_the_loop_refuses_completions_that_are_too_old(tmp_path: Path) -> None:

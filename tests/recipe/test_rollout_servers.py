@@ -33,10 +33,8 @@ def recipe(*overrides: str) -> Config:
     [
         (["rollouts.type=servers"], "none is named"),
         (["rollouts.servers=[http://a:1]"], "Set `rollouts.type=servers`"),
-        (["rollouts.staleness=1"], "Set `rollouts.type=servers rollouts.own_servers=1`"),
         (["rollouts.type=servers", "rollouts.servers=[a:1]"], "as in .*=.http://"),
-        (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=2"], "rollouts.staleness"),
-        (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=1", "data.retire_above=0.9"], "grades"),
+        (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=9"], "rollouts.staleness"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.deadlines.gone_seconds=0"], "gone_seconds"),
         (["rollouts.transfer=nccl", "rollouts.type=engine"], "for vLLM servers"),
         ([*OWN, "rollouts.transfer=nccl"], "for vLLM servers"),

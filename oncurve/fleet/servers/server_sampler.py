@@ -67,6 +67,7 @@ class ServerSampler:
         trains_meanwhile: bool = False,
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
+        staleness: int = 0,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
@@ -79,6 +80,7 @@ class ServerSampler:
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
+        words["keep"] = 2 if staleness < 2 else 4  # versions that wait until those before them are not needed
         self._deltas: DeltaStore | None = None
         if deltas is not None:
             self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words)
@@ -117,23 +119,29 @@ class ServerSampler:
         self.notify(text)
 
     def prepare(self, policy: PolicyView, version: int) -> bool:
-        """Copy these weights and publish the copy in another thread: servers fetch it while they sample from the
-        previous weights. ``load_weights`` comes next, with the same, and does not read the policy.
+        """Put these weights into files that nobody is told of yet: ``load_weights`` comes later, with the same, and
+        does not read the policy. Differences are made of a copy in another thread, and servers fetch them while they
+        sample from the previous weights.
 
-        False where weights are not sent as differences: then nothing was copied.
+        False where weights are not sent as files: then nothing was copied.
         """
-        if self._loop is None or self._deltas is None or policy.adapter_weights() is not None:
+        if self._loop is None or self._push is not None:
             return False
         begin = time.perf_counter()
         with self._explained(version):
-            publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
-        self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
+            if self._deltas is None or policy.adapter_weights() is not None:
+                done: Future[Manifest] = Future()
+                done.set_result(self._write(policy, version))
+                self._prepared[version] = done
+            else:
+                publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
+                self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
         self._held_seconds = time.perf_counter() - begin
         return True
 
     def _publish_ahead(self, publish: Callable[[], Manifest]) -> Manifest:
         manifest = publish()
-        if self._loop is not None:
+        if self._loop is not None and len(self._prepared) == 1:  # else they have older ones to take before
             self._loop.call(self.pool.announce(manifest))
         return manifest
 

@@ -1,0 +1,48 @@
+"""Does a run that is ahead of its trainer stop and go on without losing, repeating or ageing anything?"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+HISTORY = Path(__file__).resolve().parents[1] / "history"
+sys.path.insert(0, str(HISTORY))
+
+from past_runs import recorded_run  # noqa: E402
+
+from oncurve.history.past import open_run  # noqa: E402
+from oncurve.policy.distributed import ALONE  # noqa: E402
+from oncurve.run.checkpoint_manifest import read_manifest  # noqa: E402
+from oncurve.run.resume import ResumeRequest, resume  # noqa: E402
+
+
+def weights_of(run: Path, step: int) -> str:
+    return read_manifest(run / "checkpoints" / f"step_{step:06d}")["files"]["model.safetensors"]["sha256"]
+
+
+def ages(run: Path) -> dict[int, set[int]]:
+    past = open_run(run)
+    return {
+        step: {step - 1 - one.policy_version for group in past.step(step).groups for one in group.completions}
+        for step in past.steps
+    }
+
+
+@pytest.mark.parametrize("stopped_after", [3, 4])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, stopped_after: int) -> None:
+    run = recorded_run(tmp_path, steps=7, rollouts={"max_completion_tokens": 12, "staleness": 3})
+    assert ages(run) == {1: {0}, 2: {1}, 3: {2}, 4: {3}, 5: {2}, 6: {3}, 7: {2}}
+    expected = weights_of(run, 7)
+    for step in range(stopped_after + 1, 8):
+        shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
+    shutil.rmtree(run / "model")
+    (run / "evaluations" / "trained.json").unlink()
+    request = ResumeRequest(run, (), False, False, Console(file=io.StringIO()), owns_process=False)
+    assert len(list(resume(request, ALONE))) == 7 - stopped_after
+    assert weights_of(run, 7) == expected
+    assert "were finished and are kept" in (run / "log.txt").read_text()
