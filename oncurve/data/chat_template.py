@@ -149,6 +149,16 @@ def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any
     return next((token for token in behind if token in marks), tokenizer.eos_token_id)
 
 
+def missing_header(tokenizer: Tokenizer, chat: Chat, before: Sequence[Message]) -> str:
+    """What a chat template writes before an assistant's words and not at the end of a prompt; empty where it does."""
+    asked = [dict(message) for message in before]
+    said = [*asked, {"role": "assistant", "content": "oncurve-said-this"}]
+    [prompt] = chat_texts([asked], tokenizer, chat)
+    [closed, whole] = chat_texts([asked, said], tokenizer, chat, opens_answer=False)
+    header = whole.partition("oncurve-said-this")[0].removeprefix(closed).strip()
+    return header if prompt == closed and whole.startswith(closed) else ""
+
+
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Tokens that are marks and no words: those with a role, and those that were added as special."""
     added = tokenizer.added_tokens_decoder.items()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.data.chat_template import Chat, turn_end
+from oncurve.data.chat_template import Chat, missing_header, turn_end
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import Template, Tokenizer
@@ -64,6 +64,7 @@ def find_prompt_faults(
     if end_ids is not None:
         yield from _without_ends(prompts, end_ids)
         yield from _open_turn(prompts, tokenizer, end_ids, chat)
+    yield from _unopened_answer(prompts, tokenizer, chat)
     yield from _broken_round_trip(prompts, tokenizer, gold)
 
 
@@ -178,6 +179,18 @@ def _open_turn(
             (prompts[0].index,),
             f"the chat template writes {tokenizer.decode([first])!r} behind the assistant's words",
             "Add it to eos_token_id of the model's generation_config.json, or to rollouts.stop.",
+        )
+
+
+def _unopened_answer(prompts: Sequence[Prompt], tokenizer: Tokenizer, chat: Chat) -> Iterator[DataFinding]:
+    """A chat template that knows no add_generation_prompt leaves the assistant's header to the model."""
+    if prompts and prompts[0].messages is not None and (header := missing_header(tokenizer, chat, prompts[0].messages)):
+        yield DataFinding(
+            "warning",
+            "the prompt does not open the assistant's turn, which the model would have to do itself",
+            tuple(prompt.index for prompt in prompts),
+            f"the chat template writes {header!r} before an assistant's words, and nothing for add_generation_prompt",
+            "Set data.chat_template to a template that does, or data.chat: false.",
         )
 
 

@@ -9,25 +9,31 @@ from pathlib import Path
 from typing import Any, cast
 
 from oncurve.errors import CheckpointError
+from oncurve.observe.run_model import locate
 from oncurve.plan.hardware import read_table
 from oncurve.plan.shape import FAMILIES, ModelShape, counted_shape, shape_of_config
 
 HERE = Path(__file__).resolve().parent
-EMBEDDED = HERE.parent / "assets" / "base_model"
-"""The small model inside this package."""
+ADAPTER = "adapter_config.json"
 
 
 def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
     """The shape of the model that a recipe names; no weights are read and none are downloaded.
 
-    Looked for in this order: the embedded model, a local folder, the table of known models (an ``-Instruct`` or
-    ``-Base`` model has the shape of its sibling), config.json in the hub's cache, config.json from the hub.
+    Looked for in this order: the embedded model, a local folder (of a run its final model, of an adapter its base), the
+    table of known models (an ``-Instruct`` or ``-Base`` model has the shape of its sibling), config.json in the hub's
+    cache, config.json from the hub.
 
     Raises CheckpointError where there is none, ConfigError for a config.json that the planner does not understand.
     """
-    folder = EMBEDDED if name == "embedded" else Path(name).expanduser()
+    folder = Path(locate(name)).expanduser()
     if (folder / "config.json").is_file():
         return _of_file(folder / "config.json", name)
+    if (folder / ADAPTER).is_file():
+        described = _read(folder / ADAPTER, name)
+        if not (base := described.get("base_model_name_or_path")):
+            raise CheckpointError(f"model {name!r}: its {ADAPTER} names no base model")
+        return find_shape(str(base), revision=described.get("revision"))
     if folder.is_dir():
         raise CheckpointError(f"model {name!r}: the folder has no config.json. Give the folder of a whole checkpoint")
     if revision is None and (known := known_shapes().get(_plain(name))):

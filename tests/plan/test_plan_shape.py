@@ -21,7 +21,8 @@ from transformers import (
 
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.model import count_weights
-from oncurve.plan.find_shape import EMBEDDED, find_shape, known_shapes
+from oncurve.observe.run_model import EMBEDDED
+from oncurve.plan.find_shape import find_shape, known_shapes
 from oncurve.plan.shape import ModelShape, shape_of_config
 
 SIZES = {
@@ -158,6 +159,18 @@ def test_a_config_without_sizes_is_refused() -> None:
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
+        find_shape(str(tmp_path))
+
+
+def test_an_adapter_has_the_shape_of_its_base_and_a_run_that_of_its_model(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "status.json").touch()
+    (tmp_path / "model").mkdir()
+    described = tmp_path / "model" / "adapter_config.json"
+    described.write_text(json.dumps({"base_model_name_or_path": "embedded", "revision": None}))
+    assert find_shape(str(tmp_path)) == find_shape(str(tmp_path / "model")) == find_shape("embedded")
+    described.write_text("{}")
+    with pytest.raises(CheckpointError, match="names no base model"):
         find_shape(str(tmp_path))
 
 
