@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oncurve.errors import CheckpointError, ConfigError
-from oncurve.model.lora_weights import LoraWeights, fingerprint
+from oncurve.policy.lora_merge import mergeable, refuse_tied
 from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
 from oncurve.policy.settings import LoraSettings
 
@@ -102,103 +102,12 @@ class Adapter:
 
         All of its weights can be trained again: peft leaves those of the base frozen.
 
-        Raises ConfigError where head and embedding are one matrix and one of them has an adapter.
+        Raises ConfigError where head and embedding are one matrix and one of them has an adapter, and for an adapter
+        that is more than other weights of its base.
         """
-        _refuse_tied(self.model)
-        return self._peft.merge_and_unload().requires_grad_(True)  # type: ignore[operator]
-
-
-@torch.no_grad()
-def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights that a model with an adapter would have after ``merge``; the model stays as it is.
-
-    Those that differ from the model's are in the CPU's memory: beside a base that fills a GPU there is room for one.
-
-    Raises ConfigError for a base in few bits, which has no such weights.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    weights = {_plain(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
-    layers: list[tuple[str, Any]] = [
-        (_adapted(name, part), part) for name, part in model.named_modules() if isinstance(part, LoraLayer)
-    ]
-    _refuse_few_bits(part for _, part in layers)
-    _refuse_tied(model)
-    for name, part in layers:
-        weights[name] = (weights[name] + part.get_delta_weight("default")).cpu()
-    return weights
-
-
-def _plain(name: str) -> str:
-    return name.replace(".base_layer", "")
-
-
-def _adapted(name: str, part: Any) -> str:
-    """The weight that an adapter's layer adds to, by its name in the model without the adapter."""
-    from peft.tuners.lora import ParamWrapper
-
-    return f"{_plain(name)}.{part.parameter_name if isinstance(part, ParamWrapper) else 'weight'}"
-
-
-def _base_weight(part: Any) -> Tensor:
-    from peft.tuners.lora import ParamWrapper
-
-    return part.get_param() if isinstance(part, ParamWrapper) else part.get_base_layer().weight
-
-
-def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
-    """The adapter in a model apart from it; None if it is more than a pair of matrices for each of the base's matrices,
-    as those of experts and embeddings are.
-
-    Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
-    """
-    from peft.tuners.lora import Linear, LoraLayer
-
-    layers: dict[str, Any] = {
-        f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)
-    }
-    _refuse_few_bits(layers.values())
-    if any(not isinstance(part, Linear) or any(part.use_dora.values()) for part in layers.values()):
-        return None
-    pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
-    return LoraWeights(
-        pairs,
-        {name: float(part.scaling["default"]) for name, part in layers.items()},
-        is_transposed=any(part.fan_in_fan_out for part in layers.values()),
-        base=fingerprint(pairs, lambda name: layers[name].get_base_layer().weight),
-    )
-
-
-def trains_pairs_only(model: nn.Module) -> bool:
-    """Nothing but the thin matrices of an adapter is trained: no bias of the base, no other weight."""
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return all(".lora_A." in name or ".lora_B." in name for name in trained)
-
-
-def _refuse_few_bits(layers: Iterable[Any]) -> None:
-    if any(not _base_weight(part).is_floating_point() for part in layers):
-        raise ConfigError(
-            "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
-            "weights. Leave it out, or sample with rollouts.type engine"
-        )
-
-
-def _refuse_tied(model: nn.Module) -> None:
-    """Head and embedding that are one matrix cannot both have what an adapter adds to one of them.
-
-    Raises ConfigError if they are and one has an adapter.
-    """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    ends = [getattr(model, f"get_{end}_embeddings")() for end in ("input", "output")]
-    plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
-    is_one = all(end is not None for end in plain) and plain[0].weight is plain[1].weight
-    if is_one and plain != ends:
-        raise ConfigError(
-            "the adapter adds to the head or to the embedding of a model in which both are one matrix: as one model "
-            "they would both change. Use the adapter as it is, beside its base, or train one without lm_head and "
-            "embed_tokens"
-        )
+        refuse_tied(self.model)
+        with mergeable():
+            return self._peft.merge_and_unload().requires_grad_(True)  # type: ignore[operator]
 
 
 def _restore(trained: Iterable[tuple[nn.Parameter, bool]]) -> None:

@@ -26,7 +26,8 @@ from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.fsdp import Fsdp
-from oncurve.policy.lora import Adapter, adapter_weights, merged_weights, trains_pairs_only
+from oncurve.policy.lora import Adapter
+from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only
 from oncurve.policy.road import find_road
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding

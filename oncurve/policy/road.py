@@ -156,6 +156,24 @@ class _Subject:
         self.rounding = float((nudge - self.exact).abs().max())
         self.gradient_rounding = _distance(near, self.gradient)
         self.floor = HALF_FLOOR if any(weight.dtype in HALF for weight in model.parameters()) else FLOOR
+        self._refuse_foresight()
+
+    def _refuse_foresight(self) -> None:
+        """Raises CheckpointError for a model in which a token's probability changes with what comes after it."""
+        ids = join_rows(self.batch)[0][self.batch.row_lengths.argmax()].to(self.model.device)
+        half = len(ids) // 2
+        with torch.no_grad():
+            whole, part = (
+                from_logits(self.model(input_ids=row[None], use_cache=False).logits[0, : half - 1], ids[1:half])[0]
+                for row in (ids, ids[:half])
+            )
+        error = float((whole - part).abs().max())
+        if error > max(self.floor, ROUNDINGS * self.rounding):
+            raise CheckpointError(
+                f"{type(self.model).__name__} is no causal language model: the log-probability of a token changes by "
+                f"{error:.2g} with the tokens behind it, so that nothing can be sampled from it token by token. A "
+                f"decoder whose config.json lacks is_decoder=true computes so"
+            )
 
     @property
     def is_finite(self) -> bool:

@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 
 ROUNDINGS = 4.0
 """So many times as far from the exact result as padded rows are may packed rows be."""
-FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError)
+FAILURES = (
+    TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, AssertionError,
+)  # fmt: skip
 """What attention of an unknown model raises when it is given a layout, and a kernel where it cannot run."""
 
 

@@ -99,7 +99,7 @@ def context_of(config: Any) -> int | None:
     ]
     limits = [getattr(text, "max_position_embeddings", None)]
     limits += [one.get("original_max_position_embeddings") for one in kinds]
-    return min((limit for limit in limits if limit), default=None)
+    return min((limit for limit in limits if limit and limit > 0), default=None)
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,7 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
 ) -> None:
     from transformers import AutoModelForCausalLM, dynamic_module_utils
 
-    from oncurve.errors import SamplerError
+    from oncurve.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
 
@@ -98,11 +97,38 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
     load: Any = AutoModelForCausalLM.from_pretrained
     exact = load(place, trust_remote_code=True, dtype=torch.float32).eval()
     own = [f"model={place}", "policy.trust_remote_code=true"]
-    policy = make_policy(parse_config("{data: {type: word_problems}}", own, source="planted"))
+    config = parse_config("{data: {type: word_problems}}", own, source="planted")
+    if kind in REFUSED:
+        with pytest.raises(CheckpointError, match=r"changes by .* with the tokens behind it"):
+            make_policy(config)
+        return
+    policy = make_policy(config)
     assert policy.road.reasons, "own layers computed it as if nothing were planted"
     batch = batch_of_rows()
     with torch.no_grad():
         error = (policy.logprobs(batch)[0] - plain_rows(exact, batch))[batch.mask].abs().max()
     assert error < 2e-4
-    with pytest.raises(SamplerError, match="cannot be sampled") if kind in REFUSED else nullcontext():
-        compare_sampled(policy, exact, tokens=24)
+    compare_sampled(policy, exact, tokens=24)
+
+
+@pytest.mark.parametrize("name", ["bert", "xlnet", "reformer"])
+def test_a_model_that_is_no_causal_language_model_is_refused_when_it_is_loaded(
+    name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from oncurve.errors import CheckpointError
+    from oncurve.recipe.load import parse_config
+    from oncurve.run.assemble import make_policy
+
+    small = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": len(tokenizer)}
+    own: dict[str, Any] = {
+        "bert": {**small, "num_hidden_layers": 2},  # is_decoder is missing
+        "xlnet": {"d_model": 32, "n_head": 4, "n_layer": 2, "d_inner": 64, "vocab_size": len(tokenizer)},
+        "reformer": {**small, "attn_layers": ["local"], "axial_pos_embds": False, "is_decoder": True},
+    }
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **own[name])).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="not causal")
+    with pytest.raises(CheckpointError, match=r"no causal language model|cannot compute a row"):
+        make_policy(config)

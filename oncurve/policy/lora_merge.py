@@ -1,0 +1,145 @@
+"""An adapter as weights: added to those of its base, or apart from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from oncurve.errors import ConfigError
+from oncurve.model.lora_weights import LoraWeights, fingerprint
+
+_TIED = (
+    "the adapter adds to the head or to the embedding of a model in which both are one matrix: as one model they would "
+    "both change. Use the adapter as it is, beside its base, or train one without lm_head and embed_tokens"
+)
+
+
+@torch.no_grad()
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights that a model with an adapter would have after ``merge``; the model stays as it is.
+
+    Those that differ from the model's are in the CPU's memory: beside a base that fills a GPU there is room for one.
+
+    Raises ConfigError for a base in few bits, which has no such weights, and for an adapter that is more than other
+    weights of its base.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    _refuse_few_bits(part for part in model.modules() if isinstance(part, LoraLayer))
+    refuse_tied(model)
+    weights, wrapped = model.state_dict(), list(_wrapped(model))
+    for name, part in wrapped:
+        weights = {key: weight for key, weight in weights.items() if not key.startswith(f"{name}.")}
+        weights |= {f"{name}.{key}": weight.cpu() for key, weight in _merged(part).state_dict().items()}
+    if wrapped and model.config.get_text_config().tie_word_embeddings:
+        ends = [_weight_name(model, get()) for get in (model.get_input_embeddings, model.get_output_embeddings)]
+        if all(end in weights for end in ends) and not torch.equal(*(weights[end].cpu() for end in ends)):
+            raise ConfigError(_TIED)
+    return weights
+
+
+def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What peft put around modules of the base: adapters and copies that are trained, the outermost of each place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    found = ""
+    for name, part in model.named_modules():
+        if isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)) and not (found and name.startswith(found)):
+            found = f"{name}."
+            yield name, part
+
+
+def _merged(part: nn.Module) -> nn.Module:
+    """The module that peft makes of one of its own when a model is merged; the part itself stays as it is.
+
+    Raises ConfigError for what is not the base's with other weights.
+    """
+    own: Any = copy.deepcopy(part)
+    with mergeable():
+        if "unload_and_optionally_merge_module" in dir(own):
+            return own.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        own.merge()
+    return own.get_base_layer()
+
+
+@contextmanager
+def mergeable() -> Iterator[None]:
+    """Raises ConfigError for an adapter that peft cannot add to the weights of its base."""
+    try:
+        yield
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise ConfigError(
+            f"the adapter cannot become part of its base's weights ({' '.join(str(error).split())[:200]}). Use it as "
+            f"it is, beside its base"
+        ) from None
+
+
+def _weight_name(model: nn.Module, end: nn.Module | None) -> str:
+    return next((f"{name}.weight" for name, part in model.named_modules() if part is end and end is not None), "")
+
+
+def _base_weight(part: Any) -> Tensor:
+    from peft.tuners.lora import ParamWrapper
+
+    return part.get_param() if isinstance(part, ParamWrapper) else part.get_base_layer().weight
+
+
+def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
+    """The adapter in a model apart from it; None if it is more than a pair of matrices for each of the base's matrices,
+    as those of experts and embeddings are.
+
+    Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
+    """
+    from peft.tuners.lora import Linear, LoraLayer
+
+    layers: dict[str, Any] = {
+        f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)
+    }
+    _refuse_few_bits(layers.values())
+    if any(
+        not isinstance(part, Linear) or any(part.use_dora.values()) or any(part.lora_bias.values())
+        for part in layers.values()
+    ):
+        return None
+    pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
+    return LoraWeights(
+        pairs,
+        {name: float(part.scaling["default"]) for name, part in layers.items()},
+        is_transposed=any(part.fan_in_fan_out for part in layers.values()),
+        base=fingerprint(pairs, lambda name: layers[name].get_base_layer().weight),
+    )
+
+
+def trains_pairs_only(model: nn.Module) -> bool:
+    """Nothing but the thin matrices of an adapter is trained: no bias of the base, no other weight."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return all(".lora_A." in name or ".lora_B." in name for name in trained)
+
+
+def _refuse_few_bits(layers: Iterable[Any]) -> None:
+    if any(not _base_weight(part).is_floating_point() for part in layers):
+        raise ConfigError(
+            "policy.quantization keeps the base in few bits, of which rollout servers cannot be given whole "
+            "weights. Leave it out, or sample with rollouts.type engine"
+        )
+
+
+def refuse_tied(model: nn.Module) -> None:
+    """Head and embedding that are one matrix cannot both have what an adapter adds to one of them.
+
+    Raises ConfigError if they are and one has an adapter.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    ends = [getattr(model, f"get_{end}_embeddings")() for end in ("input", "output")]
+    plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
+    is_one = all(end is not None for end in plain) and plain[0].weight is plain[1].weight
+    if is_one and plain != ends:
+        raise ConfigError(_TIED)
