@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import ConfigError, DataError, counted
 from oncurve.history.past import PastRun, PastStep, advantages_under
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
+from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
 from oncurve.records import Group, Reward
 from oncurve.rewards.base import RewardFunction, grade
@@ -174,8 +176,14 @@ def _sections(config: Config, other: str) -> list[RewardSection]:
     tree = {"model": config.model, "data": {"type": "word_problems"}, "rewards": [asked]}
     try:
         return list(Config.model_validate(tree).rewards)
-    except ValueError:
+    except ValidationError as error:
+        what = "\n".join(explain(error))
+        if "union_tag_invalid" not in {found["type"] for found in error.errors()}:
+            raise ConfigError(f"{other}: {what}\nA reward with settings is written in a recipe; name that") from None
+    try:
         return list(load_config(find_recipe(other), ()).rewards)
+    except ConfigError as missing:
+        raise ConfigError(f"{what}\nOr name a function (file.py:name) or a recipe: {missing}") from None
 
 
 def regrade(
@@ -210,7 +218,8 @@ def regrade(
     missing = (run.metrics[-1]["step"] if run.metrics else 0) - len(numbers)
     if steps is None and missing > 0:
         found.notes.append(
-            f"{missing} steps have no record and are left out; run.record=all records every step of a run"
+            f"{counted(missing, 'step')} {'has' if missing == 1 else 'have'} no record, and no part in this; "
+            f"run.record=all records every step of a run"
         )
     return found
 

@@ -68,9 +68,17 @@ def test_a_run_of_a_program_is_graded_by_what_is_named(tmp_path: Path) -> None:
     assert found.total("num_completions") == 16
 
 
+def test_a_reward_that_cannot_be_made_from_one_word_is_refused_with_the_words_that_can(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path, steps=1)
+    with pytest.raises(ConfigError, match="no type 'math'.*'mathematics'.*\n.*file.py:name.*recipe"):
+        regrade(run, "math")
+    with pytest.raises(ConfigError, match="base_url: this key is needed.*(?s:.*)written in a recipe"):
+        regrade(run, "judge")
+
+
 def test_texts_alone_can_be_graded_where_nothing_more_was_recorded(tmp_path: Path) -> None:
     run = recorded_run(tmp_path, steps=3, run={"record": "sampled"})
     found = regrade(run)
     assert [step.step for step in found.steps] == [1, 3]  # the first and the last are written for the report
     assert found.total("changed") == 0
-    assert "1 steps have no record" in found.notes[0]
+    assert "1 step has no record" in found.notes[0]
