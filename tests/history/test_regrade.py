@@ -70,9 +70,9 @@ def test_a_run_of_a_program_is_graded_by_what_is_named(tmp_path: Path) -> None:
 
 def test_a_reward_that_cannot_be_made_from_one_word_is_refused_with_the_words_that_can(tmp_path: Path) -> None:
     run = recorded_run(tmp_path, steps=1)
-    with pytest.raises(ConfigError, match="no type 'math'.*'mathematics'.*\n.*file.py:name.*recipe"):
+    with pytest.raises(ConfigError, match=r"no type 'math'.*'mathematics'.*\n.*file\.py:name.*recipe"):
         regrade(run, "math")
-    with pytest.raises(ConfigError, match="base_url: this key is needed.*(?s:.*)written in a recipe"):
+    with pytest.raises(ConfigError, match=r"base_url: this key is needed.*(?s:.*)written in a recipe"):
         regrade(run, "judge")
 
 
