@@ -154,7 +154,7 @@ def plan_inputs(
         setup = replace(setup, loads_by_parts=False)
     check_ranks(work, setup)
     by_memory = config.rollouts.max_rows == "auto"
-    if by_memory and device.is_gpu and request.placement == "colocated":
+    if by_memory and device.is_gpu:
         rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
         work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
     return PlanInputs(shape, work, setup, device, table, by_memory)

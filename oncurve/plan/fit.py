@@ -73,8 +73,6 @@ def fit_devices(
 
 def _rows_on(shape: ModelShape, work: Work, setup: Setup, device: Device) -> Work:
     """The work with as many rows sampled at once as the device's memory allows; as it is where none fit."""
-    if setup.placement != "colocated":
-        return work
     rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
     return replace(work, max_rows=rows) if rows >= work.group_size else work
 

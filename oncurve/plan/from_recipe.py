@@ -11,7 +11,7 @@ from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.recipe.schema import Config
+from oncurve.recipe.schema import Config, RolloutSection
 
 PROMPT_TOKENS = {
     "demonstrations": 64,
@@ -140,6 +140,13 @@ def _has_vllm(config: Config, request: PlanRequest) -> bool:
     return named or (rollouts.type == "auto" and request.placement != "colocated")
 
 
+def _server_devices(rollouts: RolloutSection) -> int:
+    """GPUs of one server; 0 where the recipe does not say: an address may be that of any."""
+    if rollouts.vllm_servers:
+        return rollouts.tensor_parallel
+    return int(bool(rollouts.own_servers or rollouts.registry))
+
+
 def make_setup(config: Config, request: PlanRequest) -> Setup:
     """The training setup of a recipe, on the devices that the command line asks for."""
     policy = config.policy
@@ -171,6 +178,7 @@ def make_setup(config: Config, request: PlanRequest) -> Setup:
         offloads_optimizer=request.offloads_optimizer,
         placement=request.placement,
         sampler_devices=max(1, request.sampler_gpus) if apart else 0,
+        server_devices=_server_devices(config.rollouts) if apart else 0,
         transfer="fetch" if config.rollouts.transfer == "auto" else config.rollouts.transfer,
         delta_rate=None
         if config.rollouts.deltas is None or lora is not None

@@ -354,7 +354,15 @@ def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[decode_memory.
 
 
 def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: float) -> int:
-    """Completions that the engine takes at a time on a GPU where ``rollouts.max_rows`` is auto, all ranks together."""
+    """Completions that are sampled at a time on GPUs where ``rollouts.max_rows`` is auto, on all of them together.
+
+    An engine takes as many as its memory does; the others wait.
+    """
+    if setup.placement != "colocated":
+        held = sum(part.bytes for part in server_parts(shape, work, setup) if part.name not in ROOM)
+        free = max(memory_bytes * (1 - constants.GPU_MARGIN) - held, 0.0)
+        row = kv_bytes(shape, work.prompt_tokens + work.longest_tokens, setup)
+        return min(work.completions, int(free / row) * max(setup.sampler_devices, 1))
     parts = [*weight_parts(shape, setup), *sampling_parts(shape, work, setup)]
     held = sum(part.bytes for part in parts if "sample" in part.phases and part.name not in ROOM)
     free = memory_bytes * (1 - constants.GPU_MARGIN) - constants.GPU_CONTEXT_BYTES - held
@@ -365,12 +373,15 @@ def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: 
 def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
     """Components on a device of a separate engine: half-width weights cut over its devices, and a cache for its rows.
 
+    One server is ``setup.server_devices`` large; where nobody says, all devices are one.
+
     A server takes as much more cache as its settings allow; here stands what the step's rows can fill.
     """
     devices = max(setup.sampler_devices, 1)
     rows = -(-work.rows_at_once // devices)
     length = work.prompt_tokens + work.longest_tokens
-    yield Component("engine's weights", 2.0 * shape.num_parameters / devices, PHASES)
+    weights = 2.0 * shape.num_parameters / min(setup.server_devices or devices, devices)
+    yield Component("engine's weights", weights, PHASES)
     yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",))
     yield Component("engine's buffers", constants.ENGINE_OVERHEAD_BYTES, PHASES, is_allowance=True)
     if setup.transfer == "nccl":

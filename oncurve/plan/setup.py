@@ -176,6 +176,8 @@ class Setup:
     machines sample."""
     sampler_devices: int = 0
     """Devices that only sample; 0 when colocated."""
+    server_devices: int = 0
+    """GPUs over which the weights of one of its servers are cut; 0: over all of them."""
     transfer: Transfer = "fetch"
     """How they get new weights: as files, over NCCL, or through the memory of a GPU that is shared."""
     delta_rate: float | None = None

@@ -267,3 +267,15 @@ def test_as_many_rows_are_planned_as_the_engine_would_take() -> None:
         assert rows < 256 * 8
     assert rows > 300, "more than the usual number on a large GPU"
     assert rows_that_fit(SHAPE, WORK, Setup(), memory_bytes=80.0 * 2**30) == 128, "never more than there are"
+
+
+def test_servers_take_as_many_rows_as_their_memory_and_hold_the_weights_that_one_of_them_has() -> None:
+    many = replace(WORK, prompts=256, completion_tokens=4096)
+    for count, cut in ((1, 0), (2, 1), (2, 2)):
+        setup = Setup(placement="disaggregated", sampler_devices=count, server_devices=cut)
+        rows = rows_that_fit(SHAPE, many, setup, memory_bytes=40.0 * 2**30)
+        [sampler] = plan_memory(SHAPE, replace(many, max_rows=rows), setup).needs[1:]
+        assert 38 * 2**30 < sampler.phase_bytes("sample") <= 40 * 2**30
+        weights = next(part.bytes for part in sampler.components if part.name == "engine's weights")
+        assert weights == 2.0 * SHAPE.num_parameters / (1 if cut == 1 else count)
+        assert rows < many.completions
