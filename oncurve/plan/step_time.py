@@ -64,7 +64,7 @@ def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, ne
         sampled_tokens=work.completions * work.mean_completion_tokens,
         trained_tokens=trained,
         sync_bytes=sync_bytes(shape, setup) if sends else 0.0,
-        wait=wait_seconds(work, setup),
+        wait=wait_seconds(work),
         read_again_tokens=work.completions * work.read_again_tokens,
         way=way,
     )
@@ -130,38 +130,49 @@ def decode_share(setup: Setup, device: Device) -> float:
 
 
 def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
-    """Reading the prompts, then one decoding step per token of the longest completion of each batch of rows.
+    """Reading the prompts, then decoding: a row that ends makes room for one that waits, until none does.
 
-        decoding step = max( (weights + keys and values of the running rows) / bandwidth , 2 N rows / rate )
-        running rows  = rows x mean length / limit      rows leave the batch when they finish
+        steps while rows wait   = rows that wait x mean length / rows, all of which run
+        steps afterwards        = tokens of the longest completion     rows x mean length / limit run
+        decoding step           = max( (weights + keys and values of the running rows) / bandwidth , 2 N rows / rate )
 
     Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU. Through
-    transformers' modules a step takes at least what starting their kernels takes.
+    transformers' modules a step takes at least what starting their kernels takes, and a batch waits for its longest
+    row.
     """
     devices = setup.sampler_devices or setup.ranks
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
+    own, rows = (-(-count // devices) for count in (work.completions, work.rows_at_once))
+    ending = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
+    reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
+    prompts = 2.0 * shape.matrix_parameters * reads / (rate * devices)
+    last = work.completion_tokens * _step_seconds(shape, work, setup, device, ending)
+    if samples_by_modules(shape, setup):
+        return prompts + -(-own // rows) * last + wait_seconds(work)
+    steps = (own - rows) * work.mean_completion_tokens / rows
+    return prompts + steps * _step_seconds(shape, work, setup, device, rows) + last + wait_seconds(work)
+
+
+def _step_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, running: float) -> float:
+    """One token of each running row of a device."""
+    rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
     bandwidth = device.bandwidth * GB * decode_share(setup, device)
-    rows = min(work.rows_at_once, -(-work.completions // devices))
-    running = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
     length = work.prompt_tokens + work.mean_tokens / 2
     read = setup.width * (shape.parameters_read(running) + running * length * shape.kv_numbers_per_token)
     one = max(read / bandwidth, 2.0 * shape.matrix_parameters * running / rate)
     if samples_by_modules(shape, setup):
         one = max(one, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
-    batches = -(-work.completions // (rows * devices))
-    reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
-    prompts = 2.0 * shape.matrix_parameters * reads / (rate * devices)
-    return prompts + batches * work.completion_tokens * one + wait_seconds(work, setup)
+    return one
 
 
-def wait_seconds(work: Work, setup: Setup) -> float:
+def wait_seconds(work: Work) -> float:
     """Time in which a step waits for tools and nothing is left to decode.
 
         max( batches of rows x (turn limit - 1) x seconds of an answer , all answers x seconds / threads )
 
     While a completion waits, the others are decoded; the longest one of a batch is waited for.
     """
-    turns, devices = work.turns, setup.sampler_devices or setup.ranks
-    batches = -(-work.completions // (min(work.rows_at_once, -(-work.completions // devices)) * devices))
+    turns = work.turns
+    batches = -(-work.completions // work.rows_at_once)
     all_answers = work.completions * (turns.mean - 1)
     return max(batches * (turns.limit - 1) * turns.seconds, all_answers * turns.seconds / turns.threads)

@@ -38,6 +38,16 @@ def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:
     return plan_recipe(find_recipe(recipe), overrides, **wishes)
 
 
+def test_rows_that_wait_enter_as_others_leave_so_that_fewer_at_a_time_take_longer_but_not_as_often_as_long() -> None:
+    seconds = []
+    for rows in (128, 64, 32):
+        seconds.append(
+            step_time(SEVEN, replace(WORK, max_rows=rows), Setup(), DEVICES["H100"], network_gbit=100).sample
+        )
+    assert seconds[0] < seconds[1] < 2 * seconds[0]
+    assert seconds[1] < seconds[2] < 4 * seconds[0]
+
+
 def test_a_plan_is_made_without_torch_and_transformers() -> None:
     code = "import sys; sys.argv = ['oncurve', 'plan', 'gsm8k', '--json']; from oncurve.cli.app import main; main()"
     command = [sys.executable, "-X", "importtime", "-c", code]
