@@ -90,12 +90,14 @@ def _tokens(title: str, tokens: tuple[TokenView, ...]) -> Table:
 def regrade_text(found: Regrade) -> Lines:
     """A regrading as text."""
     total = found.total("num_completions")
+    sides = f"{found.total('became_right'):,} become right, {found.total('became_wrong'):,} become wrong; "
+    if not found.total("num_judged"):
+        sides = ""
     lines: list[Text | Table] = [
         Text(f"{found.run}: {total:,} completions of {len(found.steps)} steps, graded again by {found.reward}"),
         Text(
-            f"{found.total('changed'):,} get another reward; {found.total('became_right'):,} become right, "
-            f"{found.total('became_wrong'):,} become wrong; {found.total('num_errors_now'):,} cannot be graded now "
-            f"({found.total('num_errors_was'):,} then)"
+            f"{found.total('changed'):,} get another reward; {sides}{found.total('num_errors_now'):,} cannot be graded "
+            f"now ({found.total('num_errors_was'):,} then)"
         ),
         Text(
             f"{found.total('flipped'):,} advantages change their sign; of {found.total('num_groups'):,} groups "
@@ -132,10 +134,11 @@ def _curve(found: Regrade) -> Table:
     rows: list[tuple[str, ...]] = []
     every = max(1, math.ceil(len(found.steps) / MAX_ROWS))
     for step in found.steps[::every]:
-        cosine = number_text(found.cosines[step.step]) if step.step in found.cosines else ""
         means = number_text(step.mean_was), number_text(step.mean_now)
-        rows.append((str(step.step), *means, str(step.flipped), cosine))
-    return tables.terminal("by step", ("step", "mean reward then", "now", "signs changed", "cosine"), rows)
+        cosine = number_text(found.cosines[step.step]) if step.step in found.cosines else ""
+        rows.append((str(step.step), *means, str(step.flipped), *([cosine] if found.cosines else [])))
+    heads = ("step", "mean reward then", "now", "signs changed", *(["cosine"] if found.cosines else []))
+    return tables.terminal("by step" if every == 1 else f"every {every} steps", heads, rows)
 
 
 def number_text(value: float) -> str:

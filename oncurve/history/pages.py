@@ -19,11 +19,13 @@ MAX_TEXT = 4_000
 def regrade_page(found: Regrade) -> str:
     """A regrading as a page."""
     total = found.total("num_completions")
+    sides = [(name.replace("_", " "), f"{found.total(name):,}") for name in ("became_right", "became_wrong")]
+    if not found.total("num_judged"):
+        sides = []
     tiles = [
         ("completions", f"{total:,}"),
         ("get another reward", f"{found.total('changed'):,}"),
-        ("become right", f"{found.total('became_right'):,}"),
-        ("become wrong", f"{found.total('became_wrong'):,}"),
+        *sides,
         ("advantages change their sign", f"{found.total('flipped'):,}"),
         ("groups gain / lose a signal", f"{found.total('gained_signal'):,} / {found.total('lost_signal'):,}"),
         ("correlation in groups", number_text(found.correlation)),
@@ -66,7 +68,7 @@ def replay_page(found: Replay) -> str:
     sections = [_tiles(tiles)]
     if found.causes:
         sections.append(
-            _section("Otherwise than then", "".join(f"<p>{html.escape(text)}</p>" for text in found.causes))
+            _section("What is different now", "".join(f"<p>{html.escape(text)}</p>" for text in found.causes))
         )
     if found.change is not None:
         now = found.change
@@ -195,11 +197,18 @@ def _token_table(tokens: Sequence[TokenView]) -> str:
 
 
 def _completions(step: OpenedStep) -> Iterable[str]:
+    owners = step.batch.episode_ids
+    rows: dict[int, list[str]] = {}
+    for row in range(len(step.batch)):
+        rows.setdefault(row if owners is None else int(owners[row]), []).append(str(row))
+    count = 0
     for place, group in enumerate(step.groups):
         yield f"<h3>prompt {group.prompt.index}</h3><pre>{html.escape(group.prompt.text[-MAX_TEXT:])}</pre>"
         for one, reward in zip(group.completions, step.rewards[place], strict=True):
             weight = float(step.advantages[place, one.index])
-            yield f"<p>reward {value_text(reward.value)}, advantage {weight:+.2f}</p>"
+            place_of = ", ".join(rows.get(count, []))
+            yield f"<p>row {place_of}: reward {value_text(reward.value)}, advantage {weight:+.2f}</p>"
+            count += 1
             yield f"<pre>{html.escape(one.text[-MAX_TEXT:])}</pre>"
 
 
@@ -222,13 +231,18 @@ def _chart(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
         dashes = ' stroke-dasharray="6 4"' if place == 0 else ""
         drawn.append(f'<polyline fill="none" stroke="currentColor" stroke-width="2" points="{path}"{dashes}/>')
         drawn.append(
-            f'<text x="{60 + 170 * place}" y="{HEIGHT - 4}" fill="currentColor" font-size="13">'
+            f'<text x="{350 + 120 * place}" y="{HEIGHT - 18}" fill="currentColor" font-size="13">'
             f"{'- - ' if place == 0 else '—— '}{html.escape(name)}</text>"
         )
-    for value in (low, high):
+    for value in (low + margin, high - margin):
         drawn.append(
             f'<text x="0" y="{float(at(left, value).split(",")[1]) + 4:.1f}" fill="currentColor" font-size="12">'
             f"{value:.2f}</text>"
+        )
+    for anchor, x, step in (("start", 50, left), ("end", WIDTH - 10, right)):
+        drawn.append(
+            f'<text x="{x}" y="{HEIGHT - 18}" fill="currentColor" font-size="12" text-anchor="{anchor}">'
+            f"step {step}</text>"
         )
     label = f"mean reward by step, steps {left} to {right}"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" width="100%">{"".join(drawn)}</svg>'

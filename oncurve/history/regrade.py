@@ -57,9 +57,10 @@ class StepChange:
     num_errors_now: int = 0
     changed: int = 0
     """Other values."""
+    num_judged: int = 0
+    """Completions of which both rewards say whether they are right, by the part "correct"."""
     became_right: int = 0
     became_wrong: int = 0
-    """By the part "correct", where both rewards say it."""
     flipped: int = 0
     """Completions whose advantage changes its sign."""
     num_groups: int = 0
@@ -279,6 +280,7 @@ def _change(step: PastStep, graded: Sequence[Sequence[Reward]], before: Any, aft
         num_errors_was=sum(was.is_failure for was, _ in pairs),
         num_errors_now=sum(now.is_failure for _, now in pairs),
         changed=sum(was.value != now.value for was, now in both),
+        num_judged=len(said),
         became_right=sum(not was and now for was, now in said),
         became_wrong=sum(was and not now for was, now in said),
         flipped=int((signs[0] * signs[1] < 0).sum()),
