@@ -156,7 +156,7 @@ class Completion:
     """"stop" if the completion ended by itself; "length" if the limit on the policy's tokens ended it; "abort" if it
     was cut off; the others are those of episodes."""
     policy_version: int
-    """Number of the step whose weights sampled this completion."""
+    """Number of the step whose weights sampled this completion; of several, the oldest."""
     index: int
     """Place in the group, 0 to G - 1."""
     segments: tuple[Segment, ...] = ()
@@ -180,6 +180,9 @@ class Completion:
     branches: tuple[Completion, ...] = ()
     """Further rows of the same episode: other conversations of an agent, and forks, each with what it has read for its
     prompt. They have the reward and the advantage of this one."""
+    versions: tuple[tuple[int, int], ...] = ()
+    """Where weights changed in the middle: the first token of each version, and its number. Keys and values of the
+    tokens before stay those of older versions. Empty where one version sampled all."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, Numbers):
@@ -215,6 +218,15 @@ class Completion:
         return tuple(
             token for part in self.segments if part.is_policy for token in self.token_ids[part.start : part.end]
         )
+
+    def tokens_by_version(self) -> dict[int, int]:
+        """How many tokens each version sampled."""
+        found: dict[int, int] = {}
+        spans = self.versions or ((0, self.policy_version),)
+        ends = [*(start for start, _ in spans[1:]), len(self.token_ids)]
+        for (start, version), end in zip(spans, ends, strict=True):
+            found[version] = found.get(version, 0) + sum(self.written[start:end])
+        return found
 
     @property
     def num_tokens(self) -> int:

@@ -64,6 +64,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
         sleep=chosen.sleep,
         deltas=chosen.deltas,
         staleness=chosen.staleness,
+        in_flight=chosen.in_flight,
     )
 
 

@@ -94,6 +94,8 @@ class ServerKeys(SamplingKeys):
     """servers: with {}, send only what changed, in bfloat16, for slow links; null sends all weights."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
     """Steps that sampling may be ahead of training: the weights of a completion are at most so many steps old."""
+    in_flight: bool = False
+    """servers: with staleness, new weights reach servers at once, under rows that run; their keys and values stay."""
     deadlines: Deadlines = Deadlines()
     """servers: timeouts."""
 
@@ -111,6 +113,16 @@ class ServerKeys(SamplingKeys):
             raise ValueError(
                 f"rollouts.vllm_options has {found.pop()}, which the run must know to give each server its GPUs. Write "
                 f"`rollouts.tensor_parallel=N` for the GPUs of each server, and `rollouts.vllm_servers=N` for how many"
+            )
+        if self.in_flight and not self.staleness:
+            raise ValueError(
+                "rollouts.in_flight is true, and rollouts.staleness is 0, with which nothing is under way when weights "
+                "change. Set `rollouts.staleness=2`, or `rollouts.in_flight=false`"
+            )
+        if self.in_flight and self.transfer == "nccl":
+            raise ValueError(
+                "rollouts.in_flight is true, for which weights go as files, and rollouts.transfer is nccl. Set "
+                "`rollouts.transfer=fetch`, or `rollouts.in_flight=false`"
             )
         if self.own_servers and self.vllm_servers:
             raise ValueError(
@@ -145,7 +157,7 @@ class ServerKeys(SamplingKeys):
 
     def asked_of_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""
-        return [key for key in ("servers", "registry", "own_servers", "vllm_servers") if self._is_set(key)]
+        return [key for key in ("servers", "registry", "own_servers", "vllm_servers", "in_flight") if self._is_set(key)]
 
     def without_servers(self) -> list[str]:
         """The settings to type so that nothing in this section asks for servers."""

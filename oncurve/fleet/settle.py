@@ -55,7 +55,7 @@ def _settle_transfer(config: Config) -> tuple[Config, str | None]:
     """nccl for vLLM servers that the run starts on GPUs of their own, if this process can; files otherwise."""
     chosen, why = config.rollouts, None
     way = "fetch"
-    if chosen.deltas is not None:
+    if chosen.deltas is not None or chosen.in_flight:
         return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), None
     on_gpus = torch.cuda.is_available() and config.policy.device != "cpu" and torch.cuda.device_count() > 1
     if chosen.vllm_servers and on_gpus and not chosen.sleep:

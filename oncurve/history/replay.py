@@ -20,6 +20,7 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.batch import Batch
 from oncurve.data.given import NOTHING
 from oncurve.errors import ConfigError, DataError
+from oncurve.history.again import AgainSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
 from oncurve.history.past import PastRun, advantages_under
@@ -32,7 +33,7 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Group, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
@@ -135,12 +136,16 @@ def replay(
         raise ConfigError(f"{run.path}: step {step} was not done; the run has the steps 1 to {last}")
     changed = _changed_config(run, changes)
     is_recorded = recorded or not _samples_again(run.config)
+    is_served = not recorded and run.config.rollouts.type == "servers"
     with joined(run.config.policy) as processes, _shared_folder(processes) as place, _same_threads():
         folder = place / run.path.resolve().name
         said = io.StringIO()
         console = Console(file=said, width=1000)
-        opener = _Opener(run, folder, step, changed, changes, reward, is_recorded, is_change or reward is not None)
-        start = processes.broadcast_from_main(lambda: _copy_beginning(run, folder, step))
+        opener = _Opener(
+            run, folder, step, changed, changes, reward, is_recorded, is_change or reward is not None, is_served
+        )
+        before = oldest_version(run, step) + 1 if is_served else step
+        start = processes.broadcast_from_main(lambda: _copy_beginning(run, folder, before))
         if start is None:
             start, steps = 0, _from_the_start(run, folder, opener, console, processes)
         else:
@@ -149,6 +154,9 @@ def replay(
         _advance(steps, start, step, opener, on_progress if processes.is_main else None)
         assert opener.opened is not None
         compared, differences = processes.broadcast_from_main(lambda: compare(run, folder, start, step))
+        if (again := opener.again) is not None:
+            is_recorded, taken = False, f", {again.num_taken} taken from the record" if again.num_taken else ""
+            compared += [] if differences else [f"{again.num_again} of them sampled again{taken}"]
         causes = [line.removeprefix("WARNING ") for line in said.getvalue().splitlines() if _is_cause(line)]
     return Replay(
         run.path, step, start, opener.opened, compared, differences, causes, not is_recorded, opener.change,
@@ -291,13 +299,17 @@ class _Opener:
         reward: str | Callable[..., Any] | None,
         is_recorded: bool,
         grades_again: bool,
+        samples_again: bool,
     ) -> None:
+        self.samples_again = samples_again
         self.run, self.folder, self.step, self.changed = run, folder, step, changed
         self.changes, self.reward, self.is_recorded = changes, reward, is_recorded
         self.grades_again = grades_again
         self.is_armed = False
         self.opened: OpenedStep | None = None
         self.change: Change | None = None
+        self.again: AgainSampler | None = None
+        """What samples again what servers of the run had sampled."""
 
     def load(self, config: Config, *others: Any, **options: Any) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
@@ -305,8 +317,7 @@ class _Opener:
             alone = config.model_copy(update={"rollouts": config.rollouts.in_process()})
             made = make_parts(alone, *others, **options)
             made.sampler.close()
-            sampler: Sampler = _RecordedSampler(self.run)  # type: ignore[assignment]
-            parts = replace(made, config=config, sampler=sampler, servers=None)
+            parts = replace(made, config=config, sampler=self._known(made), servers=None, ahead=None)
         else:
             parts = make_parts(config, *others, **options)
         annotate = parts.policy.annotate
@@ -320,6 +331,16 @@ class _Opener:
 
         parts.policy.annotate = annotated  # type: ignore[method-assign]
         return parts
+
+    def _known(self, made: Parts) -> Sampler:
+        """What gives the completions of the run: sampled again where our servers did it and can be followed."""
+        if not self.samples_again or not samples_alike(self.run.config, made.policy):
+            return _RecordedSampler(self.run)  # type: ignore[return-value]
+        done = [number for number, _ in checkpoints_in(self.folder / "checkpoints")]
+        measuring = make_sampler(made.config)
+        words = {"first": max(done, default=0), "last": self.step - 1}
+        self.again = AgainSampler(self.run, made.config.sampling(), measuring, **words)
+        return self.again
 
     def _look(self, parts: Parts, plain: Batch, batch: Batch) -> None:
         record = parts.policy.processes.broadcast_from_main(lambda: read_step(self.folder, self.step))

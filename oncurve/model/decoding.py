@@ -24,6 +24,8 @@ from oncurve.model.weights import Backbone
 
 LONG = 128
 """Where torch decodes, prompts of so many tokens are read faster in the compute type, shorter ones in the wide type."""
+APART = 16
+"""Rows whose logits are computed at a time, where they must not depend on how many there are."""
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
 
@@ -42,29 +44,23 @@ class Decoder:
         prompt_tokens: int,
         completion_tokens: int,
         records: bool = True,
+        apart: bool = False,
     ) -> None:
         """Room for ``slots`` rows of up to ``completion_tokens`` behind ``prompt_slots`` prompts.
 
         Keys and values are kept in the compute type on a GPU and where kernels decode, and in the wide type where torch
-        does on a CPU, except for long prompts. With ``records`` a GPU repeats steps as CUDA graphs.
+        does on a CPU, except for long prompts. With ``records`` a GPU repeats steps as CUDA graphs. ``apart``: on a CPU
+        with compiled kernels, what a row gives has the same bits whoever is computed beside it.
         """
         self.backbone, self.compute_type, self.device = backbone, compute_type, backbone.device
         on_cpu = self.device.type == "cpu"
         self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, backbone.wide))
-        self.words = len(head)
-        self.head = self.ops.head_matrix(head.detach(), head_type(self.device, compute_type, backbone.wide))
-        self.weights = backbone.weights(compute_type)
+        self.words, self.slots, self.records = len(head), slots, records
+        self.apart = apart and on_cpu
         own_type = prompt_type = compute_type
         if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
-        self.layers: NativeLayers | TorchLayers
-        if isinstance(self.ops, NativeOps):
-            self.layers = NativeLayers(backbone, self.ops, slots)
-        elif on_cpu:
-            self.layers = TorchLayers(backbone, self.weights, self.ops, compute_type, slots=slots)
-        else:
-            kind = FlashLayers if can_decode(backbone.sizes, compute_type, self.device) else RecordedLayers
-            self.layers = kind(backbone, self.weights, self.ops, compute_type, slots=slots, records=records)
+        self.renew(head)
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = 0 if on_cpu else whole_blocks(completion_tokens)
@@ -75,13 +71,27 @@ class Decoder:
                 LayerCache(self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in backbone.layers
             ]
 
+    def renew(self, head: Tensor) -> None:
+        """Go on with the weights as they are now; keys and values stay what they are."""
+        backbone, ops, given = self.backbone, self.ops, self.compute_type
+        self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide))
+        self.weights = backbone.weights(given)
+        self.layers: NativeLayers | TorchLayers
+        if isinstance(ops, NativeOps):
+            self.layers = NativeLayers(backbone, ops, self.slots)
+        elif self.device.type == "cpu":
+            self.layers = TorchLayers(backbone, self.weights, ops, given, slots=self.slots)
+        else:
+            kind = FlashLayers if can_decode(backbone.sizes, given, self.device) else RecordedLayers
+            self.layers = kind(backbone, self.weights, ops, given, slots=self.slots, records=self.records)
+
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
         logits = []
         start = 0
         while start < len(prompts):
             end, tokens = start + 1, len(prompts[start])
-            while end < len(prompts) and tokens + len(prompts[end]) <= PREFILL_TOKENS:
+            while not self.apart and end < len(prompts) and tokens + len(prompts[end]) <= PREFILL_TOKENS:
                 tokens += len(prompts[end])
                 end += 1
             logits.append(self._prefill(prompts[start:end], slots[start:end]))
@@ -192,7 +202,11 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of normed hidden states [R, H], by the products of training."""
-        return self.ops.logits(hidden, self.head, self.words)
+        if not self.apart:
+            return self.ops.logits(hidden, self.head, self.words)
+        padded = torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % APART))  # products of one size round alike
+        parts = [self.ops.logits(part, self.head, self.words) for part in padded.split(APART)]
+        return torch.cat(parts)[: len(hidden)]
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""

@@ -10,7 +10,8 @@ from oncurve.observe.episode_metrics import episode_metrics
 from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
 
 OF_SAMPLING = (
-    "reward/", "group/", "advantage/", "mismatch/", "policy/ratio", "tokens/sampled", "completion/mean_staleness",
+    "reward/", "group/", "advantage/", "mismatch/", "policy/ratio", "tokens/sampled", "tokens/mean_age",
+    "tokens/max_age", "tokens/newest", "tokens/mixed", "completion/mean_staleness",
     "completion/max_staleness", "completion/truncated", "time/sample", "time/grade", "memory/sample", "memory/grade",
 )  # fmt: skip
 """How the names of metrics begin that say nothing where nobody sampled and nothing was graded."""
@@ -41,6 +42,22 @@ def rollout_metrics(
         flat = [float(value) for row in advantages for value in row]
         measured |= {"advantage/mean": statistics.fmean(flat), "advantage/std": _std(flat)} if flat else {}
     return measured | _completion_metrics(groups) | episode_metrics(groups)
+
+
+def age_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
+    """The age of the weights that sampled the tokens of a step, token by token."""
+    completions = [completion for group in groups for completion in group.completions]
+    counts: dict[int, int] = {}
+    for completion in completions:
+        for version, count in completion.tokens_by_version().items():
+            counts[step - version] = counts.get(step - version, 0) + count
+    total = max(1, sum(counts.values()))
+    return {
+        "tokens/mean_age_steps": sum(age * count for age, count in counts.items()) / total,
+        "tokens/max_age_steps": float(max(counts, default=0)),
+        "tokens/newest_fraction": counts.get(0, 0) / total,
+        "tokens/mixed_fraction": sum(bool(one.versions) for one in completions) / max(1, len(completions)),
+    }
 
 
 def supervised_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

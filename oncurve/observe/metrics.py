@@ -274,6 +274,12 @@ _WEIGHTS = (
         "from telling a server of new weights until it samples from them; the slowest server",
         "a small part of the step",
     ),
+    Metric(
+        "speed/server_idle_fraction",
+        "fraction",
+        "time of living servers without a completion to sample, since the step before",
+        "below 0.2; otherwise more rollouts.staleness, or fewer servers",
+    ),
     Metric("weights/stood_seconds", "seconds", "of that, the server sampled nothing; the slowest server", "-"),
     Metric(
         "weights/late_servers",
@@ -285,6 +291,20 @@ _WEIGHTS = (
 
 _AMOUNT = (
     Metric("tokens/sampled", "tokens", "completion tokens sampled in the step", "-"),
+    Metric(
+        "tokens/mean_age_steps",
+        "steps",
+        "age in steps of the weights that sampled a token",
+        "0, or up to rollouts.staleness",
+    ),
+    Metric("tokens/max_age_steps", "steps", "the same of the oldest token", "at most rollouts.staleness"),
+    Metric("tokens/newest_fraction", "fraction", "tokens sampled by the weights that are trained", "-"),
+    Metric(
+        "tokens/mixed_fraction",
+        "fraction",
+        "completions whose tokens are of several versions",
+        "above 0 with rollouts.in_flight",
+    ),
     Metric("tokens/trained", "tokens", "completion tokens that entered the loss", "-"),
     Metric("memory/process_gib", "GiB", "resident memory of the process", "steady; steady growth is a leak"),
     Metric("memory/gpu_gib", "GiB", "largest GPU memory in use during the step", "steady"),

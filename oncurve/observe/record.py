@@ -250,6 +250,7 @@ def _group_row(
             "num_tokens": completion.num_tokens,
             "finish_reason": completion.finish_reason,
             "policy_version": completion.policy_version,
+            **({"versions": completion.versions} if completion.versions else {}),
             "reward": reward.value,
             "parts": dict(reward.parts),
             "error": reward.error,

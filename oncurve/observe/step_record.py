@@ -116,6 +116,7 @@ def _row(place: int, group: Group, completion: Completion, reward: Reward, advan
         "logprobs": np.array(packed(completion.sampler_logprobs)),
         "finish_reason": completion.finish_reason,
         "policy_version": completion.policy_version,
+        "versions": to_json(completion.versions) if completion.versions else None,
         "reward": reward.value,
         "error": reward.error,
         "detail": reward.detail,
@@ -175,6 +176,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         finish_reason=row["finish_reason"],
         policy_version=row["policy_version"],
         index=row["index"],
+        versions=tuple(map(tuple, json.loads(row.get("versions") or "[]"))),
         **_of_episode(episode, row),
     )
 

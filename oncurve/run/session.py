@@ -19,6 +19,7 @@ from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
+from oncurve.observe.ahead import tip_of_waiting
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.redact import redact_tree
@@ -123,6 +124,7 @@ class Session:
                             yield run.last
                 self.save_last()
                 trained = self.measure_trained()
+                self.tell_of_waiting()
             except (RewardError, SamplerError) as error:
                 self.folder.log(f"stopped: {error}")
                 self.folder.write_status(run.steps_done, "stopped")
@@ -189,6 +191,13 @@ class Session:
         keep_evaluation(self.folder, trained)
         self.folder.write_status(self.run.steps_done, "finished")
         return trained
+
+    def tell_of_waiting(self) -> None:
+        """Say what look-ahead would have saved, where a run without it waited for servers."""
+        rollouts, is_main = self.parts.config.rollouts, self.parts.policy.processes.is_main
+        waits = is_main and rollouts.type == "servers" and not rollouts.staleness
+        if waits and (tip := tip_of_waiting(read_metrics(self.folder.path))) is not None:
+            self.note(tip)
 
     def leave(self, base: Evaluation) -> Result:
         """Save the end of the last step that is whole; a step that was begun is done again."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oncurve.doctor.live import Watch
 from oncurve.errors import TrainingError
-from oncurve.observe.measure import rollout_metrics, supervised_metrics
+from oncurve.observe.measure import age_metrics, rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
@@ -153,10 +153,11 @@ class StepLog:
                 f"step {step} was given completions that are {min(ages)} to {max(ages)} steps old; at most "
                 f"{self.max_staleness_steps} are allowed (rollouts.staleness). Nothing was trained on them"
             )
-        return {
+        found = {
             "completion/mean_staleness_steps": sum(ages) / max(len(ages), 1),
             "completion/max_staleness_steps": float(max(ages, default=0)),
         }
+        return found | age_metrics(step, groups) if self.max_staleness_steps else found
 
     def measure_kept(self, step: int, groups: Sequence[Group], advantages: Tensor) -> None:
         """Measure ages and advantages of what is trained on."""

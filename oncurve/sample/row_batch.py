@@ -65,8 +65,11 @@ class RowBatch:
         memory: RowMemory,
         *,
         is_closed: bool,
+        version: str | None = None,
     ) -> None:
-        """``is_closed``: no request comes later than the first turn, and none has earlier turns."""
+        """``is_closed``: no request comes later than the first turn, and none has earlier turns. ``version`` names the
+        weights where they may change under the rows; then rows have the same bits whoever is beside them."""
+        self.version, self._policy = version, policy
         self.backbone, self.params, self.end_ids, self.sizes = backbone, params, end_ids, sizes
         self.memory, self.is_closed = memory, is_closed
         self.stops = StopStrings(params.stop, policy.tokenizer)
@@ -93,7 +96,19 @@ class RowBatch:
             prompt_slots=sizes.prompts,
             prompt_tokens=sizes.prompt_tokens,
             completion_tokens=sizes.completion_tokens,
+            apart=version is not None,
         )
+
+    def renew(self, version: str) -> None:
+        """The weights have changed: rows that run go on with them, behind the keys and values that they have."""
+        self._finish_step()
+        self._decoder.renew(head_matrix(self._policy.model))
+        self.version = version
+        for row in self.rows.running.tolist():
+            request, place = self.rows.owners[row]
+            written = int(self.rows.lengths[row] - self.rows.begins[row])
+            known = [one for one in request.versions[place] if one[0] < written]
+            request.versions[place] = [*known, (written, version)]
 
     def close(self) -> None:
         """Give back what decoding has taken of a GPU's memory."""
@@ -175,6 +190,7 @@ class RowBatch:
             self._first_logits.update(zip(first, read, strict=False))
         for request in fresh:
             self._prompts[request.prompt].is_read = True
+            request.read_under = self.version or ""
 
     def _holds(self, prompt: KeptPrompt) -> bool:
         """The prompt is in its slot, or was kept and is put there."""
@@ -187,6 +203,8 @@ class RowBatch:
         for request, chosen in entering:
             if request.on_tokens is not None:
                 self._heard.update(chosen.tolist())
+        if self.version is not None:
+            self._note_versions(entered)
         returns = rows.lengths[entered] > 0
         logits = [self._first_logits[request] for request, chosen in entering if not request.own for _ in chosen]
         for request, _ in entering:
@@ -198,6 +216,14 @@ class RowBatch:
         rows.start(entered[rows.are_there(entered, serials)])
         if returns.any():
             self._return(entered[returns])
+
+    def _note_versions(self, entered: np.ndarray) -> None:
+        """The first token comes from the weights that read the prompt, also where others came before the row began."""
+        for row in entered.tolist():
+            request, place = self.rows.owners[row]
+            request.versions[place] = [(0, request.read_under)]
+            if request.read_under != self.version:
+                request.versions[place].append((1, str(self.version)))
 
     def _return(self, returning: np.ndarray) -> None:
         """Give rows back what they had computed before they left; where it had to make room, compute it again.
@@ -336,7 +362,8 @@ class RowBatch:
         """Give the completions of rows to their requests, and free their slots."""
         given = []
         for row, reason in ended:
-            if reason == "stop" and self.rows.owners[row][0].rows:
+            request = self.rows.owners[row][0]
+            if request.rows and (reason == "stop" or request.keeps):
                 self._keep(row)
             sampled = self.rows.result(row, reason)
             self._heard.discard(row)

@@ -44,17 +44,19 @@ class RowScheduler:
         *,
         is_closed: bool = False,
         shares_weights: bool = False,
+        version: str | None = None,
         key: str = "rollouts.max_rows",
     ) -> None:
         """``is_closed``: all requests are there before the first turn, with equal settings and equally many completions
         each, so that buffers are made for just these.
 
-        ``shares_weights``: other threads read the weights meanwhile. ``key`` is what a user sets to begin with fewer
+        ``shares_weights``: other threads read the weights meanwhile. ``version`` names them, where they may change
+        under rows that run (``renew``). ``key`` is what a user sets to begin with fewer
         rows.
         """
         self.policy, self.budget, self.key = policy, budget, key
         self.is_closed, self.shares_weights = is_closed, shares_weights
-        self._proof = proof
+        self._proof, self.version = proof, version
         self._memory = RowMemory()
         self._arrived: deque[Request] = deque()
         self._batch: RowBatch | None = None
@@ -78,6 +80,17 @@ class RowScheduler:
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.close()
+
+    def expect(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Make buffers for so many from the beginning, and give up nothing that a row goes on from later."""
+        self._tokens, self._memory = (prompt_tokens, completion_tokens), RowMemory(2**62)
+
+    def renew(self, version: str) -> None:
+        """The weights have changed, and rows go on with them."""
+        self.version = version
+        if self._batch is not None:
+            with self._arithmetic(), self.policy.compute():
+                self._batch.renew(version)
 
     def turn(self) -> None:
         """One token for everybody; where memory runs out, everything begins anew, fewer completions at a time.
@@ -202,7 +215,8 @@ class RowScheduler:
             sizes = self.budget.sizes(self._call, self.budget.rows(self.policy.model, backbone, self._call))
         self._rows = sizes.rows
         params, end_ids = _settings(request)
-        self._batch = RowBatch(self.policy, backbone, params, end_ids, sizes, self._memory, is_closed=self.is_closed)
+        words = {"is_closed": self.is_closed, "version": self.version}
+        self._batch = RowBatch(self.policy, backbone, params, end_ids, sizes, self._memory, **words)
 
     def _sample_through_module(self) -> None:
         """The first request and those after it that are like it, from beginning to end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ sys.path.insert(0, str(HISTORY))
 from past_runs import recorded_run  # noqa: E402
 
 from oncurve.history.past import open_run  # noqa: E402
+from oncurve.history.replay import replay  # noqa: E402
+from oncurve.observe.step_record import read_step, step_path, write_step  # noqa: E402
 from oncurve.policy.distributed import ALONE  # noqa: E402
 from oncurve.run.checkpoint_manifest import read_manifest  # noqa: E402
 from oncurve.run.resume import ResumeRequest, resume  # noqa: E402
@@ -46,3 +49,22 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, stopped
     assert len(list(resume(request, ALONE))) == 7 - stopped_after
     assert weights_of(run, 7) == expected
     assert "were finished and are kept" in (run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_what_two_servers_sampled_ahead_is_sampled_again_to_the_same_bits(tmp_path: Path, in_flight: bool) -> None:
+    rollouts = {"type": "servers", "own_servers": 2, "staleness": 3, "in_flight": in_flight}
+    sizes = {"max_completion_tokens": 24, **rollouts}
+    run = recorded_run(tmp_path, steps=6, rollouts=sizes, run={"prompts_per_step": 2})
+    assert max(age for found in ages(run).values() for age in found) <= 3
+    for step in (4, 6):
+        found = replay(run, step)
+        assert found.is_same, found.differences
+        assert found.is_sampled
+        assert any("sampled again" in line for line in found.compared)
+    step = read_step(run, 6)
+    one = step.groups[0].completions[0]
+    other = replace(one, token_ids=[(one.token_ids[0] + 1) % 20, *one.token_ids[1:]])
+    groups = (replace(step.groups[0], completions=(other, *step.groups[0].completions[1:])), *step.groups[1:])
+    write_step(step_path(run, 6), groups, step.rewards, step.advantages)
+    assert "token 0 is" in replay(run, 6).differences[0]

@@ -85,9 +85,11 @@ class ServerClient:
             int(token) for token in (await self._call("POST", protocol.TOKENIZE, within=within, body=body))["tokens"]
         ]
 
-    async def pause(self, *, within: float) -> None:
-        """End what it still samples for nobody, forget the cached prompts, begin nothing."""
-        await self._call("POST", f"{protocol.PAUSE}?mode=abort&clear_cache=true", within=within)
+    async def pause(self, *, within: float, keeps: bool = False) -> None:
+        """End what it still samples for nobody, forget the cached prompts, begin nothing; or, with ``keeps``, let
+        everything stand still."""
+        mode = "mode=keep&clear_cache=false" if keeps else "mode=abort&clear_cache=true"
+        await self._call("POST", f"{protocol.PAUSE}?{mode}", within=within)
 
     async def resume(self, *, within: float) -> None:
         """Sample again."""

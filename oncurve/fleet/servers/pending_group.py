@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from oncurve.fleet.servers.protocol import GeneratedCompletion
@@ -16,12 +17,18 @@ class PendingGroup:
     """
 
     label: str
-    """The weights that all its completions must come from."""
+    """The weights that all its completions must come from, unless they may change under its rows."""
     prompt_ids: tuple[int, ...]
     keys: list[int]
     """The random stream of each place."""
     params: SamplingParams
     end_ids: tuple[int, ...]
+    order: int = 0
+    """Those with a smaller number go first."""
+    labels: Mapping[str, int] | None = None
+    """The number of each version of the run, where weights may change under rows that run."""
+    oldest: int = 0
+    """The version before which none may have sampled a token, then."""
     sampled: list[GeneratedCompletion | None] = field(default_factory=list)
     num_failures: int = 0
     """Attempts in a row at which a server failed."""
@@ -45,11 +52,17 @@ class PendingGroup:
         for place, answer in zip(places, answers, strict=True):
             if answer.finish_reason == "abort":
                 aborted += 1
-            elif answer.versions != (self.label,):
+            elif not self.allows(answer.versions):
                 foreign += 1
             elif self.sampled[place] is None:
                 self.sampled[place], self.num_failures = answer, 0
         return aborted, foreign
+
+    def allows(self, versions: tuple[str, ...]) -> bool:
+        """A completion of these weights may be taken."""
+        if self.labels is None:
+            return versions == (self.label,)
+        return bool(versions) and all(self.labels.get(label, -1) >= self.oldest for label in versions)
 
     @property
     def completions(self) -> list[GeneratedCompletion]:

@@ -48,6 +48,8 @@ class GeneratedCompletion:
     finish_reason: FinishReason
     versions: tuple[str, ...]
     """Labels of the weights that sampled it, in order; more than one if they changed in the middle."""
+    starts: tuple[int, ...] = (0,)
+    """The first token of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +152,19 @@ def response_body(request_id: str, sampled: Sequence[GeneratedCompletion]) -> di
             "token_ids": list(one.token_ids),
             "logprobs": {"content": [{"logprob": value} for value in one.logprobs]},
             "finish_reason": one.finish_reason,
-            "weight_versions": [{"version": label, "start": 0, "end": len(one.token_ids)} for label in one.versions],
+            "weight_versions": _spans(one),
         }
         for index, one in enumerate(sampled)
     ]
     return {"request_id": request_id, "choices": choices}
+
+
+def _spans(one: GeneratedCompletion) -> list[dict[str, Any]]:
+    ends = (*one.starts[1:], len(one.token_ids))
+    return [
+        {"version": label, "start": start, "end": end}
+        for label, start, end in zip(one.versions, one.starts, ends, strict=True)
+    ]
 
 
 def score_body(token_ids: Sequence[int], *, request_id: str) -> dict[str, Any]:
@@ -217,5 +227,7 @@ def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
             f"logits are no numbers (lower optimizer.learning_rate), or an option of rollouts.vllm_options, such as "
             f"--speculative-config, loses them (leave it out)"
         )
-    versions = tuple(dict.fromkeys(str(span["version"]) for span in spans or ()))
-    return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), versions)
+    found: dict[str, int] = {}
+    for span in spans or ():
+        found.setdefault(str(span["version"]), int(span.get("start") or 0))
+    return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), tuple(found), tuple(found.values()))

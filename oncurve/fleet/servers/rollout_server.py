@@ -26,6 +26,10 @@ class FleetState(Protocol):
     """The pool as one of its servers sees it."""
 
     deadlines: Deadlines
+    in_flight: bool
+    """Servers take new weights under the rows that run."""
+    labels: dict[str, int]
+    """The number of each version that was published."""
 
     def current(self) -> Manifest | None:
         """The version that completions must come from; None before the first."""
@@ -60,6 +64,7 @@ class RolloutServer:
         """It answers, and refuses what we ask: waiting for it does not help."""
         self.outstanding_tokens = self.outstanding_rows = 0
         """Of requests that were sent and not answered."""
+        self._busy_seconds, self._busy_since = 0.0, 0.0
         self.control = asyncio.Lock()
         """Whoever holds it may change the server's weights; its watcher waits meanwhile."""
         self.label = ""
@@ -80,6 +85,23 @@ class RolloutServer:
         self._wake = asyncio.Event()
         self._backoff, self._resting = Backoff(), Backoff()
         self._rests_until = 0.0
+
+    def owe(self, rows: int, tokens: int) -> None:
+        """More is asked of it; or less, with negative numbers."""
+        was_idle, now = not self.outstanding_rows, time.monotonic()
+        self.outstanding_rows += rows
+        self.outstanding_tokens += tokens
+        if was_idle:
+            self._busy_since = now
+        elif not self.outstanding_rows:
+            self._busy_seconds += now - self._busy_since
+
+    def take_busy_seconds(self) -> float:
+        """The time in which it had something to sample, since this was asked last."""
+        now = time.monotonic()
+        found = self._busy_seconds + (now - self._busy_since if self.outstanding_rows else 0.0)
+        self._busy_seconds, self._busy_since = 0.0, now
+        return found
 
     def rest(self) -> float:
         """It failed, and others are asked for some seconds, more each time: who fails at once has the least to do."""
@@ -176,6 +198,9 @@ class RolloutServer:
                 self._move("stale", f"has {report.label}")
             elif self.is_asleep and not self.is_wanted:
                 self._move("asleep", "its GPU trains")
+            elif self._goes_on(report.label, target.label):
+                await self._sync_in_flight(target)
+                return 0.0
             elif report.label != target.label or self.is_asleep:
                 if self.state == "ready":
                     self._move("stale", f"has {report.label}: started again, or given weights by another trainer")
@@ -217,6 +242,51 @@ class RolloutServer:
         self.life += 1  # a group that it was in is left with that
         await self.adopt(target.label)
         self.sync_seconds, self.stood_seconds = time.monotonic() - begin, time.monotonic() - stood
+
+    def _goes_on(self, label: str, target: str) -> bool:
+        """It has older weights of this run, with which its rows may go on until they are changed."""
+        is_ready = self.fleet.in_flight and self.state == "ready"
+        return is_ready and label != target and label in self.fleet.labels
+
+    async def _sync_in_flight(self, target: Manifest) -> None:
+        """The same while its rows run: they stand still only until the new weights, which it has by then, are in place.
+
+        vLLM may not be told of an update while it samples, so that its rows stand still for all of it.
+        """
+        limit = self.fleet.deadlines.push_seconds
+        message, begin = await self.fleet.message(target), time.monotonic()
+        stood = begin
+        if target.chain:
+            await self._fetch_ahead(message)
+        try:
+            if not self.takes_keys:
+                stood = await self._freeze()
+            await self.client.start_update(within=limit)
+            await self.client.send_update(message, within=limit)
+            if self.takes_keys:
+                stood = await self._freeze()
+        except ServerFailed:
+            if self._is_paused:
+                await self._resume()
+            if target.chain:
+                await self.fleet.repair(target)
+            raise
+        try:
+            await self.client.finish_update(target.label, within=limit)
+        except (ServerFailed, ServerSlow) as error:
+            self.poison(str(error))
+            return
+        self.label = target.label
+        await self._resume()
+        self.sync_seconds, self.stood_seconds = time.monotonic() - begin, time.monotonic() - stood
+        self.fleet.moved(self, self.state, self.why)
+
+    async def _freeze(self) -> float:
+        """Let its rows stand still; since when."""
+        begin = time.monotonic()
+        await self.client.pause(within=self.fleet.deadlines.push_seconds, keeps=True)
+        self._is_paused = True
+        return begin
 
     async def fetch_ahead(self, manifest: Manifest) -> None:
         """Bring its copy of the weights up to date while it samples. What fails is done when the weights are wanted."""

@@ -53,13 +53,17 @@ class ServerPool:
         push: GroupPush | None = None,
         files: Callable[[str], Manifest | None] = lambda label: None,
         repair: Callable[[str], Manifest | None] = lambda label: None,
+        in_flight: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``find`` names servers that came later; ``max_rows`` completions are asked of one server at a time, each
         group whole; ``address`` is where servers fetch weights that do not see the trainer's disk; ``restart`` starts a
         server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
         those of a version, None while it cannot. ``repair`` writes one whole of which a server could not apply the
-        differences."""
+        differences. ``in_flight``: servers take new weights under the rows that run."""
+        self.in_flight = in_flight
+        self.labels: dict[str, int] = {}
+        """The number of each version that was published."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[RolloutServer] = []
         self.counts: Counter[str] = Counter()
@@ -69,10 +73,10 @@ class ServerPool:
         self._order: list[RolloutServer] = []
         self._target: Manifest | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._waiting: deque[asyncio.Future[RolloutServer]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[RolloutServer], PendingGroup | None]] = deque()
         self._tasks: set[asyncio.Task[object]] = set()
         self._changed = asyncio.Event()
-        self._ready_at = time.monotonic()
+        self._ready_at = self._counted_since = time.monotonic()
         self._broken: BaseException | None = None
 
     async def open(self) -> None:
@@ -154,7 +158,7 @@ class ServerPool:
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
         """A server is in another state: say it if it matters to a person, and let it work if it can."""
-        if "ready" in (old, server.state) and "syncing" not in (old, server.state):
+        if old != server.state and "ready" in (old, server.state) and "syncing" not in (old, server.state):
             self._say(f"rollout server {server.url}: {old} -> {server.state} ({why})")
         elif server.state == "poisoned":
             self._say(f"rollout server {server.url} is poisoned: {why}")
@@ -174,6 +178,13 @@ class ServerPool:
     def asleep(self) -> list[RolloutServer]:
         """Servers that gave their memory back."""
         return [server for server in self.servers if server.state == "asleep"]
+
+    async def idle_fraction(self) -> float:
+        """Of the time of living servers since this was asked last, the share in which they had nothing to sample."""
+        now, living = time.monotonic(), [server for server in self.servers if server.state not in ("down", "poisoned")]
+        seconds, self._counted_since = now - self._counted_since, now
+        busy = sum(server.take_busy_seconds() for server in living)
+        return min(1.0, max(0.0, 1.0 - busy / max(1e-9, seconds * len(living))))
 
     async def rest(self) -> None:
         """Let the servers give the memory of their GPU back until new weights are published, or the same again.
@@ -203,9 +214,10 @@ class ServerPool:
         async with AsyncExitStack() as held:
             members = await self._hold(held) if shipment is not None else []
             self._target = manifest
+            self.labels[manifest.label] = manifest.version
             for server in self.servers:
                 server.is_wanted = True
-                if server.state == "ready":
+                if server.state == "ready" and not self.in_flight:
                     server.state, server.why = "stale", "there are newer weights"
                 if server not in members:
                     server.poke()
@@ -213,6 +225,8 @@ class ServerPool:
                 await self._push.hand_over(members, shipment)
         for server in members:
             server.poke()
+        if self.in_flight and self.ready:
+            return len(self.ready)
         await self._wait_for_one()
         end = time.monotonic() + (time.monotonic() - started) + 0.25
         while any(server.state in ("stale", "syncing") for server in self.servers):
@@ -245,16 +259,14 @@ class ServerPool:
 
     async def _fill(self, job: PendingGroup, finish: Callable[[], None]) -> None:
         while job.missing:
-            server = await self._wait_for_one()
+            server = await self._wait_for_one(job)
             places = job.missing
             cost = job.cost_tokens
-            server.outstanding_rows += len(places)
-            server.outstanding_tokens += cost
+            server.owe(len(places), cost)
             try:
                 await self._attempt(server, job, places)
             finally:
-                server.outstanding_rows -= len(places)
-                server.outstanding_tokens -= cost
+                server.owe(-len(places), -cost)
                 self._hand_out()
         finish()
 
@@ -263,7 +275,7 @@ class ServerPool:
 
         An attempt has a name. What answers to another name, or after its attempt was given up, is not taken.
         """
-        if self._target is None or self._target.label != job.label:
+        if job.labels is None and (self._target is None or self._target.label != job.label):
             raise SamplerError(f"completions of {job.label} were asked for, and the servers have newer weights by now")
         name = uuid.uuid4().hex
         body = protocol.request_body(
@@ -313,13 +325,13 @@ class ServerPool:
                 f"the last time so: {server.url}: {error}"
             )
 
-    async def _wait_for_one(self) -> RolloutServer:
-        """The server with the least to do, as soon as one has room. First come, first served.
+    async def _wait_for_one(self, job: PendingGroup | None = None) -> RolloutServer:
+        """The server with the least to do, as soon as one has room. Earlier steps go first; first come, first served.
 
         Raises SamplerError when none was ready for too long, or when none ever will be.
         """
         place: asyncio.Future[RolloutServer] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        self._waiting.append((place, job))
         self._hand_out()
         self._check_gone()
         try:
@@ -330,17 +342,17 @@ class ServerPool:
     def _hand_out(self) -> None:
         """Give the waiting ones servers with room. The taker's tokens count from the next turn of the loop, so one at
         a time is let go."""
-        while self._waiting:
-            if self._waiting[0].done():
-                self._waiting.popleft()
-                continue
-            free = [one for one in self.ready if one.outstanding_rows < self.max_rows and not one.is_resting]
-            if not free:
+        waiting = [one for one in self._waiting if not one[0].done()]
+        self._waiting = deque(sorted(waiting, key=lambda one: 0 if one[1] is None else one[1].order))
+        ready = [one for one in self.ready if one.outstanding_rows < self.max_rows and not one.is_resting]
+        for one in self._waiting if ready else ():
+            place, job = one
+            if free := [server for server in ready if job is None or job.labels is None or job.allows((server.label,))]:
+                best = min(free, key=lambda server: (server.outstanding_tokens, server.outstanding_rows))
+                self._waiting.remove(one)
+                place.set_result(best)
+                asyncio.get_running_loop().call_soon(self._hand_out)
                 return
-            best = min(free, key=lambda server: (server.outstanding_tokens, server.outstanding_rows))
-            self._waiting.popleft().set_result(best)
-            asyncio.get_running_loop().call_soon(self._hand_out)
-            return
 
     def _check_gone(self) -> None:
         """Tell those who wait that there is nothing to wait for."""
@@ -360,5 +372,5 @@ class ServerPool:
                 f"{self.deadlines.gone_seconds:g}): {states}. Start servers and go on with `oncurve resume`"
             )
         while error is not None and self._waiting:
-            if not (place := self._waiting.popleft()).done():
+            if not (place := self._waiting.popleft()[0]).done():
                 place.set_exception(error)

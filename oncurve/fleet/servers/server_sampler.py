@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.pending_group import PendingGroup
+from oncurve.fleet.servers.protocol import GeneratedCompletion
 from oncurve.fleet.servers.registry import registered
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.servers.server_turns import ServerTurns
@@ -68,6 +70,7 @@ class ServerSampler:
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
         staleness: int = 0,
+        in_flight: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
@@ -107,6 +110,7 @@ class ServerSampler:
             files=self._copies.files,
             address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
             repair=self._deltas.renew if self._deltas is not None else lambda label: None,
+            in_flight=in_flight,
             notify=self._say,
         )
 
@@ -262,6 +266,9 @@ class ServerSampler:
                 stream_keys(params.seed, step, np.full(group_size, prompt.index), places).tolist(),
                 params,
                 end_ids,
+                0 if is_measuring else step,
+                self.pool.labels if self.pool.in_flight else None,
+                manifest.version,
             )
             for prompt, places in zip(prompts, indices, strict=True)
         ]
@@ -275,6 +282,8 @@ class ServerSampler:
                 end_ids=end_ids,
                 version=manifest.version,
             )
+            if self.pool.in_flight:
+                groups[place] = _by_token(groups[place], jobs[place].completions, self.pool.labels)
             if self.on_group is not None:
                 self.on_group(groups[place])
 
@@ -286,12 +295,14 @@ class ServerSampler:
         return [groups[place] for place in range(len(prompts))]
 
     def weight_metrics(self) -> dict[str, float]:
-        """Metrics of how the newest weights came to the servers; empty where they are not sent as differences."""
-        last = self._deltas.last if self._deltas is not None else None
+        """The idleness of the servers, and the way of the newest weights where they are sent as differences."""
+        last, found = self._deltas.last if self._deltas is not None else None, dict[str, float]()
+        if self._loop is not None:
+            found["speed/server_idle_fraction"] = self._loop.call(self.pool.idle_fraction())
         if last is None or self._manifest is None:
-            return {}
+            return found
         have = [server for server in self.pool.servers if server.label == self._manifest.label]
-        return {
+        return found | {
             "weights/changed_fraction": last.changed_fraction,
             "weights/sent_fraction": last.bytes / max(1, last.whole_bytes),
             "weights/sent_mb": last.bytes / 1e6,
@@ -323,3 +334,13 @@ class ServerSampler:
         if self._local is not None:
             self._local.close()
         self._store.close()
+
+
+def _by_token(group: Group, sampled: Sequence[GeneratedCompletion], labels: Mapping[str, int]) -> Group:
+    """The group with the versions of its completions, token by token where there are several."""
+    dated = []
+    for one, found in zip(group.completions, sampled, strict=True):
+        numbers = [labels[label] for label in found.versions]
+        versions = tuple(zip(found.starts, numbers, strict=True)) if len(numbers) > 1 else ()
+        dated.append(replace(one, policy_version=min(numbers), versions=versions))
+    return replace(group, completions=tuple(dated))

@@ -138,12 +138,16 @@ class SamplingServer:
         return web.json_response({"tokens": ids, "count": len(ids)})
 
     async def pause(self, request: web.Request) -> web.Response:
-        """Take no requests; mode abort cuts off those that run, wait lets them end."""
+        """Take no requests; mode abort cuts off those that run, wait lets them end. With mode keep they stand
+        still, and requests that come wait for their turn."""
         mode = request.query.get("mode", "abort")
-        if mode not in ("abort", "wait"):
-            raise ValueError(f"mode {mode} is not offered; use abort or wait")
+        if mode not in ("abort", "wait", "keep"):
+            raise ValueError(f"mode {mode} is not offered; use abort, wait or keep")
         async with self._control:
-            await asyncio.to_thread(self.sampling.pause, abort=mode == "abort")
+            if mode == "keep":
+                await asyncio.to_thread(self.sampling.freeze)
+            else:
+                await asyncio.to_thread(self.sampling.pause, abort=mode == "abort")
         return web.json_response({"status": "paused"})
 
     async def resume(self, request: web.Request) -> web.Response:

@@ -41,14 +41,14 @@ class Sampling:
         """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
         self.policy, self.label = policy, label
         self.scheduler = RowScheduler(
-            policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, key="--max-rows"
+            policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, version=label, key="--max-rows"
         )
         self._work: dict[Request, SubmittedRequest] = {}
         """All that has no answer yet."""
         self._dropped: set[Request] = set()
         self._reading = threading.Lock()
         self._changed = threading.Condition()
-        self._is_paused = self._is_closed = self._is_standing = False
+        self._is_paused = self._is_closed = self._is_standing = self._is_frozen = False
         self._ends_running = False
         self._num_running = 0
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
@@ -80,20 +80,25 @@ class Sampling:
 
         def done(sampled: list[Sampled]) -> None:
             del self._work[request]
-            future.set_result([GeneratedCompletion(*one, (self.label,)) for one in sampled])
+            future.set_result([self._completion(request, place, one) for place, one in enumerate(sampled)])
 
         request = Request(asked.token_ids, keys, asked.params, asked.end_ids, on_done=done, on_tokens=on_tokens)
         work = SubmittedRequest(request, future)
         with self._changed:
             if self._is_paused or self._is_closed:
                 raise Paused
-            self._is_standing = False
+            self._is_standing = self._is_frozen and self._is_standing
             self._work[request] = work
             self.scheduler.add(request)
             self._num_running += asked.count
             self._changed.notify_all()
         future.add_done_callback(lambda _: self._count_down(asked.count))
         return work
+
+    def _completion(self, request: Request, place: int, sampled: Sampled) -> GeneratedCompletion:
+        found = [one for one in request.versions.get(place, ()) if one[0] < len(sampled[0])] or [(0, self.label)]
+        starts, labels = zip(*found, strict=True)
+        return GeneratedCompletion(*sampled, labels, starts)
 
     def _count_down(self, count: int) -> None:
         with self._changed:
@@ -102,36 +107,46 @@ class Sampling:
     def drop(self, work: SubmittedRequest) -> None:
         """Nobody waits for this any more."""
         with self._changed:
-            self._is_standing = False
+            self._is_standing = self._is_frozen and self._is_standing
             self._dropped.add(work.request)
             self._changed.notify_all()
 
     def pause(self, *, abort: bool) -> None:
         """Take nothing more, and wait until nothing runs; ``abort`` cuts off what does."""
         with self._changed:
-            self._is_paused = True
+            self._is_standing = self._is_standing and not self._is_frozen
+            self._is_paused, self._is_frozen = True, False
             self._ends_running = self._ends_running or abort
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_standing or not self._thread.is_alive())
 
-    def resume(self) -> None:
-        """Take requests again."""
+    def freeze(self) -> None:
+        """Stand still between two tokens, with the rows that run; requests wait."""
         with self._changed:
-            self._is_paused = self._ends_running = False
+            self._is_frozen = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_standing or not self._thread.is_alive())
+
+    def resume(self) -> None:
+        """Take requests again, and go on."""
+        with self._changed:
+            self._is_paused = self._ends_running = self._is_frozen = False
             self._changed.notify_all()
 
     def change(self, apply: Callable[[], None], label: str) -> None:
-        """Let other weights take the place of these, while nothing runs.
+        """Let other weights take the place of these, while nothing runs, or under rows that stand still.
 
-        Raises SamplerError if it is not paused: completions would be of two versions.
+        Raises SamplerError if it does neither.
         """
         with self._changed:
-            if not (self._is_paused and self._is_standing):
+            if not ((self._is_paused or self._is_frozen) and self._is_standing):
                 raise SamplerError("weights cannot change while the server samples; pause it first")
             with self._reading:
                 apply()
             self.label = label
-            self.scheduler.forget()
+            if not self._is_frozen:
+                self.scheduler.forget()
+            self.scheduler.renew(label)
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
         """log p of every token but the first, given those before it, in the caller's thread.
@@ -162,7 +177,7 @@ class Sampling:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._is_standing = not self._has_work()
+                self._is_standing = self._is_frozen or not self._has_work()
                 if self._is_standing:
                     self._changed.notify_all()
                     if self._is_closed:

@@ -1,0 +1,163 @@
+"""Completions of a past run sampled again, under weights that may have changed in their middle.
+
+The record says which version took over at which token. The same training gives the weights of each version once more;
+while it has them, every row is continued as far as they went. Keys and values stay what they were, as in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from oncurve.errors import DataError
+from oncurve.history.past import PastRun
+from oncurve.model.ops import operations
+from oncurve.model.ops_native import NativeOps
+from oncurve.model.weights import supports
+from oncurve.observe.step_record import read_step
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.recipe.schema import Config
+from oncurve.records import Completion, Group, Prompt
+from oncurve.sample.base import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids
+from oncurve.sample.budget import RowBudget
+from oncurve.sample.engine import occurrence_indices
+from oncurve.sample.proof import Proof
+from oncurve.sample.request import Request
+from oncurve.sample.row_memory import KeptRow
+from oncurve.sample.scheduler import RowScheduler
+from oncurve.sample.streams import GOLDEN, stream_keys
+
+
+def samples_alike(config: Config, policy: TrainedPolicy) -> bool:
+    """What our servers sampled for a recipe has the same bits here: they had all digits of the weights, and compiled
+    kernels on a CPU, with which a row does not depend on those beside it."""
+    rollouts, model = config.rollouts, policy.trained_model
+    is_ours = rollouts.own_servers > 0 and not rollouts.servers and rollouts.registry is None
+    is_plain = not rollouts.has_episodes and rollouts.deltas is None and config.policy.lora is None
+    is_here = model.device.type == "cpu" and supports(policy.model) and policy.processes.count == 1
+    has_kernels = all(isinstance(operations(kind, "cpu"), NativeOps) for kind in (torch.float32, torch.bfloat16))
+    return is_ours and is_plain and is_here and has_kernels and config.run.refill_rounds == 0
+
+
+@dataclass(eq=False)
+class _Row:
+    """A completion as far as it is sampled again."""
+
+    kept: KeptRow = field(default_factory=KeptRow)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def take(self, place: int, sampled: Sampled) -> None:
+        """What some weights sampled goes behind what others did."""
+        self.token_ids += sampled[0]
+        self.logprobs += sampled[1]
+
+
+class AgainSampler:
+    """Samples the completions of steps ``first`` to ``last`` again, counted from 0. Those that older weights began than
+    those of ``first`` are taken from the record."""
+
+    def __init__(self, run: PastRun, params: SamplingParams, measuring: Sampler, *, first: int, last: int) -> None:
+        """``measuring`` samples for measurements."""
+        self.run, self.params, self.measuring, self.first, self.last = run, params, measuring, first, last
+        self.num_again = self.num_taken = 0
+        """Completions of the steps that were asked for."""
+        self._steps = {step: read_step(run.path, step + 1).groups for step in range(first, last + 1)}
+        self._rows: dict[tuple[int, int, int], _Row] = {}
+        self._version = first - 1
+        self._scheduler: RowScheduler | None = None
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Continue every row that these weights continued."""
+        self.measuring.load_weights(policy, version)
+        if version <= self._version:
+            return
+        self._version = version
+        was_training = policy.model.training
+        policy.model.eval()
+        if self._scheduler is None:
+            self._scheduler = RowScheduler(policy, RowBudget(), Proof(), version=str(version))
+            all_of = [one for groups in self._steps.values() for group in groups for one in group.completions]
+            longest = max(len(one.token_ids) for one in all_of)
+            self._scheduler.expect(max(len(one.prompt_ids) for one in all_of), longest + 1)
+        else:
+            self._scheduler.renew(str(version))
+        end_ids = end_token_ids(policy.model, policy.tokenizer)
+        for step in range(version, self.last + 1):
+            indices = occurrence_indices([group.prompt for group in self._steps[step]], self._group_size(step))
+            for place, group in enumerate(self._steps[step]):
+                for one in group.completions:
+                    self._continue(step, place, one, group.prompt, indices[place][one.index], end_ids)
+        self._scheduler.run()
+        policy.model.train(was_training)
+
+    def _group_size(self, step: int) -> int:
+        return len(self._steps[step][0].completions)
+
+    def _continue(
+        self, step: int, place: int, one: Completion, prompt: Prompt, number: int, end_ids: tuple[int, ...]
+    ) -> None:
+        spans = one.versions or ((0, one.policy_version),)
+        found = [at for at, (_, version) in enumerate(spans) if version == self._version]
+        if not found or one.policy_version < self.first or not one.token_ids:
+            return
+        row = self._rows.setdefault((step, place, one.index), _Row())
+        start, is_last = spans[found[0]][0], found[0] == len(spans) - 1
+        end = len(one.token_ids) if is_last else spans[found[0] + 1][0]
+        if len(row.token_ids) != start:  # it is another one by now, which will be said
+            return
+        key = stream_keys(self.params.seed, step, np.array([prompt.index]), np.array([number]))
+        least = max(0, self.params.min_completion_tokens - start)
+        params = replace(self.params, max_completion_tokens=end - start, min_completion_tokens=min(least, end - start))
+        assert self._scheduler is not None
+        self._scheduler.add(
+            Request(
+                (*one.prompt_ids, *row.token_ids),
+                key + np.uint64(int(GOLDEN) * start % 2**64),  # the numbers of its stream from there on
+                params,
+                end_ids,
+                on_row=row.take,
+                rows=(row.kept,),
+                keeps=not is_last,
+            )
+        )
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """The groups of a step."""
+        if params is not None:
+            return self.measuring.sample(prompts, group_size, step=step, params=params)
+        groups = self._steps[step]
+        if [group.prompt.index for group in groups] != [prompt.index for prompt in prompts]:
+            raise DataError(f"{self.run.path}: the record of step {step + 1} holds other prompts than its data")
+        again = partial(self._again, step)
+        return [
+            Group(prompt, tuple(again(place, one) for one in group.completions))
+            for place, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
+        ]
+
+    def _again(self, step: int, place: int, one: Completion) -> Completion:
+        row = self._rows.pop((step, place, one.index), None)
+        if row is None:
+            self.num_taken += 1
+            return one
+        self.num_again += 1
+        row.kept.end()
+        return replace(one, token_ids=row.token_ids, sampler_logprobs=row.logprobs)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._scheduler is not None:
+            self._scheduler.forget()
+        self.measuring.close()
+
+
+def oldest_version(run: PastRun, step: int) -> int:
+    """The oldest weights that sampled a token of a step, counted from 1."""
+    groups = read_step(run.path, step).groups
+    return min((one.policy_version for group in groups for one in group.completions), default=step - 1)
