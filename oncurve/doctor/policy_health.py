@@ -242,16 +242,31 @@ def entropy_collapse(case: Case) -> Finding | None:
 
 
 def stale_weights(case: Case) -> Finding | None:
-    """Completions come from weights more than one step older than those they train."""
-    if not case.lags or max(case.lags.values()) <= 1:
+    """Completions come from weights more than one step older than those they train, and than the recipe allows."""
+    allowed = case.setting("rollouts.staleness") or 0
+    if not case.lags or max(case.lags.values()) <= max(1, allowed):
         return None
     worst = max(case.lags, key=lambda step: case.lags[step])
     return Finding(
-        severity="severe" if case.lags[worst] > 4 else "warning",
+        severity="severe" if case.lags[worst] > max(4, allowed) else "warning",
         what="Completions were sampled from stale weights",
         evidence=(Evidence("steps between sampling and training", float(case.lags[worst]), (worst, worst)),),
         do="Make sure that every rollout server has the newest weights; allow less staleness, or correct for it "
         "(algorithm.correction).",
+    )
+
+
+def too_far_ahead(case: Case) -> Finding | None:
+    """Sampling is ahead of training, and less than 0.7 of the tokens count as samples of the policy that is trained."""
+    effective = case.curve("mismatch/effective_sample_fraction")
+    if not case.setting("rollouts.staleness") or len(effective) < 3 or effective.end >= 0.7:
+        return None
+    return Finding(
+        severity="warning",
+        what="Sampling is too far ahead of training: the policy has moved away from what it trains on",
+        evidence=(*effective.both_ends(), *case.configured("rollouts.staleness")),
+        do="Lower rollouts.staleness or the learning rate, and correct for the difference "
+        "(algorithm.correction=truncate).",
     )
 
 

@@ -35,6 +35,22 @@ def rollout_bound(case: Case) -> Finding | None:
     )
 
 
+def not_ahead_enough(case: Case) -> Finding | None:
+    """The trainer waits for completions in more than a third of the time, while servers have nothing to sample."""
+    step, sample, idle = (case.curve(key) for key in (STEP, "time/sample_seconds", "speed/server_idle_fraction"))
+    if min(len(step), len(sample), len(idle)) < 3 or sample.median <= step.median / 3 or idle.median < 0.2:
+        return None
+    if case.number("rollouts.staleness") >= 8:
+        return None
+    return Finding(
+        severity="note",
+        what="Trainer and rollout servers wait for each other: sampling is not far enough ahead",
+        evidence=(sample.over_all(), step.over_all(), idle.over_all()),
+        do="Raise rollouts.staleness, with algorithm.correction=truncate; rollouts.in_flight lets nobody wait for "
+        "stragglers.",
+    )
+
+
 def trainer_bound(case: Case) -> Finding | None:
     """Training takes more than 85 % of the step."""
     return _phase(

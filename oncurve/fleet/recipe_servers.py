@@ -47,7 +47,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
         local = start_vllm(config)
     elif chosen.own_servers:
         local = start_own(config)
-    return ServerSampler(
+    made = ServerSampler(
         config.sampling(),
         urls=chosen.servers,
         registry=None if chosen.registry is None else Path(chosen.registry),
@@ -64,8 +64,9 @@ def make_server_sampler(config: Config) -> ServerSampler:
         sleep=chosen.sleep,
         deltas=chosen.deltas,
         staleness=chosen.staleness,
-        in_flight=chosen.in_flight,
     )
+    made.pool.in_flight = chosen.in_flight
+    return made
 
 
 def make_push(config: Config) -> GroupPush | None:

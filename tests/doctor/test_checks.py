@@ -58,7 +58,8 @@ SICK: dict[str, list[Case]] = {
         case({"policy/entropy": lambda x: 0.3 + 2 * x}, {"algorithm.entropy_coef": 0.5}),
         case({"reward/mean": late(0.6, 0.05), "reward/correct": late(0.6, 0.05)}, {"algorithm.entropy_coef": 0.5}),
     ],
-    "stale_weights": [case(lags={40: 3})],
+    "stale_weights": [case(lags={40: 3}), case({}, {"rollouts.staleness": 4}, lags={40: 5})],
+    "too_far_ahead": [case({"mismatch/effective_sample_fraction": lambda x: 1 - 0.5 * x}, {"rollouts.staleness": 4})],
     "mismatch": [case({"mismatch/kl": 0.02}), case({"mismatch/effective_sample_fraction": 0.7})],
     "clipping": [
         case({"policy/clip_fraction": 0.25}),
@@ -148,6 +149,7 @@ SICK: dict[str, list[Case]] = {
     ],
     "slowing": [case({"time/step_seconds": lambda x: 10 + 20 * x})],
     "memory_growth": [case({"memory/process_gib": lambda x: 2 + 3 * x}, steps=60)],
+    "not_ahead_enough": [case({"time/sample_seconds": 4.0, "speed/server_idle_fraction": 0.4})],
     "rollout_bound": [case({"time/sample_seconds": 9.0})],
     "trainer_bound": [case({"time/train_seconds": 9.0})],
     "evaluation_small": [case({"evaluation/num_examples": 30.0})],
@@ -170,7 +172,11 @@ NEARLY: dict[str, list[Case]] = {
         case({"policy/entropy": lambda x: 0.3 + 0.5 * x}, {"algorithm.entropy_coef": 0.5}),
         case({"reward/mean": late(0.6, 0.05), "reward/correct": late(0.6, 0.05)}, {"algorithm.entropy_coef": 0.01}),
     ],
-    "stale_weights": [case(lags={40: 1})],
+    "stale_weights": [case(lags={40: 1}), case({}, {"rollouts.staleness": 4}, lags={40: 4})],
+    "too_far_ahead": [
+        case({"mismatch/effective_sample_fraction": lambda x: 1 - 0.25 * x}, {"rollouts.staleness": 4}),
+        case({"mismatch/effective_sample_fraction": 0.5}),
+    ],
     "mismatch": [case({"mismatch/kl": 0.009}), case({"mismatch/effective_sample_fraction": 0.85})],
     "clipping": [
         case({"policy/clip_fraction": 0.19}),
@@ -247,6 +253,11 @@ NEARLY: dict[str, list[Case]] = {
     "memory_growth": [
         case({"memory/process_gib": lambda x: 2 + 0.8 * x}, steps=60),
         case({"memory/process_gib": late(2.0, 4.0)}, steps=60),
+    ],
+    "not_ahead_enough": [
+        case({"time/sample_seconds": 4.0, "speed/server_idle_fraction": 0.1}),
+        case({"time/sample_seconds": 3.0, "speed/server_idle_fraction": 0.9}),
+        case({"time/sample_seconds": 4.0, "speed/server_idle_fraction": 0.4}, {"rollouts.staleness": 8}),
     ],
     "rollout_bound": [case({"time/sample_seconds": 8.4})],
     "trainer_bound": [case({"time/train_seconds": 8.4})],

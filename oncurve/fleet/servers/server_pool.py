@@ -53,15 +53,15 @@ class ServerPool:
         push: GroupPush | None = None,
         files: Callable[[str], Manifest | None] = lambda label: None,
         repair: Callable[[str], Manifest | None] = lambda label: None,
-        in_flight: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``find`` names servers that came later; ``max_rows`` completions are asked of one server at a time, each
         group whole; ``address`` is where servers fetch weights that do not see the trainer's disk; ``restart`` starts a
         server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
         those of a version, None while it cannot. ``repair`` writes one whole of which a server could not apply the
-        differences. ``in_flight``: servers take new weights under the rows that run."""
-        self.in_flight = in_flight
+        differences."""
+        self.in_flight = False
+        """Servers take new weights under the rows that run."""
         self.labels: dict[str, int] = {}
         """The number of each version that was published."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address

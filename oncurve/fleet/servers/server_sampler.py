@@ -70,7 +70,6 @@ class ServerSampler:
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
         staleness: int = 0,
-        in_flight: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
@@ -110,7 +109,6 @@ class ServerSampler:
             files=self._copies.files,
             address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
             repair=self._deltas.renew if self._deltas is not None else lambda label: None,
-            in_flight=in_flight,
             notify=self._say,
         )
 
