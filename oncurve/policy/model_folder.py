@@ -64,7 +64,7 @@ def load_model(
         with _LOADING:
             model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise _unloadable(name, error) from None
+        raise unloadable(name, error) from None
     if absent := sorted(report["missing_keys"]):
         raise CheckpointError(
             f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "
@@ -104,7 +104,7 @@ def load_tokenizer(
         config = AutoConfig.from_pretrained(place, **options)
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise _unloadable(name, error) from None
+        raise unloadable(name, error) from None
     if len(tokenizer.get_added_vocab()) >= len(tokenizer):
         raise CheckpointError(
             f"model {name!r}: its tokenizer has no vocabulary. Put its tokenizer.json into the folder"
@@ -121,7 +121,7 @@ def _own_tokenizer(
     try:
         return AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise _unloadable(str(folder), error) from None
+        raise unloadable(str(folder), error) from None
 
 
 def _with_own_template(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
@@ -146,8 +146,8 @@ def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision:
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
 
 
-def _unloadable(name: str, error: Exception) -> CheckpointError:
-    """Our words for what went wrong; those of the library only where we know none."""
+def unloadable(name: str, error: Exception) -> CheckpointError:
+    """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())
     log.debug("model %s: %s", name, text)
     is_local = check_place(name)[1]
@@ -162,6 +162,9 @@ def _unloadable(name: str, error: Exception) -> CheckpointError:
 
 _GET_IT = "Check the name; without a network, set model=FOLDER to a folder that holds the model"
 _KNOWN = (
+    (("Unrecognized configuration class",),
+     "transformers has no causal language model of its kind, as of encoders with a decoder and of most models for "
+     "pictures and sounds", "Name a causal language model; the part for text of a larger one can be saved on its own"),
     (("gated repo", "401 Client", "403 Client"), "it is gated or private on the Hugging Face Hub",
      "Accept its terms there, then log in with `hf auth login` or set HF_TOKEN"),
     (("trust_remote_code",), "it comes with Python code of its own",

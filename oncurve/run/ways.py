@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
+from oncurve.policy.model_folder import unloadable
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.road import find_road
 from oncurve.recipe.schema import Config, RolloutSection
@@ -35,7 +36,9 @@ def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
         small = stand_in(empty, "cpu")
         with torch.no_grad():
             small(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False)
-    except FAILURES:
+    except FAILURES as error:
+        if "Unrecognized configuration class" in str(error):
+            raise unloadable(config.model, error) from None
         return "model: how it is trained and sampled is found when it is loaded; there is no small model of its kind"
     road, where = find_road(small, packing=config.policy.packing), _elsewhere(config.rollouts)
     return (

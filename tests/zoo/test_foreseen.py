@@ -42,3 +42,24 @@ def test_what_cannot_be_foreseen_is_said(tmp_path: Path, tokenizer: PreTrainedTo
     config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
     said = foresee_ways(config, load_tokenizer(str(tmp_path))[0])
     assert "found when it is loaded" in said
+
+
+def test_an_encoder_with_a_decoder_is_refused_by_check_and_when_it_is_loaded(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    from transformers import T5Config
+
+    from oncurve.errors import CheckpointError
+    from oncurve.policy.model_folder import load_model, load_tokenizer
+    from oncurve.recipe.load import parse_config
+    from oncurve.run.ways import foresee_ways
+
+    T5Config(vocab_size=len(tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(
+        tmp_path
+    )
+    tokenizer.save_pretrained(tmp_path)
+    config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
+    with pytest.raises(CheckpointError, match="no causal language model of its kind"):
+        foresee_ways(config, load_tokenizer(str(tmp_path))[0])
+    with pytest.raises(CheckpointError, match="no causal language model of its kind"):
+        load_model(str(tmp_path))
