@@ -215,6 +215,6 @@ def disk_use(shape: ModelShape, work: Work, setup: Setup) -> DiskUse:
     tokens = work.steps * work.completions * work.mean_tokens if work.records_all else 0
     return DiskUse(
         checkpoint_bytes=4.0 * trained_parameters(shape, setup) + moment_bytes(shape, setup),
-        checkpoints=min(saved, work.keep_checkpoints + kept),
+        checkpoints=min(saved, work.keep_checkpoints + kept) if work.keep_checkpoints else saved,
         record_bytes=RECORD_BYTES * tokens,
     )

@@ -116,6 +116,8 @@ class OneDevice:
     replica: PreTrainedModel | None = None
     is_divided = False
     is_lockstep = False
+    has_own_rates = False
+    """The optimizer came with a schedule that sets the rate of each of its groups."""
 
     def __init__(
         self, model: PreTrainedModel, scorers: Scorers, settings: OptimizerSettings, processes: Processes
@@ -159,10 +161,10 @@ class OneDevice:
         """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
         norm = self._clip(self.settings.max_gradient_norm or math.inf)
         if is_allowed and math.isfinite(norm) and norm > 0:
-            for group in self.optimizer.param_groups:
+            for group in self.optimizer.param_groups if not self.has_own_rates else ():
                 group["lr"] = rate
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # also of weights that an optimizer of a script's own leaves out
         return norm
 
     def _groups(self) -> Sequence[list[nn.Parameter]]:

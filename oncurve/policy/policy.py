@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -113,6 +114,8 @@ class TrainedPolicy:
         for part in parts if self.backend.is_divided else ():
             set_trust(part, replace(trust_of(part), layers=False))  # they need whole weights
         self.num_updates, self.num_scheduled = 0, 0
+        self.rate_of: Callable[[int], float] = partial(self.settings.rate, total_updates=total_updates)
+        self.last_rate = 0.0
         """Updates that moved the weights; and all of them, by which the schedule counts."""
         self._is_loss_finite = True
 
@@ -269,7 +272,7 @@ class TrainedPolicy:
         Without any gradient (no group of the update has a signal, or every token is masked) nothing moves, not even by
         momentum, and the update is counted as skipped. So is one whose loss or gradient is not finite.
         """
-        rate = self.settings.rate(self.num_scheduled, self.total_updates)
+        rate = self.last_rate = self.rate_of(self.num_scheduled)
         self.num_scheduled += 1  # without a signal too: the plan is of steps
         is_finite = self.processes.all_true(self._is_loss_finite)
         with moving_weights(self.num_updates + 1):

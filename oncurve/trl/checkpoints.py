@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from oncurve.errors import CheckpointError
+from oncurve.errors import CheckpointError, ConfigError, did_you_mean
 from oncurve.observe.run_model import is_run
-from oncurve.run.checkpoint_manifest import checkpoints_in
+from oncurve.policy.policy import TrainedPolicy
+from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.resume import run_and_step
+from oncurve.run.state import restore
 
 
 class NoCheckpoint(CheckpointError, ValueError):
@@ -37,13 +41,35 @@ def find_run(wanted: str | bool, output_dir: str | None) -> tuple[Path, int | No
 
 def name_checkpoint(saved: Path, output_dir: str | None, state: TrainerState) -> None:
     """Call a checkpoint ``checkpoint-N``, as TRL does, and put the trainer's state into it."""
-    state.save_to_json(str(saved / TRAINER_STATE_NAME))
     link = Path(output_dir or "runs") / f"checkpoint-{state.global_step}"
+    if state.best_global_step == state.global_step:
+        state.best_model_checkpoint = str(link)
+    state.save_to_json(str(saved / TRAINER_STATE_NAME))
     for old in link.parent.glob("checkpoint-*"):
         if old.is_symlink() and (old == link or not old.exists()):
             old.unlink()  # of a checkpoint that was removed, or of an earlier run
     if not link.exists():
         link.symlink_to(saved.resolve().relative_to(link.parent.resolve()), target_is_directory=True)
+
+
+def note_best(measured: Mapping[str, float], args: Any, state: TrainerState) -> None:
+    """Remember a measurement that is the best so far, by ``metric_for_best_model``. Raises ConfigError for no such."""
+    if args.metric_for_best_model is None:
+        return
+    name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+    if name not in measured:
+        raise ConfigError(
+            f"metric_for_best_model: no evaluation measures {name!r}. {did_you_mean(name, list(measured))}"
+        )
+    sign = 1 if args.greater_is_better else -1
+    if state.best_metric is None or sign * measured[name] > sign * state.best_metric:
+        state.best_metric, state.best_global_step = measured[name], state.global_step
+
+
+def load_best(policy: TrainedPolicy, state: TrainerState) -> None:
+    """Put the weights of the best checkpoint into the policy. Raises CheckpointError if it cannot be read."""
+    folder = Path(str(state.best_model_checkpoint)).resolve()
+    restore(policy, folder, verify(folder))
 
 
 def load_state(state: TrainerState, run: Path, step: int | None) -> None:

@@ -111,6 +111,10 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
         values = vars(self)
         if values["bf16"] is None:
             self.bf16 = not values["fp16"]
+        if values["load_best_model_at_end"] and values["metric_for_best_model"] is None:
+            self.metric_for_best_model = "loss"
+        if values["greater_is_better"] is None and values["metric_for_best_model"] is not None:
+            self.greater_is_better = not values["metric_for_best_model"].endswith("loss")
         self._derive()
 
     def _derive(self) -> None:

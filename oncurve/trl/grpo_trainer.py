@@ -24,7 +24,7 @@ from oncurve.run.scoring import score
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.run.training_request import ProgramObjects, request_of_tree
-from oncurve.trl.checkpoints import find_run, load_state, name_checkpoint
+from oncurve.trl.checkpoints import find_run, load_best, load_state, name_checkpoint, note_best
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import LogWindow, measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
@@ -32,11 +32,12 @@ from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.script_files import ScriptFiles, loaded_type
+from oncurve.trl.script_optimizer import ScriptOptimizer
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
 
 
-class GRPOTrainer(ScriptFiles, TrlAttributes):
+class GRPOTrainer(ScriptFiles, ScriptOptimizer, TrlAttributes):
     """The trainer of a script for TRL. Its arguments become a recipe, Python objects and a run of oncurve.
 
     Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
@@ -74,10 +75,9 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         """Numbers that rewards and subclasses add to the next row of logs."""
         self._mode = "train"
         self._extra: dict[str, list[Any]] = defaultdict(list)
-        lost = {
-            "rollout_func": rollout_func,
-            "optimizers": any(part is not None for part in optimizers),
-        }
+        self._optimizers = optimizers
+        has_own = any(part is not None for part in optimizers)
+        lost = {"rollout_func": rollout_func, "optimizers": has_own and SETTINGS.instead_of_training is not None}
         self.translation: Translation = translate(
             TrainerArguments(
                 model=model,
@@ -129,7 +129,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
 
     def _loaded(self, policy: TrainedPolicy) -> None:
         """What comes before the first step, for which the optimizer is there."""
-        self._callbacks.watch(policy)
+        self._callbacks.watch(policy, self._take_optimizer(policy))
         self._callbacks.call("on_train_begin")
         if self.args.eval_on_start:
             self.evaluate()
@@ -198,16 +198,6 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
     def callback_handler(self) -> Any:
         """The object that calls the callbacks."""
         return self._callbacks.handler
-
-    @property
-    def optimizer(self) -> Any:
-        """Of the weights as they are, or None before training."""
-        return self._callbacks.handler.optimizer
-
-    @property
-    def lr_scheduler(self) -> Any:
-        """Its learning rate."""
-        return self._callbacks.handler.lr_scheduler
 
     @property
     def is_deepspeed_enabled(self) -> bool:
@@ -282,6 +272,8 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
             raise Stopped(
                 "training was stopped; train(resume_from_checkpoint=True) goes on", exit_code=result.exit_code
             )
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            load_best(self.oncurve.policy, self.state)
         loss = fmean(losses) if losses else 0.0
         samples = len(losses) * self.oncurve.config.run.prompts_per_step
         metrics = speeds("train", seconds, samples=samples, steps=self.state.global_step - first)
@@ -365,7 +357,7 @@ class GRPOTrainer(ScriptFiles, TrlAttributes):
         """Evaluate and save where the configuration, the end or a callback asks for it."""
         every, saves = self.translation.evaluate_every_steps, self.oncurve.config.run.save_every_steps
         if self.control.should_evaluate or (every and (is_last or step.number % every == 0)):
-            self.evaluate()
+            note_best(self.evaluate(), self.args, self.state)
         if self.control.should_save or (saves and (is_last or step.number % saves == 0)):
             saved = step.save()
             if saved is not None and self.is_world_process_zero():

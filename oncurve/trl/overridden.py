@@ -39,7 +39,10 @@ ATTRIBUTES = (
     "vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "vllm_mode", "vllm_tensor_parallel_size",
 )  # fmt: skip
 """Attributes of GRPOTrainer beside those of transformers' Trainer."""
-CALLED = ("log", "evaluate", "save_model", "train", "push_to_hub", "create_model_card", "__init__")
+CALLED = (
+    "log", "evaluate", "save_model", "train", "push_to_hub", "create_model_card", "__init__", "create_optimizer",
+    "create_scheduler",
+)  # fmt: skip
 """What is called here as there, so that a subclass may replace it."""
 WHY = "Say it in GRPOConfig or as a reward, or write the loop yourself with oncurve's verbs (docs/python.md)"
 

@@ -41,6 +41,7 @@ class Callbacks:
         self.trainer = trainer
         self.handler = CallbackHandler([_Flow(), *given], None, None, None, None)
         self.policy: TrainedPolicy
+        self._hooks: list[Any] = []
         self.updates = 0
         """Updates of the step so far whose events were called."""
         trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = trainer.is_world_process_zero()
@@ -54,19 +55,19 @@ class Callbacks:
         """One less."""
         self.handler.remove_callback(callback)
 
-    def watch(self, policy: TrainedPolicy) -> None:
+    def watch(self, policy: TrainedPolicy, schedule: Any) -> None:
         """Call what comes around every update of the weights: gradients are there before it, and none after."""
         optimizer = policy.backend.optimizer  # type: ignore[attr-defined]
-        self.handler.optimizer, self.policy = optimizer, policy
-        self.handler.lr_scheduler = Schedule(policy)  # type: ignore[assignment]
+        self.handler.optimizer, self.handler.lr_scheduler, self.policy = optimizer, schedule, policy
+        for hook in self._hooks:  # of a training before, whose optimizer may be a script's own
+            hook.remove()
         if isinstance(optimizer, Optimizer):
-            optimizer.register_step_pre_hook(lambda *_: self.before_update())
-            optimizer.register_step_post_hook(lambda *_: self.after_update())
+            before = optimizer.register_step_pre_hook(lambda *_: self.before_update())
+            self._hooks = [before, optimizer.register_step_post_hook(lambda *_: self.after_update())]
 
     def rate(self) -> float:
         """The learning rate of the update that was made last."""
-        policy = self.policy
-        return policy.settings.rate(max(policy.num_scheduled - 1, 0), policy.total_updates)
+        return self.policy.last_rate
 
     def before_update(self) -> None:
         """The passes of an update have come to their end."""

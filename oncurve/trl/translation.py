@@ -32,7 +32,7 @@ MEASURED_TRAINING_ROWS = 8
 """The same of the training rows, where a script names no others."""
 LOST_ARGUMENTS = {
     "rollout_func": "sampling is chosen by rollouts.type",
-    "optimizers": "the optimizer is AdamW, set by optim, learning_rate and their like",
+    "optimizers": "a recipe has AdamW or Muon, set by optim, learning_rate and their like; `oncurve trl` takes them",
 }
 """Arguments of GRPOTrainer without a place here, and why; losing one changes what is learned."""
 
@@ -131,6 +131,7 @@ def translate(asked: TrainerArguments) -> Translation:
         found.notes.append(Note("differs", "versions", args.dated.describe()))
     for name in asked.lost:
         found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
+    _take_best(found)
     put_weights(asked, found)
     if not isinstance(asked.model, str) and asked.model.dtype in (torch.bfloat16, torch.float16):
         kind = str(asked.model.dtype).removeprefix("torch.")
@@ -159,6 +160,22 @@ def translate(asked: TrainerArguments) -> Translation:
     said = "of eval_dataset" if number else "of the training rows, since the script names no others"
     draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {said}")
     return Translation(asked, draft, asked.processing_class, rows, evaluation, _rewards(asked, names, rows), every)
+
+
+def _take_best(found: OptionOutcome) -> None:
+    """Take out what the trainer does itself when training has ended, and no recipe can say."""
+    loads = found.options.pop("load_best_model_at_end", False)
+    for name in ("metric_for_best_model", "greater_is_better"):
+        found.options.pop(name, None)
+    if loads and SETTINGS.instead_of_training is None and read_place().count > 1:
+        why = "with several processes the final model is that of the last step; load the best checkpoint afterwards"
+        found.notes.append(Note("unsupported", "load_best_model_at_end", why))
+    if loads and SETTINGS.instead_of_training is not None:
+        why = "the final model of a recipe is that of the last step; the best checkpoint is kept beside it"
+        found.notes.append(Note("unsupported", "load_best_model_at_end", why))
+    if loads and found.options.pop("save_total_limit", None):
+        why = "with load_best_model_at_end every checkpoint stays, so that the best one is there"
+        found.notes.append(Note("differs", "save_total_limit", why))
 
 
 def _without_own_ends(asked: TrainerArguments, tokenizer: Any, found: OptionOutcome) -> None:

@@ -6,10 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback
 
 from oncurve.convert.options import OptionOutcome
 from oncurve.convert.trl import convert
+from oncurve.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.settings import OptimizerSettings
@@ -105,3 +108,34 @@ def test_weights_decay_that_decay_in_transformers() -> None:
     assert decays == set(Trainer.get_decay_parameter_names(None, model)) & set(names.values())  # type: ignore[arg-type]
     assert 0 < len(decays) < len(names)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
+
+
+@pytest.mark.parametrize("is_greater", [True, False])
+def test_the_best_checkpoint_is_loaded_at_the_end(tmp_path: Path, rows: Rows, *, is_greater: bool) -> None:
+    def by_time(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        best = 10.0 if trainer_state.global_step == 2 else 0.0  # at no other measurement
+        return [(best if is_greater else -best) + place for place, _ in enumerate(completions)]
+
+    args = options(
+        tmp_path, max_steps=4, learning_rate=1e-3, eval_strategy="steps", eval_steps=1, save_steps=1,
+        save_total_limit=1, load_best_model_at_end=True, metric_for_best_model="reward", greater_is_better=is_greater,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    stops = EarlyStoppingCallback(early_stopping_patience=5)
+    trainer = GRPOTrainer(
+        model, by_time, args, rows, eval_dataset=rows[:2], processing_class=AutoTokenizer.from_pretrained(EMBEDDED),
+        callbacks=[stops],
+    )  # fmt: skip
+    trainer.train()
+    best = tmp_path / "out" / "checkpoint-2"
+    assert Path(str(trainer.state.best_model_checkpoint)) == best
+    told, last = (AutoModelForCausalLM.from_pretrained(path) for path in (best, best.with_name("checkpoint-4")))
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, told.get_parameter(name)), name
+    assert any(not torch.equal(weight, last.get_parameter(name)) for name, weight in model.named_parameters())
+
+
+def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path, rows: Rows) -> None:
+    args = options(tmp_path, eval_strategy="steps", eval_steps=1, metric_for_best_model="rewrd")
+    with pytest.raises(ConfigError, match=r"no evaluation measures 'eval_rewrd'.*eval_reward"):
+        GRPOTrainer("embedded", lengths, args, rows, eval_dataset=rows[:1]).train()
