@@ -103,7 +103,11 @@ class ScriptOptimizer:
                 "optimizers: the optimizer holds none of the weights in training. Make it of those of the model that "
                 "GRPOTrainer gets, after adapters were put in"
             )
-        if schedule is None or isinstance(schedule, ReduceLROnPlateau):
+        if vars(schedule or self).get("optimizer") is not optimizer:
+            raise ConfigError(
+                "optimizers: the schedule is of another optimizer. Give both: optimizers=(one, its schedule)"
+            )
+        if isinstance(schedule, ReduceLROnPlateau):
             raise ConfigError("optimizers: the schedule must follow from the number of updates, as LambdaLR's does")
         backend.optimizer, backend.has_own_rates = optimizer, True
         policy.rate_of = OwnSchedule(optimizer, schedule).rate

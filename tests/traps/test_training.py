@@ -257,7 +257,8 @@ def test_every_number_of_the_optimizer_is_that_of_the_recipe() -> None:
         "optimizer.epsilon=1e-6", "optimizer.warmup_updates=100", "optimizer.schedule=cosine", "run.steps=300",
     ]  # fmt: skip
     policy = policy_of_recipe(parse_config("{model: embedded, data: {type: word_problems}}", words))
-    [group] = policy.backend.optimizer.param_groups
+    group, norms = policy.backend.optimizer.param_groups
+    assert norms["weight_decay"] == 0
     assert isinstance(policy.backend.optimizer, torch.optim.AdamW)
     assert (group["lr"], group["betas"], group["weight_decay"], group["eps"]) == (5e-5, (0.8, 0.95), 0.1, 1e-6)
     expected = OptimizerSettings(learning_rate=5e-5, warmup_updates=100, schedule="cosine")

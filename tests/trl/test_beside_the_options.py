@@ -118,7 +118,7 @@ def test_options_that_trl_reads_when_training_begins_are_taken_then(rows: Rows) 
 @pytest.mark.parametrize(
     "name",
     ["ref_model", "reward_weights", "beta", "temperature", "loss_type", "epsilon_low", "num_generations",
-     "num_iterations", "scale_rewards", "max_completion_length", "optimizer", "lr_scheduler", "data_collator",
+     "num_iterations", "scale_rewards", "max_completion_length", "data_collator",
      "compute_metrics", "generation_config", "compute_loss", "_prepare_inputs", "get_train_dataloader"],
 )  # fmt: skip
 def test_what_nothing_reads_cannot_be_set(name: str, rows: Rows) -> None:
@@ -133,7 +133,7 @@ def test_options_can_be_read_from_the_trainer_and_what_is_missing_is_named(rows:
     trainer = trainer_of(rows, beta=0.0, epsilon=0.1)
     assert (trainer.beta, trainer.num_generations, trainer.epsilon_low, trainer.epsilon_high) == (0.0, 4, 0.1, 0.1)
     assert not hasattr(trainer, "ref_model")
-    for name in ("get_train_dataloader", "create_optimizer", "generation_config", "predict"):
+    for name in ("get_train_dataloader", "create_optimizer_and_scheduler", "generation_config", "predict"):
         with pytest.raises(ConfigError, match=f"{name} is TRL's, and oncurve's trainer has none"):
             getattr(trainer, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -86,3 +86,11 @@ def test_one_that_holds_no_weight_in_training_is_refused(rows: Rows) -> None:
     with pytest.raises(ConfigError, match="holds none of the weights in training"):
         trainer.train()
     assert not list(Path("out").glob("checkpoint-*"))
+
+
+def test_a_schedule_of_another_optimizer_is_refused(rows: Rows) -> None:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    schedule = get_cosine_schedule_with_warmup(two_groups(model), 1, 4)
+    trainer = GRPOTrainer(model, lengths, options(), rows, processing_class=TOKENIZER, optimizers=(None, schedule))
+    with pytest.raises(ConfigError, match="the schedule is of another optimizer"):
+        trainer.train()
