@@ -123,7 +123,7 @@ class Course:
 def recipe(seed: int, arguments: argparse.Namespace) -> Config:
     """The recipe with the seed, the steps and the held-out problems of this benchmark."""
     return load_config(
-        find_recipe("word_problems"),
+        find_recipe(arguments.recipe),
         [
             f"run.seed={seed}",
             f"run.steps={arguments.max_steps}",
@@ -311,6 +311,7 @@ def main() -> None:
     """Every seed with one system and then with the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--recipe", default="word_problems", help="whose rows, rewards and settings both take")
     parser.add_argument("--accuracy", type=float, default=0.8)
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--every-steps", type=int, default=2)

@@ -17,7 +17,7 @@ from typing import Any
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.answers import after_thinking, marked_answer
+from oncurve.rewards.answers import after_thinking, last_expression, marked_answer
 from oncurve.rewards.exact import exact_number
 
 MIN_PAID = 16
@@ -97,11 +97,13 @@ def repeats_itself(sample: Sample) -> bool:
 
 
 def lists_answers(sample: Sample) -> bool:
-    """The answer has three numbers or more, and the reference has one."""
+    """The answer has three numbers or more, and the reference has one. Before the last "=" stands what was computed."""
     if _number(sample.answer) is None:
         return False
     stated = sample.stated
-    return len(set(_NUMBER.findall(stated if stated is not None else after_thinking(sample.text)))) >= 3
+    if stated is None:
+        stated = (last_expression(after_thinking(sample.text)) or "").rpartition("=")[2]
+    return len(set(_NUMBER.findall(stated))) >= 3
 
 
 def answers_at_once(sample: Sample) -> bool:

@@ -36,6 +36,7 @@ SEEN: list[tuple[Callable[[Sample], bool], str]] = [
     (states_nothing, "It is 45, I think."),
     (lists_answers, "so <answer> 43 44 45 46 </answer>"),
     (lists_answers, r"\boxed{43, 44, 45}"),
+    (lists_answers, "It is 43, 44 or 45."),
     (copies_prompt, "Marco has red cards and gives of these cards to a good friend. <answer> 45 </answer>"),
     (repeats_itself, "95-50=45, " * 12 + "<answer> 45 </answer>"),
     (answers_at_once, "</think> <answer> 45 </answer>"),
@@ -64,6 +65,11 @@ def test_honest_completions_show_no_sign(text: str) -> None:
 def test_references_that_are_no_single_number_are_never_missed() -> None:
     assert not has_no_answer(sample("blue", answer="red"))
     assert not lists_answers(sample(r"\boxed{1, 2, 3}", answer="1, 2, 3"))
+
+
+@pytest.mark.parametrize("text", ["95 - 50 = 45", "95 minus 50 equals 45.", "After 95 - 50 = 45, Marco has 45 of 95."])
+def test_a_computation_without_marks_is_no_list_of_answers(text: str) -> None:
+    assert not lists_answers(sample(text))
 
 
 def test_one_answer_to_every_question_is_seen() -> None:

@@ -1,0 +1,61 @@
+"""Greedy completions of one model by transformers or by vLLM, as JSON: each engine runs in its own Python.
+
+    python benchmarks/learning/greedy_texts.py MODEL PROMPTS.json --engine vllm --tokens 64 --output TEXTS.json
+
+PROMPTS.json is a list of texts, which are read as they are. Arithmetic is in float32, so that the engines differ in
+nothing but the order of their sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+
+def by_transformers(model: str, prompts: list[str], tokens: int) -> list[str]:
+    """One prompt after the other through the model's own forward pass; an adapter lies on its base."""
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if (Path(model) / "adapter_config.json").exists():
+        from peft import AutoPeftModelForCausalLM as Loader
+    else:
+        from transformers import AutoModelForCausalLM as Loader
+    network = Loader.from_pretrained(model, dtype=torch.float32).eval()
+    texts = []
+    for prompt in prompts:
+        read = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+        written = network.generate(**read, max_new_tokens=tokens, do_sample=False)
+        texts.append(tokenizer.decode(written[0, read["input_ids"].shape[1] :], skip_special_tokens=True))
+    return texts
+
+
+def by_vllm(model: str, prompts: list[str], tokens: int) -> list[str]:
+    """All prompts at once through vLLM's engine."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(model=model, dtype="float32", max_model_len=1024, enforce_eager=True, seed=0)
+    read = [{"prompt_token_ids": engine.get_tokenizer().encode(text, add_special_tokens=False)} for text in prompts]
+    written = engine.generate(read, SamplingParams(temperature=0.0, max_tokens=tokens))
+    return [one.outputs[0].text for one in written]
+
+
+ENGINES = {"transformers": by_transformers, "vllm": by_vllm}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("--engine", choices=ENGINES, required=True)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--output", type=Path, required=True)
+    asked = parser.parse_args()
+    texts = ENGINES[asked.engine](asked.model, json.loads(asked.prompts.read_text()), asked.tokens)
+    asked.output.write_text(json.dumps(texts, ensure_ascii=False, indent=1))
+
+
+if __name__ == "__main__":
+    main()

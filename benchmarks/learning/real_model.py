@@ -1,0 +1,367 @@
+"""What a pretrained model of 135M learns on a laptop: sums by GRPO, GSM8K by a supervised stage and GRPO.
+
+    python benchmarks/learning/real_model.py FOLDER --data GSM8K --detach        everything, in the background
+    python benchmarks/learning/real_model.py FOLDER --data GSM8K --stages sums trl
+    python benchmarks/learning/real_model.py FOLDER --report --output benchmarks/results/real_model.json
+
+The model is SmolLM2-135M-Instruct of ``fetch_models.py``: weights of four bits turned into bfloat16, not the published
+ones. GSM8K is a folder with gsm8k_train.jsonl and gsm8k_test.jsonl. Runs, evaluations and FOLDER/log.txt are written
+into FOLDER. The same command goes on after a kill at any minute: what is finished is left alone, runs continue from
+their newest checkpoint and evaluations from their last part; the comparison with TRL begins again. ``--report`` writes
+what there is, and names what is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+
+from fetch_models import PLACE, fetch
+
+from oncurve.observe.manifest import describe_run
+from oncurve.observe.record import read_json, read_metrics, read_rows, write_json
+from oncurve.stats import mcnemar_exact, paired_difference_interval
+
+HERE = Path(__file__).resolve().parent
+SUMS = str(HERE / "sums.yaml")
+MODEL = "smollm2-135m"
+SHARES = ("fraction", "low", "high", "successes", "total")
+QUIET = ("evaluation.num_prompts=8",)
+"""For runs whose model an evaluation of its own measures."""
+COURSE = ("reward/mean", "group/zero_signal_fraction", "completion/mean_tokens", "policy/entropy", "time/step_seconds")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A folder of runs, and what was asked."""
+
+    folder: Path
+    data: Path
+    rows: int
+    """Test rows of GSM8K that each model answers, from the first on."""
+    seeds: tuple[int, ...]
+    sft_steps: int
+    grpo_steps: int
+    vllm_python: Path | None
+
+    @property
+    def model(self) -> Path:
+        return PLACE / MODEL
+
+    def gsm8k(self) -> tuple[str, ...]:
+        """Settings that put the rows on this disk in the place of those on the hub."""
+        train, test = self.data / "gsm8k_train.jsonl", self.data / "gsm8k_test.jsonl"
+        return f"data.path={train}", f"evaluation.data.path={test}"
+
+    def command(self, *words: object, python: Path | str = sys.executable) -> None:
+        """A command whose output goes to the log; its last words are shown if it fails."""
+        with (self.folder / "log.txt").open("a+", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(map(str, words))}\n")
+            log.flush()
+            done = subprocess.run([str(python), *map(str, words)], cwd=self.folder, stdout=log, stderr=log, check=False)
+        if done.returncode:
+            last = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-1500:]
+            raise SystemExit(f"{' '.join(map(str, words))} ended with status {done.returncode}:\n{last}")
+
+    def oncurve(self, *words: object) -> None:
+        self.command("-m", "oncurve", *words)
+
+    def run(self, verb: str, recipe: str, name: str, *settings: str) -> Path:
+        """A run that is finished when this returns: begun, continued, or there already."""
+        place = self.folder / "runs" / name
+        if phase_of(place) == "finished":
+            return place
+        if any((place / "checkpoints").glob("step_*")):
+            self.oncurve("resume", place)
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+            self.oncurve(verb, recipe, f"run.name={name}", *settings)
+        return place
+
+    def evaluate(self, name: str, model: Path, *settings: str) -> Path:
+        """Greedy answers of a model to the test rows of GSM8K."""
+        place = self.folder / "evaluated" / name
+        if not evaluation_of(place).exists():
+            asked = (f"evaluation.num_prompts={self.rows}", *settings)
+            self.oncurve("evaluate", "gsm8k_small", *self.gsm8k(), *asked, "--model", model, "--output", place)
+        return place
+
+
+def phase_of(run: Path) -> str | None:
+    status = run / "status.json"
+    return read_json(status).get("phase") if status.exists() else None
+
+
+def evaluation_of(place: Path) -> Path:
+    return place / "evaluations" / "evaluation.json"
+
+
+def sums(study: Study) -> None:
+    """GRPO on sums with each seed, measured on all held-out sums before and after."""
+    for seed in study.seeds:
+        study.run("train", SUMS, f"sums-{seed}", f"model={study.model}", f"run.seed={seed}")
+
+
+def trl(study: Study) -> None:
+    """The same sums, model and settings under oncurve and then under TRL, in one process each way of measuring."""
+    if (study.folder / "trl" / "time_to_accuracy.json").exists():
+        return
+    script = HERE.parent / "speed" / "time_to_accuracy.py"
+    study.command(
+        script, "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", "bfloat16", "--new-tokens", 16,
+        "--accuracy", 2, "--problems", 99, "--every-steps", 5, "--max-steps", 40, "--seeds", 0,
+        "--trl", "autocast:64", "autocast:128", "fp32:128", "--output", study.folder / "trl",
+    )  # fmt: skip
+
+
+def base(study: Study) -> None:
+    """The untrained model on GSM8K."""
+    study.evaluate("base", study.model)
+
+
+def sft(study: Study) -> None:
+    """Stage one on GSM8K's training rows."""
+    run = supervised(study, "sft", study.sft_steps)
+    study.evaluate("sft", run / "model")
+
+
+def supervised(study: Study, name: str, steps: int, *settings: str) -> Path:
+    few = (f"model={study.model}", *study.gsm8k(), *QUIET, "sft.epochs=null", f"run.steps={steps}")
+    return study.run("sft", "gsm8k_small/sft", name, *few, *settings)
+
+
+def grpo(study: Study) -> None:
+    """Stage two from the supervised stage, two seeds."""
+    for seed in study.seeds[:2]:
+        few = (f"run.seed={seed}", f"run.steps={study.grpo_steps}", *study.gsm8k(), *QUIET)
+        run = study.run("train", "gsm8k_small", f"grpo-{seed}", f"model={study.folder / 'runs' / 'sft'}", *few)
+        study.evaluate(f"grpo-{seed}", run / "model")
+
+
+def control(study: Study) -> None:
+    """More supervised training from the supervised stage, for as many seconds of steps as GRPO had with seed 0."""
+    spent, first = seconds_of(study.folder / "runs" / "grpo-0"), study.folder / "runs" / "sft"
+    steps = max(1, round(spent / (seconds_of(first) / study.sft_steps)))
+    run = supervised(study, "control", steps, f"model={first}", "run.seed=1")
+    study.evaluate("control", run / "model")
+
+
+def kills(study: Study) -> None:
+    """Ten steps of stage two, once left alone and once killed twice at a random moment: the weights of both."""
+    if (study.folder / "kills.json").exists():
+        return
+    start = study.folder / "runs" / "sft"
+    few = (
+        f"model={start if phase_of(start) == 'finished' else study.model}", *study.gsm8k(), *QUIET, "run.steps=10",
+        "run.save_every_steps=1", "run.prompts_per_step=2", "rollouts.max_completion_tokens=48",
+        "optimizer.learning_rate=1e-4", "optimizer.warmup_updates=0",
+    )  # fmt: skip
+    whole = study.run("train", "gsm8k_small", "alone", *few)
+    marks = seconds_of(whole)
+    shutil.rmtree(study.folder / "runs" / "killed", ignore_errors=True)
+    killed = [kill_after(study, few, marks, number) for number in range(2)]
+    other = study.run("train", "gsm8k_small", "killed", *few)
+    digests = [hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest() for run in (whole, other)]
+    base_weights = hashlib.sha256((Path(few[0].partition("=")[2]) / "model.safetensors").read_bytes()).hexdigest()
+    moved = digests[0] != base_weights
+    write_json(
+        study.folder / "kills.json",
+        {"steps": 10, "killed": killed, "same_weights": digests[0] == digests[1], "weights_moved": moved},
+    )
+
+
+def kill_after(study: Study, settings: Sequence[str], seconds: float, number: int) -> dict[str, Any]:
+    """Begin or continue the run and kill it at a random moment of its steps: when, and after which step."""
+    run = study.folder / "runs" / "killed"
+    before = steps_done(run)
+    goes_on = any((run / "checkpoints").glob("step_*"))
+    words = ["resume", str(run)] if goes_on else ["train", "gsm8k_small", "run.name=killed", *settings]
+    with (study.folder / "log.txt").open("a", encoding="utf-8") as log:
+        child = subprocess.Popen([sys.executable, "-m", "oncurve", *words], cwd=study.folder, stdout=log, stderr=log)
+        while child.poll() is None and steps_done(run) <= before:
+            time.sleep(0.05)
+        wait = SystemRandom().uniform(0.0, 0.35 * seconds)
+        try:
+            child.wait(timeout=wait)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    return {"kill": number + 1, "seconds_after_a_step": round(wait, 2), "steps_done": steps_done(run),
+            "by_signal": child.returncode == -signal.SIGKILL}  # fmt: skip
+
+
+def steps_done(run: Path) -> int:
+    if not (run / "metrics.jsonl").exists():
+        return 0
+    return max((row["step"] for row in read_metrics(run)), default=0)
+
+
+def texts(study: Study) -> None:
+    """Greedy texts of the trained folder and of a merged adapter on 50 questions, by each engine."""
+    trained = study.folder / "runs" / "sums-0" / "model"
+    few = (f"model={study.model}", "policy.lora.rank=16", "optimizer.learning_rate=1e-4", "run.steps=5", *QUIET)
+    adapter = study.run("train", SUMS, "adapter", *few, "evaluation.every_steps=0") / "model"
+    merged = study.folder / "merged"
+    if not (merged / "model.safetensors").exists():
+        shutil.rmtree(merged, ignore_errors=True)
+        study.oncurve("merge", adapter, "--output", merged)
+    place = study.folder / "texts"
+    place.mkdir(exist_ok=True)
+    asked = ("evaluation.num_prompts=50", "rollouts.max_completion_tokens=32", "policy.compute_type=float32")
+    for name, model in (("trained", trained), ("adapter", adapter), ("merged", merged)):
+        own = place / f"{name}-oncurve"
+        if not evaluation_of(own).exists():
+            study.oncurve("evaluate", SUMS, *asked, "--model", model, "--output", own)
+        rows = read_rows(evaluation_of(own).with_suffix(".jsonl"))
+        write_json(place / f"{name}-oncurve.json", [row["completion"] for row in rows])
+        write_json(place / "prompts.json", prompt_texts(model, [row["question"] for row in rows]))
+        others = {"transformers": Path(sys.executable), "vllm": study.vllm_python if name != "adapter" else None}
+        for engine, python in others.items():
+            output = place / f"{name}-{engine}.json"
+            if python is not None and not output.exists():
+                words = (model, place / "prompts.json", "--engine", engine, "--tokens", 32, "--output", output)
+                study.command(HERE / "greedy_texts.py", *words, python=python)
+
+
+def prompt_texts(model: Path, questions: Sequence[str]) -> list[str]:
+    """What the model reads, written by transformers from its own chat template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    asked = [[{"role": "user", "content": question}] for question in questions]
+    return [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in asked]
+
+
+STAGES: dict[str, Callable[[Study], None]] = {
+    "sums": sums, "trl": trl, "base": base, "sft": sft, "grpo": grpo, "control": control, "kills": kills,
+    "texts": texts,
+}  # fmt: skip
+
+
+def seconds_of(run: Path) -> float:
+    """Seconds of all steps."""
+    return sum(row.get("time/step_seconds", 0.0) for row in read_metrics(run))
+
+
+def report(study: Study) -> dict[str, Any]:
+    """Everything that was run so far, and the names of what was not."""
+    folder = study.folder
+    names = sorted(path.name for path in (folder / "runs").glob("*") if phase_of(path) == "finished")
+    found: dict[str, Any] = {"model": "SmolLM2-135M-Instruct, from weights of four bits", "test_rows": study.rows}
+    found["runs"] = {name: run_record(folder / "runs" / name) for name in names}
+    answers = {
+        place.name: read_rows(evaluation_of(place).with_suffix(".jsonl"))
+        for place in sorted((folder / "evaluated").glob("*"))
+        if evaluation_of(place).exists()
+    }
+    found["gsm8k"] = {name: measured(evaluation_of(folder / "evaluated" / name)) for name in answers}
+    found["differences"] = {
+        f"{first} to {second}": difference(answers[first], answers[second])
+        for first, second in (("base", "sft"), ("sft", "grpo-0"), ("sft", "grpo-1"), ("sft", "control"),
+                              ("control", "grpo-0"), ("control", "grpo-1"))
+        if first in answers and second in answers
+    }  # fmt: skip
+    timed = folder / "trl" / "time_to_accuracy.json"
+    found["trl"] = read_json(timed) if timed.exists() else None
+    found["kills"] = read_json(folder / "kills.json") if (folder / "kills.json").exists() else None
+    found["same_texts"] = same_texts(folder / "texts")
+    wanted = {*(f"sums-{seed}" for seed in study.seeds), "sft", "grpo-0", "grpo-1", "control", "alone", "adapter"}
+    found["not_run"] = sorted(wanted - {*names}) + sorted({"base", "sft", "grpo-0", "grpo-1", "control"} - {*answers})
+    return {**found, "made_by": describe_run()}
+
+
+def run_record(run: Path) -> dict[str, Any]:
+    """The course of a run, its seconds and tokens, and the held-out answers before and after."""
+    rows = [row for row in read_metrics(run) if row["step"]]
+    made, record = read_json(run / "manifest.json"), {"steps": len(rows)}
+    record |= {"commit": made["code"]["commit"], "started": made["started"]}
+    record |= {"seconds": round(seconds_of(run), 1), "peak_gib": round(max(r["memory/process_gib"] for r in rows), 2)}
+    for part in ("sample", "grade", "train"):
+        record[f"{part}_seconds"] = round(sum(row.get(f"time/{part}_seconds", 0.0) for row in rows), 1)
+    for kind in ("sampled", "trained"):
+        record[f"{kind}_tokens"] = int(sum(row.get(f"tokens/{kind}", 0) for row in rows))
+    record["course"] = {key: [round(row[key], 4) for row in rows] for key in (*COURSE, "sft/loss") if key in rows[0]}
+    during = [(row["step"], round(row["evaluation/correct_fraction"], 4)) for row in rows
+              if "evaluation/correct_fraction" in row]  # fmt: skip
+    sides = {name: run / "evaluations" / f"{name}.json" for name in ("base", "trained")}
+    record |= {name: measured(path) for name, path in sides.items() if path.exists()}
+    return {**record, "during": during}
+
+
+def measured(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    shares = {key: round(found["correct"][key], 4) for key in SHARES}
+    return {**shares, "any_format": round(found["any_format"]["fraction"], 4), "seconds": round(found["seconds"], 1)}
+
+
+def difference(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The second model's share minus the first's on the same questions, Newcombe's interval, McNemar's p."""
+    pairs = [(a["category"] == "correct", b["category"] == "correct") for a, b in zip(first, second, strict=True)]
+    both, lost, won, neither = (pairs.count((a, b)) for a in (True, False) for b in (True, False))
+    low, high = paired_difference_interval(both, lost, won, neither)
+    p_value = round(mcnemar_exact(lost, won), 4)
+    return {"change": round((won - lost) / len(pairs), 4), "low": round(low, 4), "high": round(high, 4), "p": p_value}
+
+
+def same_texts(place: Path) -> dict[str, str] | None:
+    """Of how many questions each engine wrote the text that transformers wrote; an adapter's is that of its merger."""
+    read = {path.stem: read_json(path) for path in sorted(place.glob("*-*.json"))}
+    against = {name: f"{'trained' if name.startswith('trained') else 'adapter'}-transformers" for name in read}
+    return {
+        name: f"{sum(a == b for a, b in zip(read[name], read[other], strict=True))} of {len(read[name])} as {other}"
+        for name, other in against.items()
+        if name != other and other in read
+    } or None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--data", type=Path, default=HERE.parents[2] / "shared" / "data", help="folder with GSM8K")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--rows", type=int, default=1319, help="test rows of GSM8K that are asked")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sft-steps", type=int, default=467, help="of 16 rows; 467 are one pass")
+    parser.add_argument("--grpo-steps", type=int, default=100)
+    parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM; left out if there is none")
+    parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
+    parser.add_argument("--report", action="store_true", help="run nothing and write what there is")
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.detach:
+        again = [sys.executable, __file__, *(word for word in sys.argv[1:] if word != "--detach")]
+        with (asked.folder / "log.txt").open("a") as log:
+            child = subprocess.Popen(again, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        print(f"process {child.pid}; follow {asked.folder / 'log.txt'}")
+        return
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    study = Study(
+        asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
+        asked.grpo_steps, asked.vllm_python,
+    )  # fmt: skip
+    if not asked.report:
+        fetch([MODEL], PLACE)
+        for name in asked.stages:
+            STAGES[name](study)
+    text = json.dumps(report(study), indent=1)
+    if asked.output:
+        asked.output.write_text(text + "\n")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
