@@ -54,6 +54,8 @@ class Study:
     seeds: tuple[int, ...]
     sft_steps: int
     grpo_steps: int
+    trl_steps: int
+    trl_settings: tuple[str, ...]
     vllm_python: Path | None
 
     @property
@@ -121,8 +123,8 @@ def trl(study: Study) -> None:
     script = HERE.parent / "speed" / "time_to_accuracy.py"
     study.command(
         script, "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", "bfloat16", "--new-tokens", 16,
-        "--accuracy", 2, "--problems", 99, "--every-steps", 5, "--max-steps", 40, "--seeds", 0,
-        "--trl", "autocast:64", "autocast:128", "fp32:128", "--output", study.folder / "trl",
+        "--accuracy", 2, "--problems", 99, "--every-steps", 5, "--max-steps", study.trl_steps, "--seeds", 0,
+        "--trl", *study.trl_settings, "--output", study.folder / "trl",
     )  # fmt: skip
 
 
@@ -335,6 +337,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sft-steps", type=int, default=467, help="of 16 rows; 467 are one pass")
     parser.add_argument("--grpo-steps", type=int, default=100)
+    parser.add_argument("--trl-steps", type=int, default=40)
+    parser.add_argument("--trl-settings", nargs="+", default=["autocast:64", "autocast:128", "fp32:128"])
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM; left out if there is none")
     parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
     parser.add_argument("--report", action="store_true", help="run nothing and write what there is")
@@ -350,7 +354,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     study = Study(
         asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
-        asked.grpo_steps, asked.vllm_python,
+        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python,
     )  # fmt: skip
     if not asked.report:
         fetch([MODEL], PLACE)
