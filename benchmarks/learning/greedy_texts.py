@@ -36,7 +36,8 @@ def by_vllm(model: str, prompts: list[str], tokens: int) -> list[str]:
     """All prompts at once through vLLM's engine."""
     from vllm import LLM, SamplingParams
 
-    engine = LLM(model=model, dtype="float32", max_model_len=1024, enforce_eager=True, seed=0)
+    some = {"max_model_len": 1024, "gpu_memory_utilization": 0.2}  # without a GPU a share of the machine's memory
+    engine = LLM(model=model, dtype="float32", enforce_eager=True, seed=0, **some)
     read = [{"prompt_token_ids": engine.get_tokenizer().encode(text, add_special_tokens=False)} for text in prompts]
     written = engine.generate(read, SamplingParams(temperature=0.0, max_tokens=tokens))
     return [one.outputs[0].text for one in written]

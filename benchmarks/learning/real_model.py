@@ -319,7 +319,7 @@ def difference(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]
 
 def same_texts(place: Path) -> dict[str, str] | None:
     """Of how many questions each engine wrote the text that transformers wrote; an adapter's is that of its merger."""
-    read = {path.stem: read_json(path) for path in sorted(place.glob("*-*.json"))}
+    read = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(place.glob("*-*.json"))}
     against = {name: f"{'trained' if name.startswith('trained') else 'adapter'}-transformers" for name in read}
     return {
         name: f"{sum(a == b for a, b in zip(read[name], read[other], strict=True))} of {len(read[name])} as {other}"

@@ -34,7 +34,7 @@ from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume, run_and_step
 from oncurve.run.session import make_session
-from oncurve.run.ways import describe_ways
+from oncurve.run.ways import describe_ways, faster_arithmetic
 
 MAX_RETURNS = 3
 """How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
@@ -80,19 +80,19 @@ def recipe_steps(
                 with interruption.interruptible():
                     parts = load(config, processes, interruption, given)
                     facts = identity(parts)
-                    ways = describe_ways(parts.policy, config.rollouts)
+                    ways, faster = describe_ways(parts.policy, config.rollouts), faster_arithmetic(parts.policy)
                 config = parts.config
                 chat = describe_chat(config.data.chat, parts.policy.tokenizer, config.data.template, model=config.model)
                 if chat is not None:
                     console.print(chat, markup=False, highlight=False, soft_wrap=True)
                 if not console.is_jupyter:
                     console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
-                    console.print(ways, markup=False, highlight=False, soft_wrap=True)
+                    console.print("\n".join(filter(None, (ways, faster))), markup=False, highlight=False, soft_wrap=True)
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
                     counts = count_prompts(parts.prompts)
                     started = describe_run(prompts=counts, processes=processes.count, ways=ways)
                     folder.write_start(recipe, config.model_dump(mode="json"), started)
-                    for line in (chat, ways):
+                    for line in (chat, ways, faster):
                         if line is not None:
                             folder.log(line)
                     result = yield from make_session(parts, folder, facts, interruption, console).steps()

@@ -1,4 +1,4 @@
-"""The way by which a model is trained and sampled, in one line."""
+"""The way by which a model is trained and sampled, in one line, and what would be faster."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from oncurve.policy.road import find_road
 from oncurve.recipe.schema import Config, RolloutSection
 from oncurve.sample.generic import reasons_of, way_of
 
+WORTH_SAYING = 50_000_000
+"""Weights of a model from which the time of matrix products is felt."""
+
 
 def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """How a policy's model is trained and sampled, and why in no faster way."""
@@ -22,6 +25,20 @@ def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None)
 def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """How a policy's model is sampled, where it is not trained."""
     return f"model: {_sampled(policy, rollouts)}"
+
+
+def faster_arithmetic(policy: TrainedPolicy) -> str | None:
+    """The setting that makes a model on this processor faster; None where there is none, or the model is too small."""
+    known = torch.cpu.get_capabilities()
+    multiplies = known.get("avx512_bf16") or known.get("amx_bf16")
+    if policy.device.type != "cpu" or policy.compute_type != "float32" or not multiplies:
+        return None
+    if sum(weight.numel() for weight in policy.model.parameters()) < WORTH_SAYING:
+        return None
+    return (
+        "arithmetic: float32, but this processor has instructions for bfloat16, which are faster: "
+        "policy.compute_type=bfloat16 (weights and optimizer stay in float32)"
+    )
 
 
 def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
