@@ -227,8 +227,9 @@ def texts(study: Study) -> None:
         if not evaluation_of(own).exists():
             study.oncurve("evaluate", SUMS, *asked, "--model", model, "--output", own)
         rows = read_rows(evaluation_of(own).with_suffix(".jsonl"))
-        write_json(place / f"{name}-oncurve.json", [row["completion"] for row in rows])
-        write_json(place / "prompts.json", prompt_texts(model, [row["question"] for row in rows]))
+        written, read = [row["completion"] for row in rows], prompt_texts(model, [row["question"] for row in rows])
+        for file, content in ((f"{name}-oncurve.json", written), ("prompts.json", read)):
+            (place / file).write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
         others = {"transformers": Path(sys.executable), "vllm": study.vllm_python if name != "adapter" else None}
         for engine, python in others.items():
             output = place / f"{name}-{engine}.json"

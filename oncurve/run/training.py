@@ -87,7 +87,9 @@ def recipe_steps(
                     console.print(chat, markup=False, highlight=False, soft_wrap=True)
                 if not console.is_jupyter:
                     console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
-                    console.print("\n".join(filter(None, (ways, faster))), markup=False, highlight=False, soft_wrap=True)
+                    console.print(
+                        *filter(None, (ways, faster)), sep="\n", markup=False, highlight=False, soft_wrap=True
+                    )
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
                     counts = count_prompts(parts.prompts)
                     started = describe_run(prompts=counts, processes=processes.count, ways=ways)
