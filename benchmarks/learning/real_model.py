@@ -329,6 +329,28 @@ def same_texts(place: Path) -> dict[str, str] | None:
     } or None
 
 
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Reward, held-out accuracy and groups with a signal of the runs on sums, by step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 3.4), dpi=90, layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    for name, run in found["runs"].items():
+        if name.startswith("sums-"):
+            course = run["course"]
+            steps = range(1, run["steps"] + 1)
+            (line,) = left.plot(steps, course["reward/mean"], lw=1.3, label=f"seed {name[5:]}")
+            left.plot(*zip(*run["during"], strict=True), "o", color=line.get_color(), ms=5)
+            right.plot(steps, [1 - share for share in course["group/zero_signal_fraction"]], lw=1.3)
+    left.set_title("reward; held-out answers as points", fontsize=10)
+    right.set_title("groups with a signal", fontsize=10)
+    left.legend(frameon=False, fontsize=8)
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        axes.grid(color="#e9edf2")
+    figure.savefig(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -343,6 +365,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM; left out if there is none")
     parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
     parser.add_argument("--report", action="store_true", help="run nothing and write what there is")
+    parser.add_argument("--draw", type=Path, help="a picture of the runs on sums")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
@@ -361,7 +384,10 @@ def main() -> None:
         fetch([MODEL], PLACE)
         for name in asked.stages:
             STAGES[name](study)
-    text = json.dumps(report(study), indent=1)
+    found = report(study)
+    if asked.draw:
+        draw(found, asked.draw)
+    text = json.dumps(found, indent=1)
     if asked.output:
         asked.output.write_text(text + "\n")
     else:
