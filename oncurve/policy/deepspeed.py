@@ -84,6 +84,8 @@ class Zero:
             raise ConfigError(f"{settings.source}: DeepSpeed does not take it: {said}") from None
         scorer.eval()
         self.optimizer: Any = self.engine.optimizer
+        if optimizer.weight_decay and trained:  # two groups: DeepSpeed looks for all moments when one has moved
+            self._begin_moments()
         if self.is_divided and head is not None:  # read as a matrix, so that DeepSpeed does not see its layer called
             self._library.zero.register_external_parameter(scorer, head.weight)
 
