@@ -137,7 +137,7 @@ def measure(run: Path) -> dict[str, Any]:
         watch.see(step.groups, step.rewards)
         said = watch.after_step(number, {key: value for key, value in step.metrics.items() if isinstance(value, float)})
         alarm = alarm or (number if any("like no honest solution" in text for text in said) else None)
-    ends = [by_step(case.examples)[place] for place in (0, -1)]
+    ends = [list(by_step(case.examples).values())[place] for place in (0, -1)]
     return {
         "right": [round(sum(map(is_right, samples)) / len(samples), 3) for samples in ends],
         "reward": [round(case.curve("reward/mean").start, 3), round(case.curve("reward/mean").end, 3)],

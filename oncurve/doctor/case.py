@@ -97,6 +97,8 @@ class Case:
     """The resolved recipe; without it, checks that need a setting say nothing."""
     examples: Sequence[Mapping[str, Any]] = ()
     """Graded completions with their ``completion``, ``answer`` (the reference) and ``reward``, as evaluations keep."""
+    between: Sequence[Mapping[str, Any]] = ()
+    """The same of some steps between the first and the last of ``examples``."""
     lags: Mapping[int, int] = field(default_factory=dict)
     """Step to how many steps its oldest completion's weights lag behind; synchronous sampling has 0."""
 

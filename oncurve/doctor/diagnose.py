@@ -71,7 +71,10 @@ CHECKS: tuple[Check, ...] = (
     Check(policy_health.entropy_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
     Check(policy_health.oscillation, (*_GRADER, *_COLLAPSE)),
     Check(policy_health.gradient_spikes, (*_GRADER, *_COLLAPSE)),
-    Check(policy_health.not_learning, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong")),
+    Check(
+        policy_health.not_learning,
+        (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong", "reward_exploited"),
+    ),
     Check(groups.skipped_updates, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD)),
     Check(grading.held_out_higher),
     Check(throughput.grading_bound),

@@ -142,19 +142,27 @@ DETECTORS: tuple[Detector, ...] = (
 
 def reward_exploited(case: Case) -> Finding | None:
     """Rewarded completions look like no honest solution, and did not at the start (signs and rates below)."""
-    steps = by_step(case.examples)
+    steps = by_step((*case.examples, *case.between))
     if len(steps) < 2:
         return None
-    first, last = steps[0], steps[-1]
+    numbers = list(steps)
+    first, last = steps[numbers[0]], steps[numbers[-1]]
     found = signs(first, last)
     if not found:
         return None
+    named = {what for what, _ in found}
+    began = next(step for step in numbers[1:] if named & {what for what, _ in signs(first, steps[step])})
     return Finding(
         severity="warning",
         what="Rewarded completions look like no honest solution: they " + " and ".join(what for what, _ in found[:3]),
-        evidence=tuple(item for _, evidence in found for item in evidence)[:4],
+        evidence=(
+            *found[0][1][:2],
+            Evidence("first of the recorded steps with the sign", began),
+            *found[0][1][2:],
+            *(evidence[0] for _, evidence in found[1:2]),
+        ),
         do="Read these completions in the report. If you do not want them, close the hole in the reward, try it on "
-        "this run with `oncurve regrade`, and restart from a checkpoint before the sign began.",
+        f"this run with `oncurve regrade`, and begin again before step {began}: from a checkpoint, or anew.",
     )
 
 
@@ -245,7 +253,7 @@ def _shares(what: str, before: float, after: float, example: Sample) -> tuple[Ev
     )
 
 
-def by_step(examples: Sequence[Mapping[str, Any]]) -> list[list[Sample]]:
+def by_step(examples: Sequence[Mapping[str, Any]]) -> dict[int, list[Sample]]:
     """Completions of training by their step, oldest first."""
     steps: dict[int, list[Sample]] = {}
     for example in examples:
@@ -257,4 +265,4 @@ def by_step(examples: Sequence[Mapping[str, Any]]) -> list[list[Sample]]:
             and isinstance(reward, (int, float))
         ):
             steps.setdefault(step, []).append(Sample(text, prompt, str(example.get("answer") or ""), float(reward)))
-    return [steps[step][:MAX_SAMPLES] for step in sorted(steps)]
+    return {step: steps[step][:MAX_SAMPLES] for step in sorted(steps)}

@@ -15,6 +15,8 @@ from oncurve.observe.record import METRICS, read_metrics, read_rows, rollouts_pa
 _EVALUATIONS = ("base", "trained")
 _MAX_BYTES = 8 * 2**20
 """A larger file of completions is passed over: the doctor should answer at once."""
+BETWEEN = 8
+"""About so many steps between the first and the last are looked at, to see where something began."""
 
 
 def read_case(run: str | Path) -> Case:
@@ -41,7 +43,9 @@ def read_case(run: str | Path) -> Case:
         versions = [row["policy_version"] for row in rolled if isinstance(row["policy_version"], int)]
         if versions:  # a step, counted as done, trains weights that have seen one step less
             lags[step] = max(0, step - 1 - min(versions))
-    return Case(metrics, config=read_config(folder), examples=examples, lags=lags)
+    middle = kept[1:-1][:: max(1, len(kept) // BETWEEN)]
+    between = [{**row, "step": step} for step, path in middle for row in _completions(path)]
+    return Case(metrics, config=read_config(folder), examples=examples, between=between, lags=lags)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

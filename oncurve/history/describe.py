@@ -21,9 +21,9 @@ def replay_text(found: Replay) -> Lines:
     """A replay as text: how it compares with the record, and the step."""
     lines: list[Text | Table] = [Text(line) for line in _verdict(found)]
     lines += [Text(line) for line in _gradient(found.step)]
-    lines += [_groups(found.step), _tokens("tokens that weigh most in the gradient", found.step.by_weight)]
+    lines += [_groups(found.step), _tokens("tokens that weigh most in the gradient", found.step, found.step.by_weight)]
     if any(abs(token.ratio - 1) > 1e-3 for token in found.step.by_ratio):
-        lines.append(_tokens("tokens on which trainer and sampler differ most", found.step.by_ratio))
+        lines.append(_tokens("tokens on which trainer and sampler differ most", found.step, found.step.by_ratio))
     if found.change is not None:
         now, was = found.change.step, found.step
         lines += [
@@ -46,7 +46,9 @@ def _verdict(found: Replay) -> Iterator[str]:
     begun = f"begun from the checkpoint of step {found.checkpoint}" if found.checkpoint else "begun from the start"
     how = begun if found.is_sampled else f"{begun}, with the recorded completions"
     if found.is_same:
-        yield f"step {found.number}: same bits as the record ({', '.join(found.compared)}); {how}"
+        first = found.checkpoint + 1
+        steps = f"of steps {first} to {found.number}: " if first < found.number else ""
+        yield f"step {found.number}: same bits as the record ({steps}{', '.join(found.compared)}); {how}"
     else:
         yield f"step {found.number}: not as recorded; {how}"
         yield f"  first difference: {found.differences[0]}"
@@ -76,15 +78,21 @@ def _groups(step: OpenedStep) -> Table:
     return tables.terminal("groups by their share", ("prompt", "rewards", "advantages", "of the gradient"), rows)
 
 
-def _tokens(title: str, tokens: tuple[TokenView, ...]) -> Table:
-    rows = (
-        (
-            repr(one.text), str(one.completion), str(one.place), f"{math.exp(one.logprob):.3g}", f"{one.ratio:.3f}",
-            f"{one.weight:+.2e}",
-        )
-        for one in tokens[:10]
+def _tokens(title: str, step: OpenedStep, tokens: tuple[TokenView, ...]) -> Table:
+    rows = ((repr(one.text), *token_cells(step, one)) for one in tokens[:10])
+    return tables.terminal(title, ("token", *TOKEN_HEADS), rows)
+
+
+TOKEN_HEADS = ("prompt", "row", "place", "probability", "ratio", "weight", "becomes")
+
+
+def token_cells(step: OpenedStep, one: TokenView) -> tuple[str, ...]:
+    """A token's place and numbers; ``weight`` is the derivative of the loss by its log-probability."""
+    becomes = "less likely" if one.weight > 0 else "likelier" if one.weight < 0 else ""
+    return (
+        str(step.groups[one.group].prompt.index), str(one.completion), str(one.place), f"{math.exp(one.logprob):.3g}",
+        f"{one.ratio:.3f}", f"{one.weight:+.2e}", becomes,
     )  # fmt: skip
-    return tables.terminal(title, ("token", "row", "place", "probability", "ratio", "weight"), rows)
 
 
 def regrade_text(found: Regrade) -> Lines:
@@ -133,12 +141,14 @@ def _agreement(found: Regrade) -> Table:
 def _curve(found: Regrade) -> Table:
     rows: list[tuple[str, ...]] = []
     every = max(1, math.ceil(len(found.steps) / MAX_ROWS))
-    for step in found.steps[::every]:
+    for place, step in enumerate(found.steps):
+        if place % every and step.step not in found.cosines:
+            continue
         means = number_text(step.mean_was), number_text(step.mean_now)
         cosine = number_text(found.cosines[step.step]) if step.step in found.cosines else ""
         rows.append((str(step.step), *means, str(step.flipped), *([cosine] if found.cosines else [])))
     heads = ("step", "mean reward then", "now", "signs changed", *(["cosine"] if found.cosines else []))
-    return tables.terminal("by step" if every == 1 else f"every {every} steps", heads, rows)
+    return tables.terminal("by step" if every == 1 else f"by step, every {every}", heads, rows)
 
 
 def number_text(value: float) -> str:

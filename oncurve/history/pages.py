@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-from oncurve.history.describe import number_text, value_text
+from oncurve.history.describe import TOKEN_HEADS, number_text, token_cells, value_text
 from oncurve.history.opened import OpenedStep, TokenView
 from oncurve.history.regrade import Disagreement, Regrade
 from oncurve.history.replay import Replay
@@ -85,8 +85,8 @@ def replay_page(found: Replay) -> str:
             "Groups by their share of the gradient",
             _table(("prompt", "share", "rewards", "advantages"), _group_rows(step)),
         ),
-        _section("Tokens that weigh most", _token_table(step.by_weight)),
-        _section("Tokens on which trainer and sampler differ most", _token_table(step.by_ratio)),
+        _section("Tokens that weigh most", _token_table(step, step.by_weight)),
+        _section("Tokens on which trainer and sampler differ most", _token_table(step, step.by_ratio)),
         _section("Completions", "".join(_completions(step))),
     ]
     return _page(f"{found.run}, step {found.number}", same, sections)
@@ -181,19 +181,8 @@ def _group_rows(step: OpenedStep) -> list[tuple[object, ...]]:
     ]
 
 
-def _token_table(tokens: Sequence[TokenView]) -> str:
-    rows = [
-        (
-            repr(token.text),
-            token.completion,
-            token.place,
-            f"{math.exp(token.logprob):.3g}",
-            f"{token.ratio:.4f}",
-            f"{token.weight:+.2e}",
-        )
-        for token in tokens
-    ]
-    return _table(("token", "row", "place", "probability", "ratio", "weight"), rows)
+def _token_table(step: OpenedStep, tokens: Sequence[TokenView]) -> str:
+    return _table(("token", *TOKEN_HEADS), ((repr(one.text), *token_cells(step, one)) for one in tokens))
 
 
 def _completions(step: OpenedStep) -> Iterable[str]:
