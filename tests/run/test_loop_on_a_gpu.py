@@ -82,7 +82,7 @@ class OneStep:
 def one_step(algorithm: Any, groups: list[Group]) -> list[Tensor]:
     policy = GpuPolicy()
     sampler = SimpleNamespace(load_weights=lambda *_, **__: None, sample=lambda *_, **__: groups)
-    data = SimpleNamespace(at=lambda step: [group.prompt for group in groups], observe=lambda *_: None)
+    data = SimpleNamespace(at=lambda step: [group.prompt for group in groups], observe=lambda *_, **__: None)
 
     def reward(prompts: Any, completions: Any) -> list[Reward]:
         return [Reward(float(place % 2), {"correct": float(place % 2)}) for place, _ in enumerate(completions)]
