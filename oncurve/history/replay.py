@@ -30,7 +30,7 @@ from oncurve.observe.step_record import read_step
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Group, Reward
+from oncurve.records import Group, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
@@ -38,7 +38,7 @@ from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
 from oncurve.run.training import joined, recipe_steps
-from oncurve.sample.base import Sampler
+from oncurve.sample.base import PolicyView, Sampler, SamplingParams
 
 CHANGEABLE = ("algorithm", "rewards", "optimizer", "run.completions_per_update")
 """Parts of a recipe that may differ while the completions stay the same."""
@@ -269,21 +269,27 @@ def _advance(
 class _RecordedSampler:
     """Gives back the completions that a run recorded, step by step."""
 
-    def __init__(self, run: PastRun) -> None:
-        self._run = run
+    def __init__(self, run: PastRun, measuring: Sampler) -> None:
+        self._run, self._measuring = run, measuring
 
-    def load_weights(self, policy: Any, *, version: int) -> None:
-        """Nothing: the tokens are known."""
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """For measurements alone: the tokens of training are known."""
+        self._measuring.load_weights(policy, version)
 
-    def sample(self, prompts: Sequence[Any], group_size: int, *, step: int, **_: Any) -> list[Group]:
-        """The recorded groups of a step."""
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """The recorded groups of a step; completions of a measurement are sampled."""
+        if params is not None:
+            return self._measuring.sample(prompts, group_size, step=step, params=params)
         groups = read_step(self._run.path, step + 1).groups
         if [group.prompt.index for group in groups] != [prompt.index for prompt in prompts]:
             raise DataError(f"{self._run.path}: the record of step {step + 1} holds other prompts than its data")
         return list(groups)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Give the memory back."""
+        self._measuring.close()
 
 
 class _Opener:
@@ -334,10 +340,10 @@ class _Opener:
 
     def _known(self, made: Parts) -> Sampler:
         """What gives the completions of the run: sampled again where our servers did it and can be followed."""
-        if not self.samples_again or not samples_alike(self.run.config, made.policy):
-            return _RecordedSampler(self.run)  # type: ignore[return-value]
-        done = [number for number, _ in checkpoints_in(self.folder / "checkpoints")]
         measuring = make_sampler(made.config)
+        if not self.samples_again or not samples_alike(self.run.config, made.policy):
+            return _RecordedSampler(self.run, measuring)
+        done = [number for number, _ in checkpoints_in(self.folder / "checkpoints")]
         words = {"first": max(done, default=0), "last": self.step - 1}
         self.again = AgainSampler(self.run, made.config.sampling(), measuring, **words)
         return self.again

@@ -74,6 +74,14 @@ def test_every_step_has_the_same_bits_when_it_is_done_again(tmp_path: Path, kind
         assert sum(found.step.group_shares) == pytest.approx(1.0, abs=1e-4)
 
 
+def test_recorded_completions_are_trained_on_where_the_run_was_measured_in_between(tmp_path: Path) -> None:
+    kept = {"save_every_steps": 0, "keep_every_steps": 0}
+    run = recorded_run(tmp_path, steps=3, evaluation={"num_prompts": 2, "every_steps": 1}, run=kept)
+    found = replay(run, 3, recorded=True)
+    assert found.is_same, found.differences
+    assert not found.is_sampled
+
+
 def test_a_run_of_two_processes_is_done_again_by_two(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recorded_recipe(tmp_path, steps=3)), encoding="utf-8")
     done = nursery.run_python("-m", "oncurve", "train", tmp_path / "recipe.yaml", "--processes", "2")
