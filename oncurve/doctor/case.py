@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, median
@@ -97,8 +97,8 @@ class Case:
     """The resolved recipe; without it, checks that need a setting say nothing."""
     examples: Sequence[Mapping[str, Any]] = ()
     """Graded completions with their ``completion``, ``answer`` (the reference) and ``reward``, as evaluations keep."""
-    between: Sequence[Mapping[str, Any]] = ()
-    """The same of some steps between the first and the last of ``examples``."""
+    between: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    """Reads the same of some steps between the first and the last of ``examples``."""
     lags: Mapping[int, int] = field(default_factory=dict)
     """Step to how many steps its oldest completion's weights lag behind; synchronous sampling has 0."""
 

@@ -142,16 +142,17 @@ DETECTORS: tuple[Detector, ...] = (
 
 def reward_exploited(case: Case) -> Finding | None:
     """Rewarded completions look like no honest solution, and did not at the start (signs and rates below)."""
-    steps = by_step((*case.examples, *case.between))
+    steps = by_step(case.examples)
     if len(steps) < 2:
         return None
-    numbers = list(steps)
-    first, last = steps[numbers[0]], steps[numbers[-1]]
-    found = signs(first, last)
+    start, end = min(steps), max(steps)
+    first = steps[start]
+    found = signs(first, steps[end])
     if not found:
         return None
     named = {what for what, _ in found}
-    began = next(step for step in numbers[1:] if named & {what for what, _ in signs(first, steps[step])})
+    later = by_step((*case.examples, *case.between()))
+    began = next(step for step in later if step > start and named & {what for what, _ in signs(first, later[step])})
     return Finding(
         severity="warning",
         what="Rewarded completions look like no honest solution: they " + " and ".join(what for what, _ in found[:3]),

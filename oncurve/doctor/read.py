@@ -43,8 +43,11 @@ def read_case(run: str | Path) -> Case:
         versions = [row["policy_version"] for row in rolled if isinstance(row["policy_version"], int)]
         if versions:  # a step, counted as done, trains weights that have seen one step less
             lags[step] = max(0, step - 1 - min(versions))
-    middle = kept[1:-1][:: max(1, len(kept) // BETWEEN)]
-    between = [{**row, "step": step} for step, path in middle for row in _completions(path)]
+
+    def between() -> list[dict[str, Any]]:
+        middle = kept[1:-1][:: max(1, len(kept) // BETWEEN)]
+        return [{**row, "step": step} for step, path in middle for row in _completions(path)]
+
     return Case(metrics, config=read_config(folder), examples=examples, between=between, lags=lags)
 
 

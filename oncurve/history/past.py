@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 from oncurve.batch import Batch
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.errors import ConfigError, DataError
-from oncurve.observe.record import METRICS, read_metrics, read_rollouts
+from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
@@ -85,8 +84,8 @@ class PastRun:
         1 for weights held in parts, whose gradient is shown whole, and where the run had more GPUs than are here.
         """
         try:
-            facts = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            facts = read_manifest(self.path)
+        except DataError:
             return 1
         count = int(facts.get("processes") or 1)
         is_cut = self.config.policy.parallel in ("fsdp", "deepspeed")
