@@ -238,7 +238,9 @@ class Algorithm:
         summed = {"policy/entropy": entropy, "policy/ratio_mean": ratio, "mismatch/kl": mismatch - gap - 1}
         if self.limited is not None:
             measured = ratio if self.ratio_level == "token" else sequence_ratio(logprobs - old, mask).expand_as(ratio)
-            summed["policy/clip_fraction"] = self.limited(_rows(measured, advantages), advantages).reshape(mask.shape)
+            limited = self.limited(_rows(measured, advantages), advantages)
+            summed["policy/clip_fraction"] = limited.reshape(mask.shape)
+            summed["policy/clip_high_fraction"] = (limited & (advantages[:, None] > 0)).reshape(mask.shape)
         if weights is not None:
             summed |= {"mismatch/weight_mean": weights, "mismatch/dropped_fraction": weights == 0}
         if reference is not None and self.has_token_advantages:

@@ -155,6 +155,12 @@ _POLICY = (
         "0 with one update per batch; below 0.2 otherwise",
     ),
     Metric(
+        "policy/clip_high_fraction",
+        "fraction",
+        "the part of policy/clip_fraction in completions with a positive advantage, whose ratio was above the bound",
+        "0 with one update per batch; about half of policy/clip_fraction otherwise",
+    ),
+    Metric(
         "policy/gradient_norm",
         "1",
         "global norm of the gradient before clipping, mean over the step's updates",

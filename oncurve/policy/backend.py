@@ -185,9 +185,11 @@ class OneDevice:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         return {
             f"{names[id(parameter)]}:{key}": value
+            if isinstance(value, Tensor)
+            else torch.tensor(value, dtype=torch.float64)
             for parameter, moments in self.optimizer.state.items()
             for key, value in moments.items()
-            if isinstance(value, Tensor)
+            if isinstance(value, (Tensor, int, float))
         }
 
     def moments(self, room: Room) -> dict[str, Piece]:

@@ -16,8 +16,10 @@ from oncurve.observe.checksums import FileSum, flush
 
 MANIFEST = "manifest.json"
 """Written last; a folder without it was never finished."""
-BESIDE = ("trainer_state.json",)
-"""Files that scripts for TRL look for in a checkpoint; nothing of them is trained with."""
+TRAINER_STATE = "trainer_state.json"
+"""A file that scripts for TRL look for in a checkpoint; nothing of it is trained with."""
+OWN = ("trained", "optimizer", "reference", "ahead", "state")
+"""How the names of files begin that a run resumes from."""
 FORMAT = 1
 """Number of the layout of a checkpoint, raised when an older reader could not read a newer one."""
 _NAME = re.compile(r"step_(\d{6,})")
@@ -69,10 +71,16 @@ def verify(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"{path}: {wrong}")
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        known = name in files or name in (MANIFEST, *BESIDE)
+        known = name in files or name == MANIFEST or _is_beside(name, manifest)
         if not path.is_dir() and not known and not path.name.startswith("."):
             raise CheckpointError(f"{path}: is no part of the checkpoint. Move it elsewhere")
     return manifest
+
+
+def _is_beside(name: str, manifest: Mapping[str, Any]) -> bool:
+    """A file that is not resumed from: the state of a script's trainer, and the model around weights that are trained
+    alone."""
+    return name == TRAINER_STATE or (manifest.get("weights") == "trained" and not name.startswith(OWN))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -102,9 +110,13 @@ def _render(facts: Mapping[str, Any]) -> str:
 
 def publish(partial: Path, folder: Path) -> None:
     """Give a finished folder its name; one of that name that was there is replaced, but for files beside the run's."""
-    for name in BESIDE:
-        if (folder / name).is_file():
-            shutil.copy2(folder / name, partial / name)
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError:  # there is none, or it is damaged and replaced
+        manifest = {"files": {}}
+    for path in folder.glob("*"):
+        if path.name not in manifest["files"] and _is_beside(path.name, manifest):
+            shutil.copy2(path, partial / path.name)
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         folder.rename(old)

@@ -120,8 +120,8 @@ class Trainer:
         """Where the newest run ended; None before that."""
         self._recipe, self._given = request.recipe, request.given
         self._policy: TrainedPolicy | None = None
-        self.on_load: Callable[[TrainedPolicy], None] = lambda policy: None
-        """Called with the policy of every run, before its first step."""
+        self.on_load: Callable[[Parts], Parts] = lambda parts: parts
+        """Called with the parts of every run before its first step; what it returns is trained."""
         self._asked = 0
         self._walk: weakref.ref[Iterator[Step]] | None = None
 
@@ -303,7 +303,7 @@ class Trainer:
         parts = make_parts(*arguments)
         self.folder = run_folder_path(parts.config)  # in several processes, the name is that of the first
         self._policy = parts.policy
-        self.on_load(parts.policy)
+        parts = self.on_load(parts)
         if parts.given.model is not None and not parts.algorithm.needs_reference:
             # its own weights move, and a run that goes on is still that of the weights it had; with a reference, which
             # would be made of them, it must be loaded anew

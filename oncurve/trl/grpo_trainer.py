@@ -17,10 +17,11 @@ from transformers.trainer_utils import TrainOutput
 
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm
+from oncurve.run.parts import Parts
 from oncurve.run.scoring import score
+from oncurve.run.snapshot import is_trained_whole
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.run.training_request import ProgramObjects, request_of_tree
@@ -32,12 +33,13 @@ from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.script_files import ScriptFiles, loaded_type
-from oncurve.trl.script_optimizer import ScriptOptimizer
+from oncurve.trl.script_methods import ScriptMethods
+from oncurve.trl.script_optimizer import ScriptOptimizer, make_schedule, rates_only
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
 
 
-class GRPOTrainer(ScriptFiles, ScriptOptimizer, TrlAttributes):
+class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
     """The trainer of a script for TRL. Its arguments become a recipe, Python objects and a run of oncurve.
 
     Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
@@ -124,17 +126,22 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, TrlAttributes):
         per_step = config.run.prompts_per_step
         self.state.max_steps = config.run.steps * config.updates_per_step
         self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
+        if SETTINGS.instead_of_training is None:
+            make_schedule(self.args, self.state.max_steps, rates_only(self.args.learning_rate))
         self._window = LogWindow(self.args, self.state.max_steps)
         self.state.logging_steps = self._window.every
 
-    def _loaded(self, policy: TrainedPolicy) -> None:
+    def _loaded(self, parts: Parts) -> Parts:
         """What comes before the first step, for which the optimizer is there."""
-        self._callbacks.watch(policy, self._take_optimizer(policy))
+        schedule = self._take_optimizer(parts.policy)
+        self._callbacks.watch(parts.policy, schedule)
         self._callbacks.call("on_train_begin")
         if self.args.eval_on_start:
             self.evaluate()
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
+        found = {**parts.given.fingerprints, **self._optimizer_of_script()}
+        return self._watch(replace(parts, given=replace(parts.given, fingerprints=found)))
 
     @property
     def reward_func_names(self) -> list[str]:
@@ -359,7 +366,9 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, TrlAttributes):
         if self.control.should_evaluate or (every and (is_last or step.number % every == 0)):
             note_best(self.evaluate(), self.args, self.state)
         if self.control.should_save or (saves and (is_last or step.number % saves == 0)):
-            saved = step.save()
+            saved, policy = step.save(), self.oncurve.policy
+            if policy.adapter is None and not is_trained_whole(policy.trained_model):
+                self.save_model(str(saved))  # a model to load, beside the trained part of it
             if saved is not None and self.is_world_process_zero():
                 name_checkpoint(saved, self.args.output_dir, self.state)
             self._callbacks.call("on_save")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from statistics import fmean, stdev
 from typing import Any
@@ -31,16 +31,19 @@ SAME = {
 def step_logs(step: Step, names: Sequence[tuple[str, str]], loss_type: str) -> dict[str, Any]:
     """TRL's log of a step, and beside it our own metrics. ``names`` are those of rewards, there and here."""
     logs = {theirs: step.metrics[ours] for ours, theirs in SAME.items() if ours in step.metrics}
-    logs |= clip_logs(step.metrics.get("policy/clip_fraction", 0.0), loss_type)
+    logs |= clip_logs(step.metrics, loss_type)
     return {**logs, **rollout_logs(step.groups, step.rewards, names), **step.metrics}
 
 
-def clip_logs(fraction: float, loss_type: str) -> dict[str, float]:
-    """The share of tokens that a loss clips or caps; which side did is known where none of them is."""
+def clip_logs(metrics: Mapping[str, float], loss_type: str) -> dict[str, float]:
+    """The share of tokens that a loss clips or caps, and on which side; of single completions it is known where it is
+    none."""
+    both, high = (metrics.get(f"policy/clip_{name}", 0.0) for name in ("fraction", "high_fraction"))
     if loss_type == "cispo":  # there of good completions alone
-        return {} if fraction else {"cispo_clip_ratio": 0.0}
-    sides = () if fraction else ("low_mean", "low_min", "high_mean", "high_max")
-    return {"clip_ratio/region_mean": fraction, **{f"clip_ratio/{side}": 0.0 for side in sides}}
+        return {"cispo_clip_ratio": high}
+    means = {"region_mean": both, "low_mean": both - high, "high_mean": high}
+    extremes = {} if both else {"low_min": 0.0, "high_max": 0.0}
+    return {f"clip_ratio/{name}": value for name, value in {**means, **extremes}.items()}
 
 
 LATEST = ("grad_norm", "learning_rate", "num_tokens", "policy/gradient_norm", "policy/learning_rate")
@@ -135,7 +138,7 @@ def measured_loss(
     loss, statistics = algorithm.loss(batch.old_logprobs, batch.old_entropy, batch.to(batch.old_logprobs.device))
     logs = {"loss": float(loss), "entropy": statistics["policy/entropy"].value}
     if "policy/clip_fraction" in statistics:
-        logs |= clip_logs(statistics["policy/clip_fraction"].value, loss_type)
+        logs |= clip_logs({name: statistics[name].value for name in statistics}, loss_type)
     return {**logs, **({"kl": statistics["policy/kl"].value} if "policy/kl" in statistics else {})}
 
 

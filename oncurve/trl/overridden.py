@@ -41,7 +41,7 @@ ATTRIBUTES = (
 """Attributes of GRPOTrainer beside those of transformers' Trainer."""
 CALLED = (
     "log", "evaluate", "save_model", "train", "push_to_hub", "create_model_card", "__init__", "create_optimizer",
-    "create_scheduler",
+    "create_scheduler", "compute_loss", "_compute_loss", "_generate_and_score_completions",
 )  # fmt: skip
 """What is called here as there, so that a subclass may replace it."""
 WHY = "Say it in GRPOConfig or as a reward, or write the loop yourself with oncurve's verbs (docs/python.md)"

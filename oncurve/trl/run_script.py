@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+import oncurve
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note, trl_version
 from oncurve.convert.recipe_file import write_recipe
@@ -29,6 +30,7 @@ NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 OPTION_FILES = (".yaml", ".yml", ".json")
 COMMAND = Path(__file__).with_name("grpo_command.py")
 """The script that a file of options is for."""
+PACKAGE = Path(oncurve.__file__).resolve().parent
 NEVER_TRAINED = "GRPOTrainer(...).train(). Give it the arguments that it needs"
 _GUARD = re.compile(r"^if __name__ *== *[\"']__main__[\"']", re.MULTILINE)
 
@@ -47,6 +49,13 @@ class _Messages:
         if not isinstance(error, Exception) or isinstance(error, OncurveError):
             return
         place = f"{self.script}{_line(self.script, error)}"
+        if (own := _own_place(error, self.script)) is not None:
+            traceback.print_exception(error)
+            raise Stopped(
+                f"{place}: oncurve itself failed with {type(error).__name__} in {own}. It should have trained, or "
+                f"refused with a sentence: please report it with the lines above",
+                exit_code=1,
+            ) from None
         if isinstance(error, ModuleNotFoundError):
             raise ConfigError(
                 f"{place}: it needs the package {error.name}, which is not installed here. pip install it, or leave it "
@@ -191,6 +200,18 @@ def _as_lines(rows: Sequence[dict[str, Any]]) -> str:
 
 def _relative(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def _own_place(error: BaseException, script: Path) -> str | None:
+    """Where oncurve's code raised what it does not raise on purpose; None where the script's own code did."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename).resolve()
+        is_ours = path != script.resolve() and path.is_relative_to(PACKAGE)
+        if is_ours and frame.name not in ("__getattr__", "__setattr__"):
+            return f"{path.relative_to(PACKAGE.parent)}, line {frame.lineno}"
+        if not is_ours and "site-packages" not in path.parts and path.is_relative_to(script.resolve().parent):
+            return None
+    return None
 
 
 def _line(script: Path, error: BaseException) -> str:

@@ -30,8 +30,7 @@ class Schedule:
 
     def get_last_lr(self) -> list[float]:
         """The rate of the next update, as transformers has it after a step."""
-        policy = self.policy
-        return [policy.settings.rate(policy.num_scheduled, policy.total_updates)]
+        return [self.policy.rate_of(self.policy.num_scheduled)]
 
 
 class Callbacks:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import Trainer as TransformersTrainer
 from transformers import get_scheduler
 
+from oncurve.convert.trl import OPTIMIZERS
 from oncurve.errors import ConfigError
 from oncurve.policy.backend import OneDevice, trained_parameters
 from oncurve.policy.policy import TrainedPolicy
@@ -32,6 +35,37 @@ class OwnSchedule:
         return float(self.optimizer.param_groups[0]["lr"])
 
 
+MOVES_OTHERWISE = ("lomo", "layerwise", "schedule_free")
+"""In the names of optimizers that move weights within the backward pass, or have others to sample from."""
+
+
+def rates_only(rate: float) -> Optimizer:
+    """An optimizer of no weight of the model, whose learning rate the real one takes."""
+    return SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+
+
+def make_schedule(args: Any, steps: int, optimizer: Optimizer) -> LambdaLR:
+    """The schedule of the options over an optimizer, as transformers makes it.
+
+    Raises ConfigError for names and numbers that transformers refuses, and for schedules that wait for a measurement.
+    """
+    name, given = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
+    try:
+        schedule: Any = get_scheduler(
+            name,
+            optimizer=optimizer,
+            num_warmup_steps=args.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=json.loads(given) if isinstance(given, str) else dict(given),
+        )
+    except (TypeError, ValueError) as error:
+        said = f" with lr_scheduler_kwargs {given}" if given else ""
+        raise ConfigError(f"lr_scheduler_type is {name}{said}, and transformers refuses it: {error}") from None
+    if not isinstance(schedule, LambdaLR):
+        raise ConfigError(f"lr_scheduler_type is {name}, whose rates follow from measurements. Take another schedule")
+    return schedule
+
+
 class ScriptOptimizer:
     """The part of a trainer that has an optimizer. Subclasses may replace what makes it, as in transformers."""
 
@@ -41,6 +75,8 @@ class ScriptOptimizer:
     _callbacks: Callbacks
     _optimizers: tuple[Any, Any]
     _policy: TrainedPolicy
+    _stand_in: Any = None
+    """What the schedule of the options moves where the optimizer is oncurve's."""
     get_decay_parameter_names = TransformersTrainer.get_decay_parameter_names
     get_optimizer_cls_and_kwargs = staticmethod(TransformersTrainer.get_optimizer_cls_and_kwargs)
 
@@ -65,35 +101,61 @@ class ScriptOptimizer:
         self._optimizers = (self._optimizers[0], schedule)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The script's own, or that of the options."""
-        return self.optimizer or self._policy.backend.optimizer
+        """The script's own, or that of the options. Raises ConfigError for one that transformers cannot make here."""
+        name = str(self.args.optim)
+        if self.optimizer is not None or name in OPTIMIZERS:
+            return self.optimizer or self._policy.backend.optimizer
+        model = self._policy.model if model is None else model
+        if any(word in name for word in MOVES_OTHERWISE):
+            raise ConfigError(f"optim is {name}, which does not move the weights between two passes. Take another one")
+        decayed = set(self.get_decay_parameter_names(model))
+        trained = trained_parameters(model).items()
+        groups: Any = [
+            {"params": [weight for key, weight in trained if (key in decayed) is kind], "weight_decay": decay}
+            for kind, decay in ((True, self.args.weight_decay), (False, 0.0))
+        ]
+        try:
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, model)
+            groups = options.pop("params", [group for group in groups if group["params"]])
+            return kind(groups, **options)
+        except (ImportError, TypeError, ValueError) as error:
+            raise ConfigError(f"optim is {name}, and transformers cannot make it: {error}") from None
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The script's own, or that of the options over the script's optimizer; None where both are of the options."""
-        optimizer = optimizer or self._optimizers[0]
-        if self._optimizers[1] is not None or optimizer in (None, self._policy.backend.optimizer):
+        """The script's own, or that of the options."""
+        if self._optimizers[1] is not None:
             return self._optimizers[1]
-        return get_scheduler(
-            self.args.lr_scheduler_type,
-            optimizer=optimizer,
-            num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
-            num_training_steps=num_training_steps,
-            scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
-        )
+        optimizer = optimizer or self._optimizers[0] or self._policy.backend.optimizer
+        if optimizer is self._policy.backend.optimizer:
+            optimizer = self._stand_in = rates_only(self.args.learning_rate)
+        return make_schedule(self.args, num_training_steps, optimizer)
 
-    def _take_optimizer(self, policy: TrainedPolicy) -> Schedule | Any:
+    def _optimizer_of_script(self) -> dict[str, str]:
+        """What a resume must find again of an optimizer that is not oncurve's: its kind, groups and schedule."""
+        optimizer, schedule = self._callbacks.handler.optimizer, self._callbacks.handler.lr_scheduler
+        if optimizer is None or isinstance(schedule, Schedule):
+            return {}
+        groups = [
+            {key: len(value) if key == "params" else str(value) for key, value in group.items() if key != "lr"}
+            for group in optimizer.param_groups
+        ]
+        kept = {key: str(value) for key, value in schedule.state_dict().items() if not key.startswith(("_", "last_"))}
+        return {"optimizers": f"{type(optimizer).__name__} {groups}, {type(schedule).__name__} {kept}"}
+
+    def _take_optimizer(self, policy: TrainedPolicy) -> Any:
         """Have the weights moved by what the script brings; the schedule that callbacks see.
 
         Raises ConfigError for an optimizer that holds none of the weights in training, and for weights in parts.
         """
         self._policy, self._callbacks.handler.optimizer = policy, None
-        backend = policy.backend
+        backend: Any = policy.backend
         optimizer = self.create_optimizer() or self.optimizer
-        is_own = optimizer is not backend.optimizer  # type: ignore[attr-defined]
+        is_own = optimizer is not backend.optimizer
         if is_own:
             self._optimizers = (optimizer, self._optimizers[1])
         schedule = self.create_scheduler(self.state.max_steps, optimizer) or self._optimizers[1]
-        if not is_own and schedule is None:
+        if not is_own and vars(schedule)["optimizer"] is self._stand_in:
+            policy.rate_of = OwnSchedule(self._stand_in, schedule).rate
             return Schedule(policy)
         if type(backend) is not OneDevice:
             raise ConfigError("optimizers: an optimizer of one's own needs all weights in each process, not in parts")
@@ -103,7 +165,7 @@ class ScriptOptimizer:
                 "optimizers: the optimizer holds none of the weights in training. Make it of those of the model that "
                 "GRPOTrainer gets, after adapters were put in"
             )
-        if vars(schedule or self).get("optimizer") is not optimizer:
+        if vars(schedule)["optimizer"] is not optimizer:
             raise ConfigError(
                 "optimizers: the schedule is of another optimizer. Give both: optimizers=(one, its schedule)"
             )

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oncurve.convert.draft import Draft, tree_of
 from oncurve.convert.model_and_adapter import quantization
 from oncurve.convert.options import Note, OptionOutcome, table
-from oncurve.convert.trl import convert
+from oncurve.convert.trl import OPTIMIZERS, SCHEDULES, convert
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import ConfigError, DataError, listed
 from oncurve.policy.environment import read_place
@@ -132,6 +132,7 @@ def translate(asked: TrainerArguments) -> Translation:
     for name in asked.lost:
         found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
     _take_best(found)
+    _take_optimizer(found)
     put_weights(asked, found)
     if not isinstance(asked.model, str) and asked.model.dtype in (torch.bfloat16, torch.float16):
         kind = str(asked.model.dtype).removeprefix("torch.")
@@ -176,6 +177,22 @@ def _take_best(found: OptionOutcome) -> None:
     if loads and found.options.pop("save_total_limit", None):
         why = "with load_best_model_at_end every checkpoint stays, so that the best one is there"
         found.notes.append(Note("differs", "save_total_limit", why))
+
+
+def _take_optimizer(found: OptionOutcome) -> None:
+    """Take out what transformers makes for the trainer, and no recipe can say."""
+    if SETTINGS.instead_of_training is not None:
+        return
+    for name in ("lr_scheduler_kwargs", "optim_args", "optim_target_modules"):  # AdamW reads none in TRL either
+        found.options.pop(name, None)
+    for name, known in (("lr_scheduler_type", SCHEDULES), ("optim", OPTIMIZERS)):
+        value = str(found.options.get(name, next(iter(known))))
+        if value in known:
+            continue
+        del found.options[name]
+        found.notes.append(
+            Note("differs", f"{name} = {value}", "transformers makes it; the run's recipe does not say it")
+        )
 
 
 def _without_own_ends(asked: TrainerArguments, tokenizer: Any, found: OptionOutcome) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,66 @@ def test_a_schedule_of_another_optimizer_is_refused(rows: Rows) -> None:
     trainer = GRPOTrainer(model, lengths, options(), rows, processing_class=TOKENIZER, optimizers=(None, schedule))
     with pytest.raises(ConfigError, match="the schedule is of another optimizer"):
         trainer.train()
+
+
+@pytest.mark.parametrize("optim", ["adafactor", "adagrad"])
+def test_one_of_transformers_by_name_is_the_same_after_a_resume(optim: str, rows: Rows) -> None:
+    """And a schedule with its own options, and a warm-up from 0."""
+
+    def trained_by(name: str, after: int | None = None) -> tuple[torch.nn.Module, list[float]]:
+        model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+        own = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.5}}
+        args = options(name, optim=optim, learning_rate=1e-3, warmup_steps=2, **own)
+        trainer = GRPOTrainer(model, lengths, args, rows, processing_class=TOKENIZER)
+        trainer.train(resume_from_checkpoint=None if after is None else f"{name}/checkpoint-{after}")
+        assert type(trainer.optimizer).__name__.lower() == optim
+        return model, [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row]
+
+    whole, rates = trained_by("out")
+    assert rates == pytest.approx([0, 0.5e-3, 1e-3, 0.75e-3])
+    again, _ = trained_by("out", 2)
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"optim": "lomo"}, "optim is lomo, which does not move the weights between two passes"),
+        ({"optim": "lion_32bit"}, "optim is lion_32bit, and transformers cannot make it"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "whose rates follow from measurements"),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "warmup_stable_decay, and transformers refuses it"),
+        ({"lr_scheduler_kwargs": {"nonsense": 3}}, r"linear with lr_scheduler_kwargs \{'nonsense': 3\}"),
+    ],
+)
+def test_what_transformers_or_the_loop_cannot_do_is_refused(given: Any, expected: str, rows: Rows) -> None:
+    if given.get("optim") == "lion_32bit" and find_spec("bitsandbytes") is not None:
+        pytest.skip("bitsandbytes is installed, so that there is such an optimizer")
+    with pytest.raises(ConfigError, match=expected):
+        GRPOTrainer("embedded", lengths, options(**given), rows).train()
+
+
+def test_a_resume_notices_another_optimizer(rows: Rows) -> None:
+    trained("out", rows)
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    other = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    again = (other, get_cosine_schedule_with_warmup(other, 1, 4))
+    trainer = GRPOTrainer(model, lengths, options(), rows, processing_class=TOKENIZER, optimizers=again)
+    with pytest.raises(ConfigError, match="optimizers: not as when the run began"):
+        trainer.train(resume_from_checkpoint="out/checkpoint-2")
+
+
+def test_a_checkpoint_of_a_model_with_frozen_weights_is_a_model_and_is_resumed(rows: Rows) -> None:
+    def trained_in_part(after: int | None = None) -> torch.nn.Module:
+        model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+        for name, weight in model.named_parameters():
+            weight.requires_grad_("layers.1" in name)
+        trainer = GRPOTrainer(model, lengths, options(learning_rate=1e-3), rows, processing_class=TOKENIZER)
+        trainer.train(resume_from_checkpoint=None if after is None else f"out/checkpoint-{after}")
+        return model
+
+    whole = trained_in_part()
+    saved = AutoModelForCausalLM.from_pretrained("out/checkpoint-4")
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), saved.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained("out/checkpoint-4").vocab == TOKENIZER.vocab
+    again = trained_in_part(2)
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))

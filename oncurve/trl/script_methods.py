@@ -1,0 +1,147 @@
+"""Methods of TRL's trainer that a script replaces to look at a step: they are called where TRL calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oncurve.algorithm.algorithm import Algorithm
+from oncurve.batch import Batch, Rewards
+from oncurve.errors import ConfigError
+from oncurve.records import SOURCE_ROW
+from oncurve.run.parts import Parts
+from oncurve.trl.overridden import WHY, NotHere
+
+
+class ScriptMethods:
+    """The part of a trainer that computes. A replaced method may look, log and change advantages."""
+
+    model: Any
+    _loss: Tensor | None = None
+    """Of the microbatch that is trained on."""
+    _outputs: dict[str, Any] | None = None
+    """Of the step that is trained on."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a microbatch while it is trained on."""
+        if return_outputs:
+            raise ValueError("The GRPOTrainer does not support returning outputs")
+        return self._compute_loss(model, inputs)
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        if self._loss is None:
+            raise NotHere(
+                f"GRPOTrainer.compute_loss is called by the script, and computes nothing by itself here. {WHY}"
+            )
+        return self._loss
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if self._outputs is None:
+            raise NotHere(
+                f"the script calls GRPOTrainer._generate_and_score_completions, which samples nothing by itself here. "
+                f"{WHY}"
+            )
+        return dict(self._outputs)
+
+    def _watch(self, parts: Parts) -> Parts:
+        """The parts with an algorithm that calls what the script replaces."""
+        own = {field.name: getattr(parts.algorithm, field.name) for field in fields(Algorithm)}
+        is_seen = any(map(self._replaces, OWN))
+        return replace(parts, algorithm=Watched(**own, trainer=self, parts=parts)) if is_seen else parts
+
+    def _replaces(self, name: str) -> bool:
+        return name in vars(self) or getattr(type(self), name) is not OWN[name]
+
+    def _seen_loss(self, loss: Tensor, microbatch: Batch) -> None:
+        """Have the script look at a loss. Raises ConfigError where it makes another one of it."""
+        self._loss = loss
+        try:
+            given = self.compute_loss(self.model, tensors_of(microbatch))
+        finally:
+            self._loss = None
+        if given is not loss:
+            raise ConfigError(
+                f"compute_loss returns another loss than TRL's own, which is not trained on here. {WHY}. A formula of "
+                f"one's own is `algorithm.function` (docs/own_algorithm.md)"
+            )
+
+    def _seen_step(self, batch: Batch, rows: Sequence[Any]) -> Batch:
+        """Have the script look at the completions of a step; their advantages are as it leaves them.
+
+        Raises ConfigError where it changes anything else.
+        """
+        self._outputs = tensors_of(batch)
+        before = {name: value.clone() for name, value in self._outputs.items()}
+        try:
+            given = self._generate_and_score_completions(list(rows))
+        finally:
+            self._outputs = None
+        if not isinstance(given, dict):
+            raise ConfigError(f"_generate_and_score_completions returns {type(given).__name__}, not TRL's dictionary")
+        other = [name for name in before if name != "advantages" and not _is_same(given.get(name), before[name])]
+        advantages = given.get("advantages")
+        if other or not isinstance(advantages, Tensor) or advantages.shape != batch.advantages.shape:
+            raise ConfigError(
+                f"_generate_and_score_completions changes {other[0] if other else 'the form of advantages'} of TRL's "
+                f"dictionary; here a script may change advantages, one for each completion. {WHY}"
+            )
+        return replace(batch, advantages=advantages.detach().to(batch.advantages))
+
+
+OWN = {name: vars(ScriptMethods)[name] for name in ("compute_loss", "_compute_loss", "_generate_and_score_completions")}
+"""The methods as they are where no script has replaced them."""
+
+
+@dataclass(frozen=True)
+class Watched(Algorithm):
+    """An algorithm at whose steps and losses a script looks."""
+
+    trainer: Any = None
+    parts: Any = None
+
+    def prepare(self, batch: Batch, rewards: Rewards) -> Batch:
+        """The same, and what the script makes of the advantages."""
+        batch = super().prepare(batch, rewards)
+        trainer = self.trainer
+        if not trainer._replaces("_generate_and_score_completions"):
+            return batch
+        step = trainer.state.global_step // self.parts.config.updates_per_step
+        rows = [prompt.row.get(SOURCE_ROW, prompt.row) for prompt in self.parts.data.at(step)]
+        return trainer._seen_step(batch, [rows[group] for group in batch.group_ids.tolist()])
+
+    def loss(self, logprobs: Tensor, entropy: Tensor, microbatch: Batch) -> tuple[Tensor, Any]:
+        """The same, and the script sees it."""
+        loss, statistics = super().loss(logprobs, entropy, microbatch)
+        if self.trainer._replaces("compute_loss") or self.trainer._replaces("_compute_loss"):
+            self.trainer._seen_loss(loss, microbatch)
+        return loss, statistics
+
+
+def tensors_of(batch: Batch) -> dict[str, Any]:
+    """Rows under TRL's names; prompts are padded on the left."""
+    width = batch.prompt_ids.shape[1]
+    places = torch.arange(width, device=batch.prompt_ids.device) - (width - batch.prompt_lengths[:, None])
+    written = torch.arange(batch.completion_ids.shape[1], device=places.device) < batch.completion_lengths[:, None]
+    found = {
+        "prompt_ids": batch.prompt_ids.gather(1, places % max(width, 1)),
+        "prompt_mask": (places >= 0).long(),
+        "completion_ids": batch.completion_ids,
+        "completion_mask": written.long(),
+        "advantages": batch.advantages,
+        "num_items_in_batch": torch.tensor(batch.size.num_tokens),
+        "old_per_token_logps": batch.old_logprobs,
+        "ref_per_token_logps": batch.ref_logprobs,
+        "sampling_per_token_logps": batch.sampler_logprobs,
+        "tool_mask": None if bool((batch.mask == written).all()) else batch.mask.long(),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _is_same(given: Any, before: Tensor) -> bool:
+    return isinstance(given, Tensor) and given.shape == before.shape and bool((given == before).all())
