@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.data.from_settings import make_rows
 from oncurve.errors import ConfigError, DataError
 from oncurve.policy.model_folder import load_tokenizer, save_model
-from oncurve.recipe.load import parse_config
+from oncurve.recipe.load import parse_config, parse_tree
 from oncurve.records import SOURCE_ROW
 
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -39,11 +40,13 @@ MERGES = 400
 PER_UPDATE = 16
 
 
+HEAD = "# The supervised stage of a model from random weights, written by `oncurve coldstart`.\n"
+
+
 def recipe_of(data: Path, model: Path, num_rows: int | None = None) -> str:
-    """The recipe of the supervised stage, as YAML; ``num_rows`` sets the number of passes over them."""
+    """The recipe of the supervised stage, as YAML, before overrides; ``num_rows`` sets the number of passes over them."""
     epochs = 1 if num_rows is None else min(MOST_EPOCHS, max(1, math.ceil(UPDATES * PER_UPDATE / num_rows)))
     return (
-        f"# The supervised stage of a model from random weights, written by `oncurve coldstart`.\n"
         f"model: {json.dumps(str(model))}\n"
         f"data: {{path: {json.dumps(str(data.resolve()))}{_type_of(data)}}}\n"
         f"rollouts: {{type: engine, max_completion_tokens: 64}}\n"
@@ -78,12 +81,13 @@ def write_from_data(
     if bare := next((row for row in rows if not _is_demonstration(row)), None):
         raise DataError(
             f"{data}: a row shows nothing to learn ({', '.join(map(str, bare))}). Write {{prompt, completion}}, "
-            f"{{messages}}, {{prompt, parts}}, {{text}} or {{question, answer, solution}}"
+            f"{{messages}}, {{prompt, turns}}, {{prompt, parts}}, {{text}} or {{question, answer, solution}}"
         )
     texts = [list(_texts(row)) for row in rows]
     made = _like(like, layers, seed) if like is not None else _small(rows, texts, SIZES[size], seed)
     save_model(*made, folder)
-    return recipe_of(data, folder, len(rows))
+    tree = parse_tree(recipe_of(data, folder, len(rows)), overrides, source="coldstart")
+    return f"{HEAD}{yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)}"
 
 
 def _is_demonstration(row: Mapping[str, Any]) -> bool:

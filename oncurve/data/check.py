@@ -11,7 +11,7 @@ from oncurve.data.data_finding import DataFinding
 from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
-from oncurve.data.prompts import Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
+from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
 from oncurve.errors import shortened
 from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.rewards.base import categorize
@@ -139,7 +139,10 @@ def find_refused_gold(
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
     num_refused = sum(len(cases) for cases in refused.values())
     severity = "error" if num_refused > max_fraction * len(prompts) else "warning"
-    found = [_refusal(severity, verdict, error, cases) for (verdict, error), cases in refused.items()]
+    found = [
+        _refusal(severity, verdict, error, cases, _accepted_form(cases[0], grade, decided_by_value))
+        for (verdict, error), cases in refused.items()
+    ]
     if ungraded and needs_grades:
         found.append(_not_graded(prompts, rewards, ungraded))
     return [*found, *(_find_below_one(prompts, rewards) if decided_by_value else ())]
@@ -266,18 +269,36 @@ def _verdict(reward: Reward, *, decided_by_value: bool, is_unpaid: bool) -> Verd
     return "bad_format" if category == "bad_format" else "accepted" if category == "correct" else "wrong"
 
 
+def _accepted_form(case: tuple[Prompt, Completion, Reward], grade: Grade, decided_by_value: bool) -> str:
+    """A sentence that names the template in whose form the reward accepts the row's answer, or nothing."""
+    prompt, _, low = case
+    if low.value is None:
+        return ""
+    forms = {write_gold(prompt.row, template): name for name, template in reversed(TEMPLATES.items())}
+    for text, name in reversed(forms.items()):
+        [reward] = grade([prompt], [_as_completion(prompt, text)])
+        is_accepted = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=False) == "accepted"
+        if is_accepted and reward.value is not None and reward.value > low.value:
+            return (
+                f"It accepts {text[-80:]!r}, the form of data.template={name}: use that template, or the reward of "
+                f"this one's form."
+            )
+    return ""
+
+
 def _refusal(
     severity: Literal["error", "warning"],
     verdict: Verdict,
     error: str,
     cases: Sequence[tuple[Prompt, Completion, Reward]],
+    accepted: str,
 ) -> DataFinding:
     what = {
         "wrong": "the reward calls the row's own reference answer wrong",
         "unpaid": "the reward pays the row's own reference answer 0 or less, and no more than another row's answer",
         "bad_format": "the reward does not accept the format of the reference completion",
     }.get(verdict, f"grading the row's own reference answer failed ({error})")
-    remedy = {
+    remedy = accepted or {
         "wrong": "Check that the answers are in the format that the reward reads, or use another reward.",
         "unpaid": "Check that the answers are in the format that the reward reads, or use another reward.",
         "bad_format": "Choose a template and a reward with the same format: data.template and rewards.",

@@ -99,6 +99,8 @@ class Case:
     """Graded completions with their ``completion``, ``answer`` (the reference) and ``reward``, as evaluations keep."""
     between: Callable[[], Sequence[Mapping[str, Any]]] = tuple
     """Reads the same of some steps between the first and the last of ``examples``."""
+    compared: Mapping[str, Any] = field(default_factory=dict)
+    """The comparison of base and trained model on the test problems (``comparison.json``); empty before the end."""
     lags: Mapping[int, int] = field(default_factory=dict)
     """Step to how many steps its oldest completion's weights lag behind; synchronous sampling has 0."""
 

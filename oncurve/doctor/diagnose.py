@@ -56,7 +56,8 @@ CHECKS: tuple[Check, ...] = (
     Check(tool_use.tools_broken),
     Check(tool_use.turns_at_limit, ("tools_broken", "calls_malformed")),
     Check(groups.sampling_narrow),
-    Check(policy_health.learning_rate_low),
+    Check(policy_health.kl_too_strong),
+    Check(policy_health.learning_rate_low, ("clipping", "kl_too_strong")),
     Check(groups.too_easy, (*_GRADER, "sampling_narrow")),
     Check(groups.too_hard, (*_GRADER, *_SAMPLING, *_COLLAPSE)),
     Check(grading.reward_hacking, ("grader_inverted", "reward_blind", "reward_exploited", *_COLLAPSE)),
@@ -64,7 +65,6 @@ CHECKS: tuple[Check, ...] = (
     Check(policy_health.entropy_collapse, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
     Check(groups.dead_groups, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard", "entropy_collapse")),
     Check(policy_health.kl_growth, (*_GRADER, *_COLLAPSE)),
-    Check(policy_health.kl_too_strong),
     Check(grading.format_only, ("reward_blind", "reward_exploited", "reward_hacking")),
     Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, "reward_exploited", "reward_hacking")),
     Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, "reward_exploited", "reward_hacking")),
@@ -97,7 +97,7 @@ def diagnose(case: Case) -> list[Finding]:
     """The findings on a run: first those that are on their own, the worst first; then what follows from others.
 
     A finding follows from the first of its possible causes that was found at least as a warning. Consequences keep
-    their severity, and are behind everything severe or worth a warning that has no cause here.
+    their severity, and are behind their cause and everything severe or worth a warning that has no cause here.
     """
     found = {
         check.name: replace(finding, check=check.name)
@@ -111,15 +111,13 @@ def diagnose(case: Case) -> list[Finding]:
         for check in CHECKS
         if check.name in found
     ]
-    return sorted(findings, key=_place)
+    generation: dict[str, int] = {}
+    for finding in findings:  # a cause is above its consequences in the table
+        generation[finding.check] = 0 if finding.follows is None else generation[finding.follows] + 1
+    is_note = {finding.check: finding.severity == "note" for finding in findings}
+    return sorted(findings, key=lambda one: (is_note[one.check], generation[one.check], SEVERITIES.index(one.severity)))
 
 
 def check_names() -> Sequence[str]:
     """Names of all checks, in their order."""
     return [check.name for check in CHECKS]
-
-
-def _place(finding: Finding) -> tuple[int, int]:
-    """Notes last; among the rest consequences after causes; then by severity."""
-    is_note = finding.severity == "note"
-    return (2 if is_note else 1 if finding.follows is not None else 0, SEVERITIES.index(finding.severity))

@@ -125,11 +125,12 @@ def reward_hacking(case: Case) -> Finding | None:
 
 
 def overfitting(case: Case) -> Finding | None:
-    """Accuracy rises on training prompts and not on held-out ones, by more than their interval leaves open."""
+    """Accuracy rises on training prompts, to above that on held-out ones, which does not rise beyond its interval."""
     correct, held_out = case.curve("reward/correct"), answers_held_out(case)
     if not _has_risen(case, correct) or not _is_flat_held_out(case) or held_out.values[0] > 0.9:
         return None
-    if correct.end - correct.start <= held_out_interval(case, held_out, -1)[1] - held_out.values[0]:
+    high = held_out_interval(case, held_out, -1)[1]
+    if correct.end - correct.start <= high - held_out.values[0] or correct.end <= high:
         return None
     return Finding(
         severity="warning",
@@ -194,7 +195,7 @@ def answers_held_out(case: Case) -> Curve:
 def held_out_interval(case: Case, curve: Curve, place: int) -> tuple[float, float]:
     """The 95 % interval of a held-out share, from the number of examples; 100 where it was not recorded."""
     counts = case.held_out("evaluation/num_examples")
-    return share_interval(curve.values[place], counts.values[-1] if counts else 100.0)
+    return share_interval(curve.values[place], counts.values[-1] if counts and counts.values[-1] >= 1 else 100.0)
 
 
 def reward_noise(case: Case, steps: int, *, spread: float | None = None) -> float:

@@ -40,7 +40,7 @@ def not_finite(case: Case) -> Finding | None:
 
 def learning_rate_high(case: Case) -> Finding | None:
     """The policy collapses: held-out answers fall below the base, or the reward to half its best."""
-    evidence = _held_out_fall(case) or _reward_fall(case)
+    evidence = _test_fall(case) or _held_out_fall(case) or _reward_fall(case)
     if not evidence:
         return None
     shown = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
@@ -201,7 +201,7 @@ def kl_too_strong(case: Case) -> Finding | None:
 def entropy_bonus(case: Case) -> Finding | None:
     """With an entropy bonus the entropy triples and rises by 0.3 nats; or a bonus of 0.1 and more, and answers fall."""
     entropy, weight = case.curve("policy/entropy"), case.number("algorithm.entropy_coef")
-    fall = (_held_out_fall(case) or _reward_fall(case)) if weight >= HEAVY_BONUS else ()
+    fall = (_test_fall(case) or _held_out_fall(case) or _reward_fall(case)) if weight >= HEAVY_BONUS else ()
     if not weight > 0 or not entropy or not (_has_exploded(entropy) or fall):
         return None
     return Finding(
@@ -284,6 +284,25 @@ def mismatch(case: Case) -> Finding | None:
         do="Make sure that both have the same weights, precision and temperature; correct for the rest "
         "(algorithm.correction truncate).",
     )
+
+
+def _test_fall(case: Case) -> tuple[Evidence, ...]:
+    """Evidence that the test problems are answered clearly worse than by the base: by a twentieth and at p < 0.01."""
+    found = [row for row in case.compared.get("rows", ()) if row["name"] == "correct"]
+    changes = [("correct on test problems", 1.0, row) for row in found]
+    if not case.compared.get("is_binary", True):
+        changes.append(("mean reward on test problems", reward_span(case), case.compared["reward"]))
+    for name, span, row in changes:
+        p_value = row["p_value"]
+        if p_value is not None and p_value < 0.01 and row["change"] < -0.05 * span:
+            before, after = (
+                side["value"] if "value" in side else side["successes"] / side["total"]
+                for side in (row["before"], row["after"])
+            )
+            return (
+                Evidence(f"{name}, before", before), Evidence(f"{name}, after", after), Evidence("p, paired", p_value)
+            )  # fmt: skip
+    return ()
 
 
 def _held_out_fall(case: Case) -> tuple[Evidence, ...]:

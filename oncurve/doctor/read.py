@@ -10,7 +10,7 @@ import yaml
 
 from oncurve.doctor.case import Case
 from oncurve.errors import DataError
-from oncurve.observe.record import METRICS, read_metrics, read_rows, rollouts_path
+from oncurve.observe.record import METRICS, read_json, read_metrics, read_rows, rollouts_path
 
 _EVALUATIONS = ("base", "trained")
 _MAX_BYTES = 8 * 2**20
@@ -48,7 +48,10 @@ def read_case(run: str | Path) -> Case:
         middle = kept[1:-1][:: max(1, len(kept) // BETWEEN)]
         return [{**row, "step": step} for step, path in middle for row in _completions(path)]
 
-    return Case(metrics, config=read_config(folder), examples=examples, between=between, lags=lags)
+    path = folder / "comparison.json"
+    compared = read_json(path) if path.is_file() else {}
+    config = read_config(folder)
+    return Case(metrics, config=config, examples=examples, between=between, compared=compared, lags=lags)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

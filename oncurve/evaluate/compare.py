@@ -198,7 +198,7 @@ class Comparison:
         for heading, changes in (("Improved", self.improved), ("Got worse", self.worsened)):
             lines += [
                 f"{heading}: {len(changes)} example{'s'[: len(changes) != 1]}"
-                + (f", the first {limit}:" if len(changes) > limit else ""),
+                + ("" if len(changes) <= limit else ", the first:" if limit == 1 else f", the first {limit}:"),
                 "",
             ]
             for change in changes[:limit]:

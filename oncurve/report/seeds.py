@@ -176,18 +176,25 @@ def seeds_table(found: SeedComparison) -> Table:
 
 def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
     """Names of the table's columns, and a row for each recipe."""
-    what = "correct after training" if found.is_share else "mean test reward after training"
+    what = "correct after training" if found.is_share else "test reward after training"
+    seeds = found.recipes[0].scores.keys()
+    are_same = all(one.scores.keys() == seeds for one in found.recipes)
     by_name = {one.name: one for one in found.differences}
     rows: list[list[str]] = []
     for recipe in found.recipes:
         low, high = (found.shown(end) for end in recipe.interval)
-        each = ", ".join(f"{seed}: {found.shown(score)}" for seed, score in recipe.scores.items())
+        each = ", ".join(
+            found.shown(score) if are_same else f"{seed}: {found.shown(score)}"
+            for seed, score in sorted(recipe.scores.items(), key=lambda item: item[0])
+        )
         other = by_name.get(recipe.name)
-        against = "-" if other is None else f"{found.shown(other.mean, signed=True)}{found.ends(other)}"
+        against = "-" if other is None else f"{found.shown(other.mean, signed=True)}\n{found.ends(other).strip()}"
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        cells = [f"{len(recipe.scores)}{missing}", found.shown(recipe.mean), f"[{low}, {high}]", each, against]
+        mean = f"{found.shown(recipe.mean)}\n[{low}, {high}]"
+        cells = [f"{len(recipe.scores)}{missing}", mean, each, against.rstrip()]
         rows.append([recipe.name, *cells])
-    return ["recipe", "seeds", what, "95% of the mean", "of each seed", "against the first"], rows
+    each = f"of seeds {', '.join(sorted(seeds))}" if are_same and len(seeds) < 10 else "of each seed"
+    return ["recipe", "seeds", f"{what}, mean", each, "against the first"], rows
 
 
 def recipes_block(compared: RunComparison) -> dict[str, Any] | None:

@@ -185,7 +185,7 @@ def judge_probes(
         verdicts.append((
             "error",
             f"the reward pays every completion the same ({gold.mean_reward:.3g}): all {len(graded)} probes earn what "
-            f"the reference answers earn, so nothing can be learned. Return a number that depends on the completion",
+            f"the reference answers earn. Return a number that depends on the completion, and more for these answers",
         ))  # fmt: skip
     elif found:
         names = ", ".join(one.name for one in found[:4]) + (", ..." if len(found) > 4 else "")

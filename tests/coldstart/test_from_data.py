@@ -12,6 +12,7 @@ from oncurve.cli.app import app
 from oncurve.errors import ConfigError, DataError, OncurveError
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
+from oncurve.recipe.load import load_config
 
 SHORT = ["run.prompts_per_step=8", "optimizer.warmup_updates=2", "evaluation.num_prompts=4",
          "rollouts.max_completion_tokens=8"]  # fmt: skip
@@ -39,6 +40,8 @@ def test_from_an_empty_folder_to_a_step_of_grpo(tmp_path: Path, monkeypatch: pyt
     )
     said = run("coldstart", "--data", "shown.jsonl", "--size", "nano", "--output", "runs/base", *SHORT, "sft.epochs=2")
     assert "the text is the" in " ".join(said.split())
+    written = load_config("runs/base/coldstart.yaml")
+    assert (written.sft.epochs, written.run.prompts_per_step) == (2, 8)
     losses = [row["sft/loss"] for row in read_metrics(Path("runs/base")) if row["step"]]
     assert losses[-1] < losses[0] - 2
     Path("own.yaml").write_text(

@@ -60,6 +60,16 @@ def test_a_template_that_asks_for_another_form_than_the_reward_is_found() -> Non
     assert "data.template" in findings[0].remedy
 
 
+def test_the_template_is_named_in_whose_form_the_reward_accepts_the_answer() -> None:
+    def alone(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        pairs = zip(prompts, completions, strict=True)
+        return [Reward(float(completion.text == prompt.row["answer"])) for prompt, completion in pairs]
+
+    [found] = check(grade=alone, template="as_is", decided_by_value=True)
+    assert "form of data.template=plain" in found.remedy
+    assert check(grade=alone, template="plain", decided_by_value=True) == []
+
+
 def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
     def failing(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         rewards = exact(prompts, completions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,9 @@ SICK: dict[str, list[Case]] = {
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.top_k": 1}),
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.min_p": 0.9}),
     ],
+    "kl_too_strong": [
+        case({"policy/kl": 0.001, "reward/mean": 0.2, "reward/correct": 0.2}, {"algorithm.kl_coef": 10.0})
+    ],
     "learning_rate_low": [case({**FLAT, "evaluation/mean_tokens": 31.0})],
     "too_easy": [case({"group/solved_fraction": 0.9}), case({"group/solved_fraction": lambda x: x})],
     "too_hard": [
@@ -116,9 +120,6 @@ SICK: dict[str, list[Case]] = {
     ],
     "dead_groups": [case({"group/zero_signal_fraction": 0.7})],
     "kl_growth": [case({"policy/kl": lambda x: 0.5 * x**4}), case({"policy/kl": 1.2})],
-    "kl_too_strong": [
-        case({"policy/kl": 0.001, "reward/mean": 0.2, "reward/correct": 0.2}, {"algorithm.kl_coef": 10.0})
-    ],
     "format_only": [
         case({"reward/format": lambda x: 0.5 + 0.5 * x, "evaluation/any_format_fraction": 0.4, "reward/correct": 0.3})
     ],
@@ -214,6 +215,7 @@ NEARLY: dict[str, list[Case]] = {
         case({}, {"rollouts.temperature": 0.1}),
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.temperature": 0.6}),
     ],
+    "kl_too_strong": [case({"policy/kl": 0.001}, {"algorithm.kl_coef": 10.0})],
     "learning_rate_low": [
         case({**FLAT, "evaluation/mean_tokens": lambda x: 31 + 0.01 * x}),
         case({**FLAT, "evaluation/mean_tokens": 31.0, "group/std_mean": 0.0}),
@@ -227,11 +229,13 @@ NEARLY: dict[str, list[Case]] = {
         case({**FLAT, "reward/mean": 0.2, "reward/correct": 0.2}),
         case({"reward/held_out/brevity": 0.9}),
     ],
-    "overfitting": [case({"evaluation/any_format_fraction": 0.4})],
+    "overfitting": [
+        case({"evaluation/any_format_fraction": 0.4}),
+        case({**FLAT, "reward/correct": lambda x: 0.1 + 0.28 * x}),  # never above what is right on held-out prompts
+    ],
     "entropy_collapse": [case({"policy/entropy": lambda x: 0.3 * math.exp(-6 * x)})],
     "dead_groups": [case({"group/zero_signal_fraction": 0.55, "reward/std": 0.01})],
     "kl_growth": [case({"policy/kl": lambda x: 0.09 * x**4}), case({"policy/kl": 0.5})],
-    "kl_too_strong": [case({"policy/kl": 0.001}, {"algorithm.kl_coef": 10.0})],
     "format_only": [case({"reward/format": lambda x: 0.5 + 0.5 * x})],
     "length_explosion": [case({"completion/mean_tokens": lambda x: 30 + 60 * x})],
     "length_collapse": [case({"completion/mean_tokens": lambda x: 30 - 25 * x})],
@@ -308,6 +312,22 @@ def test_batch_spread_is_no_group_spread() -> None:
     wide = said(case({"reward/std": 0.5, "group/zero_signal_fraction": 0.95, "group/std_mean": 0.01}))
     assert wide["dead_groups"].severity == "severe"
     assert diagnose(case({"reward/std": 0.05})) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "is_binary", "is_said"),
+    [(-0.2, False, True), (-0.2, True, False), (-0.03, False, False), (0.2, False, False)],
+)
+def test_test_problems_that_are_answered_worse_than_by_the_base_are_a_collapse(
+    change: float, *, is_binary: bool, is_said: bool
+) -> None:
+    """The paired difference on the test problems shows it where the few held-out ones between steps do not."""
+    reward = {"before": {"value": 0.8}, "after": {"value": 0.8 + change}, "change": change, "p_value": 1e-4}
+    shares = {"before": {"successes": 30, "total": 100}, "after": {"successes": 29, "total": 100}}
+    rows = [{"name": "correct", **shares, "change": -0.01, "p_value": 1.0}]
+    found = said(replace(case(), compared={"is_binary": is_binary, "reward": reward, "rows": rows}))
+    assert ("learning_rate_high" in found) == is_said
+    assert not is_said or str(found["learning_rate_high"].evidence[1]) == "mean reward on test problems, after = 0.6"
 
 
 def test_growth_of_the_kl_asks_for_a_higher_coefficient() -> None:

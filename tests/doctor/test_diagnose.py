@@ -57,6 +57,31 @@ def test_warnings_with_a_cause_of_their_own_come_before_severe_consequences() ->
     assert order[:2] == [("learning_rate_high", None), ("grading_bound", None)]
 
 
+def test_a_cause_comes_before_a_worse_consequence_of_it_although_it_is_one_itself() -> None:
+    """Malformed calls, a warning that truncation explains, are above the dead groups that follow from truncation."""
+    found = diagnose(
+        case(
+            {
+                "completion/truncated_fraction": 0.9,
+                "episode/malformed_calls": 0.5,
+                "episode/ended/turns": 0.5,
+                "group/zero_signal_fraction": 0.95,
+            }
+        )
+    )
+    places = {finding.check: place for place, finding in enumerate(found)}
+    assert all(places[finding.follows] < places[finding.check] for finding in found if finding.follows)
+    assert {"calls_malformed", "turns_at_limit", "dead_groups"} <= set(places)
+
+
+def test_a_kl_term_that_holds_the_policy_is_the_cause_of_weights_that_do_not_move() -> None:
+    flat = {"evaluation/correct_fraction": 0.25, "evaluation/any_format_fraction": 0.4, "evaluation/mean_tokens": 31.0}
+    still = {**flat, "policy/kl": 0.001, "reward/mean": 0.2, "reward/correct": 0.2}
+    found = {one.check: one for one in diagnose(case(still, {"algorithm.kl_coef": 10.0}))}
+    assert next(iter(found)) == "kl_too_strong"
+    assert found["learning_rate_low"].follows == "kl_too_strong"
+
+
 def test_notes_come_last() -> None:
     findings = diagnose(case({"evaluation/num_examples": 30.0, "policy/skipped_updates": 0.2}))
     assert [finding.severity for finding in findings] == ["warning", "note"]
@@ -70,11 +95,10 @@ def test_what_a_check_follows_from_is_a_check() -> None:
 
 
 def test_no_finding_can_follow_from_itself_in_a_circle() -> None:
-    follows = {check.name: set(check.follows) for check in CHECKS}
-    left = set(follows)
-    while free := {name for name in left if not follows[name] & left}:
-        left -= free
-    assert left == set()
+    above: set[str] = set()
+    for check in CHECKS:
+        assert set(check.follows) <= above, check.name
+        above.add(check.name)
 
 
 def test_evidence_reads_like_a_sentence() -> None:

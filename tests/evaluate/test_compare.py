@@ -96,7 +96,7 @@ def test_the_same_table_in_markdown_and_terminal(comparison: Comparison) -> None
 
 def test_examples_are_shown_with_both_completions(comparison: Comparison) -> None:
     text = comparison.examples_text(limit=1)
-    assert "Improved: 2 examples, the first 1:" in text
+    assert "Improved: 2 examples, the first:" in text
     assert "What is 1 plus 1?" in text
     assert "reference answer: 2" in text
     assert "base (wrong, 3 tokens):\n    [9]" in text

@@ -268,8 +268,9 @@ class Curves {
     const { table } = this, column = (key) => table.columns[key] || table.steps.map(() => null);
     this.boot.panels.forEach((panel, at) => {
       const isDrawn = (line) => !line.unless_equal_to || JSON.stringify(table.columns[line.key]) !== JSON.stringify(table.columns[line.unless_equal_to]);
+      const isBase = (key) => column(key).every((value, place) => !isNumber(value) || table.steps[place] === 0); // measured once
       const series = panel.lines.filter(isDrawn).map((line, colour) => ({
-        name: line.name, key: line.key, xs: table.steps, values: column(line.key), colour,
+        name: isBase(line.key) ? `${line.name}, before training` : line.name, key: line.key, xs: table.steps, values: column(line.key), colour,
         low: line.low && column(line.low), high: line.high && column(line.high),
       }));
       const band = panel.band && { name: panel.band[2], xs: table.steps, low: column(panel.band[0]), high: column(panel.band[1]), colour: 0 };
