@@ -44,7 +44,7 @@ HEAD = "# The supervised stage of a model from random weights, written by `oncur
 
 
 def recipe_of(data: Path, model: Path, num_rows: int | None = None) -> str:
-    """The recipe of the supervised stage, as YAML, before overrides; ``num_rows`` sets the number of passes over them."""
+    """The recipe of the supervised stage, as YAML; ``num_rows`` sets the number of passes over them."""
     epochs = 1 if num_rows is None else min(MOST_EPOCHS, max(1, math.ceil(UPDATES * PER_UPDATE / num_rows)))
     return (
         f"model: {json.dumps(str(model))}\n"
