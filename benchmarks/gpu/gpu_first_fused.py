@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from gpu_first_agreement import make_policy
+from gpu_first_agreement import policy_of
 from gpu_first_probe import Answer, Setting, judged
 from gpu_first_sizes import decode_step
 from gpu_first_timing import checkpoint, seconds_each
@@ -86,7 +86,7 @@ def steps(setting: Setting) -> dict[str, float]:
     """A recorded decode step of 0.5B as it is, and through torch.compile; also what compiling takes."""
     import time
 
-    policy = make_policy(setting.device, "bfloat16", str(checkpoint(setting.work, "0.5B")))
+    policy = policy_of(setting.device, "bfloat16", str(checkpoint(setting.work, "0.5B")))
     found = {}
     with decode_step(policy, 128, 1024, records=True) as step:
         found["step of 128 rows"] = seconds_each(step, "cuda", times=20)

@@ -6,7 +6,7 @@ import gc
 from typing import Any
 
 import torch
-from gpu_first_agreement import make_policy, sample
+from gpu_first_agreement import policy_of, sample
 from gpu_first_correct import judged_run, last_line
 from gpu_first_probe import Answer, Setting, call, judged
 from gpu_first_sizes import half, make_batch, update
@@ -31,7 +31,7 @@ def edge(setting: Setting) -> Answer:
     """What is held after each phase, and whether sampling survives where keys and values find no room."""
     if not is_gpu(setting.device) or torch.version.cuda is None:
         return Answer("absent", "only a real device has an edge")
-    policy = make_policy(setting.device, half(setting), str(checkpoint(setting.work, setting.options["model"])))
+    policy = policy_of(setting.device, half(setting), str(checkpoint(setting.work, setting.options["model"])))
     prompts = make_prompts(policy.tokenizer, count=32, num_tokens=256)
     held = {"loaded": memory(setting.device)}
     sample(policy, prompts, 8, SamplingParams(max_completion_tokens=128))

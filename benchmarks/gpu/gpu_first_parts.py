@@ -40,12 +40,14 @@ def compare(setting: Setting) -> Answer:
         batch = batch or collate(example(tokenizer), torch.ones(2, 2))
         scorer = Scorer(model)
         if in_parts:
-            shard(scorer, recomputable_layers(model), ALONE, Sharding(), compute_type=torch_type(kind))
+            shard(
+                scorer, recomputable_layers(model), ALONE, Sharding(), device=device, compute_type=torch_type(kind)
+            )  # fmt: skip
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=kind == "bfloat16"):
             logprobs, _ = scorer(batch, 1.0, False)
         logprobs.sum().backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        found.append((logprobs.detach().float().cpu(), float(whole(norm))))
+        norm = torch.nn.utils.get_total_norm([whole(p.grad) for p in model.parameters() if p.grad is not None])
+        found.append((logprobs.detach().float().cpu(), float(norm)))
     exact = completion_logprobs(load_model("embedded")[0], batch, temperature=1.0)[0].detach()
     gaps = [float((logprobs - exact).abs().mean()) for logprobs, _ in found]
     figures |= {

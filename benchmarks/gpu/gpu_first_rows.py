@@ -16,10 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STATUS, DEVICES = ROOT / "docs" / "status.md", ROOT / "oncurve" / "plan" / "devices.yaml"
 GPU_COLUMN = 3
 """Of the table of docs/status.md: path, CPU, pretend GPU, one CUDA GPU, several GPUs."""
-SHARES: Mapping[str, tuple[str, ...]] = {
-    "train_utilization": ("B2.1.5B.shared", "B2.1.5B.packed", "B2.0.5B.shared"),
-    "sample_utilization": ("B3.1.5B.engine", "B3.0.5B.engine"),
-}
+SHARES: Mapping[str, tuple[str, ...]] = {"train_utilization": ("B2.1.5B.shared", "B2.1.5B.packed", "B2.0.5B.shared")}
 """Which item has each of the planner's shares among its figures; the first that passed counts."""
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_first_agreement import Heard, gaps, make_policy, sample
+from gpu_first_agreement import Heard, gaps, policy_of, sample
 from gpu_first_probe import Answer, Setting, judged
 from gpu_first_timing import checkpoint, is_gpu, kernels, memory, nominal, seconds_each, seconds_of
 from models import FIRST_WORD, SHAPES, Shape, build, make_prompts
@@ -90,7 +90,7 @@ def proofs(setting: Setting) -> Answer:
     found["packed, half"] = outcome(True, "bfloat16")
     far = {way: [float((one - ideal).norm() / ideal.norm()) for one, ideal in zip(values, exact, strict=True)]
            for way, values in found.items()}  # fmt: skip
-    policy = make_policy(setting.device, half(setting), str(folder))
+    policy = policy_of(setting.device, half(setting), str(folder))
     prompts = make_prompts(tokenizer, count=4, num_tokens=48)
     params = SamplingParams(max_completion_tokens=8 if setting.tiny else 200)
     decoded = {way: vars(gaps(policy, sample(policy, prompts, 4, params, cuda_graphs=recorded)))
@@ -117,7 +117,7 @@ def training(setting: Setting) -> Answer:
     rate, table = nominal(setting.device), {}
     for checkpointing in (False, True):
         name = "checkpointing" if checkpointing else "plain"
-        policy = make_policy(
+        policy = policy_of(
             setting.device, half(setting), str(folder), packing=way != "padded", gradient_checkpointing=checkpointing,
             tokens_per_microbatch=8192,
         )  # fmt: skip
@@ -170,7 +170,7 @@ def update(policy: TrainedPolicy, batch: Batch) -> Callable[[], None]:
 
 def decoding(setting: Setting) -> Answer:
     """Decode steps by rows and context, recorded and operation by operation; the draw; kernels of one step."""
-    policy = make_policy(setting.device, half(setting), str(checkpoint(setting.work, setting.options["model"])))
+    policy = policy_of(setting.device, half(setting), str(checkpoint(setting.work, setting.options["model"])))
     shapes = [(2, 24)] if setting.tiny else list(itertools.product((1, 32, 128, 256, 512), (256, 1024, 3000)))
     steps, watched = {}, {}
     for rows, context in shapes:
@@ -231,7 +231,7 @@ def draw_seconds(setting: Setting, rows: int) -> float:
 
 def sampling(setting: Setting) -> Answer:
     """The engine as a run uses it: tokens per second, with and without a stop string, and through modules."""
-    policy = make_policy(setting.device, half(setting), str(checkpoint(setting.work, setting.options["model"])))
+    policy = policy_of(setting.device, half(setting), str(checkpoint(setting.work, setting.options["model"])))
     count, prompt, new = (1, 16, 8) if setting.tiny else (32, 256, 256)
     prompts, group = make_prompts(policy.tokenizer, count=count, num_tokens=prompt), 8
     rate, table = nominal(setting.device), {}

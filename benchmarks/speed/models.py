@@ -99,6 +99,9 @@ def build(folder: Path, shape: Shape, *, mean_tokens: float | None, max_length: 
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 4.0  # dominates the hidden state, so its normalized value is constant
+        for layer in model.model.layers:  # which deep models would overwrite
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
         model.lm_head.weight[:, 0] = 0.0
         model.lm_head.weight[END] = 0.0
         model.lm_head.weight[END, 0] = calibrate(model, mean_tokens)

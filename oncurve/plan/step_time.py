@@ -123,10 +123,15 @@ def exchange_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device
 
 
 def decode_share(setup: Setup, device: Device) -> float:
-    """Share of the memory's bandwidth that decoding reaches: measured, or the estimate for the engine or for vLLM."""
-    has_servers = bool(setup.sampler_devices) or setup.has_server_beside
-    estimate = constants.SERVER_BANDWIDTH_UTILIZATION if has_servers else constants.SAMPLE_BANDWIDTH_UTILIZATION
-    return device.sample_utilization or estimate
+    """Share of the memory's bandwidth that decoding reaches: the engine's as measured or estimated, vLLM's estimate."""
+    if _has_servers(setup):
+        return constants.SERVER_BANDWIDTH_UTILIZATION
+    return device.sample_utilization or constants.SAMPLE_BANDWIDTH_UTILIZATION
+
+
+def _has_servers(setup: Setup) -> bool:
+    """Servers sample, elsewhere or on the trainer's devices."""
+    return bool(setup.sampler_devices) or setup.has_server_beside
 
 
 def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
@@ -136,9 +141,9 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
         steps afterwards        = tokens of the longest completion     rows x mean length / limit run
         decoding step           = max( (weights + keys and values of the running rows) / bandwidth , 2 N rows / rate )
 
-    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU. Through
-    transformers' modules a step takes at least what starting their kernels takes, and a batch waits for its longest
-    row.
+    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU. A recorded step
+    of the engine adds the time of its small kernels. Through transformers' modules a step takes at least what starting
+    their kernels takes, and a batch waits for its longest row.
     """
     devices = setup.sampler_devices or setup.ranks
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
@@ -159,10 +164,13 @@ def _step_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, r
     bandwidth = device.bandwidth * GB * decode_share(setup, device)
     length = work.prompt_tokens + work.mean_tokens / 2
     read = setup.width * (shape.parameters_read(running) + running * length * shape.kv_numbers_per_token)
-    one = max(read / bandwidth, 2.0 * shape.matrix_parameters * running / rate)
+    products = 2.0 * shape.matrix_parameters * running / rate
     if samples_by_modules(shape, setup):
-        one = max(one, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
-    return one
+        return max(read / bandwidth, products, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
+    small = 0.0
+    if setup.is_gpu and device.sample_utilization is None and not _has_servers(setup):
+        small = shape.layers * (constants.ENGINE_LAYER_SECONDS + running * constants.ENGINE_ROW_SECONDS)
+    return max(read / bandwidth + small, products)
 
 
 def wait_seconds(work: Work) -> float:

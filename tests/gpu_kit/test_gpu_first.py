@@ -259,3 +259,14 @@ def test_stage_a_passes_on_the_pretend_gpu(tmp_path: Path) -> None:
     found = {one["name"]: (one["outcome"], one["output"][-2000:]) for one in record["items"]}
     assert found == dict.fromkeys(("A1", "A3", "A4.lora"), ("passed", ""))
     assert record["device"] == "pretended"
+
+
+@pytest.mark.slow
+def test_probes_of_sizes_and_parts_run_with_tiny_models_on_a_cpu(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--tiny", "--patience", "8", "--work", str(tmp_path / "work"), "--output"]
+    for stage, items in (("B", ["B0", "B1.0.5B", "B2.0.5B.packed", "B3.0.5B"]), ("C", ["C5"])):
+        command = [sys.executable, str(BENCHMARKS / "gpu_first.py"), stage, "--items", *items, *options, str(tmp_path)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        written = json.loads((tmp_path / f"stage_{stage}.json").read_text())
+        assert {one["outcome"] for one in written["items"]} == {"passed"}

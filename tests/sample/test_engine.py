@@ -224,6 +224,16 @@ class Watched(decoding.Decoder):
         self.held.append(cache.own_values[:, 0, :, 0].numel() + cache.prompt_keys[:, 0, 0].numel())
 
 
+def test_rounding_of_logits_in_the_hundreds_is_no_objection_to_a_cache(
+    tiny_model: Callable[..., PreTrainedModel],
+) -> None:
+    model, draw = tiny_model("qwen2"), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model.lm_head.weight[5] = 1e3 * torch.randn(model.lm_head.weight.shape[1], generator=draw)
+    assert generic_module.way_of(model) is generic_module.WAYS[0]
+    assert generic_module.reasons_of(model) == ()
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     """The engine's decoders from now on."""
