@@ -95,16 +95,16 @@ TRAIN_UTILIZATION = 0.25
 """Estimated, not measured. Share of a device's nominal matrix rate that training reaches, the passes of checkpointing
 counted: on an H100 a layer's small kernels take as long as its products, and the head three times as long."""
 SAMPLE_BANDWIDTH_UTILIZATION = 0.5
-"""Estimated. Share of a device's memory bandwidth at which a decoding step of the engine reads weights, keys and values."""
+"""Estimated. Share of a device's memory bandwidth at which a decoding step of the engine reads what it reads."""
 ENGINE_LAYER_SECONDS, ENGINE_ROW_SECONDS = 5.9e-5, 4.9e-7
-"""Measured, with that share, on an H100 with 1.5B parameters, 128 and 256 rows: what the small kernels of a layer take in a
-recorded decoding step beside what they read, and what each row adds to them."""
+"""Measured, with that share, on an H100 with 1.5B parameters, 128 and 256 rows. What the small kernels of a layer take
+in a recorded decoding step, and what each row adds to that."""
 SERVER_BANDWIDTH_UTILIZATION = 0.45
 """Estimated, not measured. The same of a vLLM server."""
 MODULE_LAYER_SECONDS = {None: 7.6e-4, "nf4": 1.5e-3, "int8": 3.5e-3}
-"""The first measured on an H100, the others estimated. What one layer takes at least in a decoding step through transformers' modules, whose small
-kernels are started one by one, by the type of quantized weights. Published: LLM.int8 decodes 2.5 to 3.7 times slower
-than float16 (models of 0.5B on a T4)."""
+"""The first measured on an H100, the others estimated. What one layer takes at least in a decoding step through
+transformers' modules, whose small kernels are started one by one, by the type of quantized weights. Published: LLM.int8
+decodes 2.5 to 3.7 times slower than float16 (models of 0.5B on a T4)."""
 GPUS_PER_MACHINE = 8
 """Guessed. Devices that are connected faster than machines are."""
 SAMPLE_COMPUTE_UTILIZATION = 0.3
