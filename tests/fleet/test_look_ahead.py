@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +16,16 @@ from rich.console import Console
 HISTORY = Path(__file__).resolve().parents[1] / "history"
 sys.path.insert(0, str(HISTORY))
 
-from past_runs import recorded_run  # noqa: E402
+from past_runs import recorded_recipe, recorded_run  # noqa: E402
 
 from oncurve.history.past import open_run  # noqa: E402
 from oncurve.history.replay import replay  # noqa: E402
 from oncurve.observe.step_record import read_step, step_path, write_step  # noqa: E402
 from oncurve.policy.distributed import ALONE  # noqa: E402
+from oncurve.recipe.schema import Config  # noqa: E402
 from oncurve.run.checkpoint_manifest import read_manifest  # noqa: E402
 from oncurve.run.resume import ResumeRequest, resume  # noqa: E402
+from oncurve.run.training import recipe_steps  # noqa: E402
 
 
 def weights_of(run: Path, step: int) -> str:
@@ -66,3 +70,35 @@ def test_what_two_servers_sampled_ahead_in_flight_is_sampled_again_to_the_same_b
     groups = (replace(step.groups[0], completions=(other, *step.groups[0].completions[1:])), *step.groups[1:])
     write_step(step_path(run, 6), groups, step.rewards, step.advantages)
     assert "token 0 is" in replay(run, 6).differences[0]
+
+
+def servers_of(model: str) -> list[int]:
+    """The servers that this process started for a model."""
+    lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+    return sorted(pid for pid, line in lines.items() if b"-m\0oncurve\0serve" in line and model.encode() in line)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_sampled_in_flight_before_and_after_losses_is_sampled_again_to_the_same_bits(tmp_path: Path) -> None:
+    rollouts = {"type": "servers", "own_servers": 2, "staleness": 4, "in_flight": True, "max_completion_tokens": 24}
+    tree = recorded_recipe(tmp_path, steps=9, rollouts=rollouts, run={"prompts_per_step": 2})
+    run, config = tmp_path / "run", Config.model_validate(tree)
+    steps = recipe_steps(config, "", console=Console(file=io.StringIO()), owns_process=False)
+    for each in steps:
+        if each.number == 2:
+            os.kill(servers_of(tree["model"])[0], signal.SIGKILL)
+        if each.number == 5:
+            break
+    steps.close()
+    for step in (4, 5):  # as if the trainer had been killed before these were saved
+        shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
+    request = ResumeRequest(run, (), False, False, Console(file=io.StringIO()), owns_process=False)
+    assert len(list(resume(request, ALONE))) == 6
+    assert max(age for found in ages(run).values() for age in found) <= 4
+    assert (
+        len({weights_of(run, step) for step in range(1, 10) if (run / "checkpoints" / f"step_{step:06d}").is_dir()}) > 1
+    )
+    for step in (4, 9):
+        found = replay(run, step)
+        assert found.is_same, found.differences
+        assert found.is_sampled
