@@ -48,17 +48,15 @@ def command(*words: str) -> list[str]:
 
 
 def servers_of(trainer: int) -> list[int]:
-    """The servers that a trainer started."""
-    found = []
+    """The servers of a trainer: children of the processes that it starts to watch over them."""
+    parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            line = (path / "cmdline").read_bytes().split(b"\0")
-            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        except (OSError, ValueError, IndexError):
+            if b"serve" in (path / "cmdline").read_bytes().split(b"\0"):
+                parents[int(path.name)] = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
             continue
-        if parent == trainer and b"serve" in line:
-            found.append(int(path.name))
-    return found
+    return sorted(server for server, watcher in parents.items() if parents.get(watcher) == trainer)
 
 
 def disturb(kind: str, trainer: subprocess.Popen[bytes], draw: random.Random) -> None:

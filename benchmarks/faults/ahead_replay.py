@@ -18,8 +18,10 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, BinaryIO
 
 from ahead_kills import GROUP, PROMPTS, RECIPE, STALENESS, STEPS, command, servers_of
 
@@ -32,8 +34,9 @@ from oncurve.records import Completion
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "ahead_replay.json"
 SERVER_DIES, TRAINER_DIES = STEPS // 3, 2 * STEPS // 3
 """After which steps."""
-SLOW = ("rollouts.max_rows=4", "rollouts.temperature=1", "rollouts.max_completion_tokens=96")
-"""A server samples one group at a time, so that training is faster and weights change under rows."""
+SETTINGS = ("rollouts.max_rows=4", "rollouts.temperature=1", "rollouts.max_completion_tokens=96")
+STANDS_SECONDS, GOES_SECONDS = 0.3, 0.1
+"""Servers stand still for most of the time, so that training is faster and weights change under rows."""
 
 
 def wait_for(run: Path, step: int, trainer: subprocess.Popen[bytes]) -> None:
@@ -44,21 +47,39 @@ def wait_for(run: Path, step: int, trainer: subprocess.Popen[bytes]) -> None:
         time.sleep(0.05)
 
 
+def slow_down(trainer: subprocess.Popen[bytes]) -> None:
+    """Stop the servers of a trainer for moments, as long as it lives."""
+    while trainer.poll() is None:
+        for number, seconds in ((signal.SIGSTOP, STANDS_SECONDS), (signal.SIGCONT, GOES_SECONDS)):
+            for server in servers_of(trainer.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(server, number)
+            time.sleep(seconds)
+
+
+def started(words: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+    """A trainer whose servers are slow."""
+    trainer = subprocess.Popen(command(*words), stdout=log, stderr=log)
+    Thread(target=slow_down, args=(trainer,), daemon=True).start()
+    return trainer
+
+
 def killed_run(folder: Path) -> PastRun:
     """A run that loses a server, then its trainer, and is resumed."""
     folder.mkdir()
     recipe, run = folder / "recipe.yaml", folder / "run"
     recipe.write_text(RECIPE, encoding="utf-8")
     words = ["train", str(recipe), f"run.folder={folder}", "run.name=run", "rollouts.in_flight=true"]
-    words += ["run.save_every_steps=1", "run.keep_every_steps=1", *SLOW]
+    words += ["run.save_every_steps=1", "run.keep_every_steps=1", *SETTINGS]
     with (folder / "said.txt").open("ab") as log:
-        trainer = subprocess.Popen(command(*words), stdout=log, stderr=log)
+        trainer = started(words, log)
         wait_for(run, SERVER_DIES, trainer)
         os.kill(servers_of(trainer.pid)[0], signal.SIGKILL)
         wait_for(run, TRAINER_DIES, trainer)
         trainer.kill()
         trainer.wait()
-        subprocess.run(command("resume", str(run)), stdout=log, stderr=log, check=True)
+        if status := started(["resume", str(run)], log).wait():
+            raise RuntimeError(f"{run}: resume ended with {status}")
     return open_run(run)
 
 

@@ -56,7 +56,8 @@ def one_run(recipe: str, staleness: int, correction: str, seed: int, *, base: Pa
     assert result.base is not None
     assert result.trained is not None
     steps = [row for row in rows if row["step"]]
-    effective = [row["mismatch/effective_sample_fraction"] for row in steps]
+    key = "mismatch/effective_sample_fraction"  # is missing where no group of a step had a signal
+    effective = [row[key] for row in steps if key in row]
     return {
         "recipe": recipe,
         "staleness": staleness,
@@ -66,10 +67,10 @@ def one_run(recipe: str, staleness: int, correction: str, seed: int, *, base: Pa
         "correct": result.trained.correct.successes,
         "of": result.trained.correct.total,
         "effective_sample_fraction": {
-            "mean": round(statistics.fmean(effective), 4), "least": round(min(effective), 4)
+            "mean": round(statistics.fmean(effective), 4), "least": round(min(effective), 4), "steps": len(effective)
         },
-        "oldest_steps": max(row["tokens/max_age_steps"] for row in steps),
-        "mean_age_steps": round(statistics.fmean(row["tokens/mean_age_steps"] for row in steps), 2),
+        "oldest_steps": max(row["completion/max_staleness_steps"] for row in steps),
+        "mean_age_steps": round(statistics.fmean(row["completion/mean_staleness_steps"] for row in steps), 2),
         "rewards": [round(row["reward/mean"], 3) for row in steps],
         "seconds": round(seconds, 1),
     }  # fmt: skip

@@ -16,18 +16,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from oncurve.observe.ahead import block_steps
 from oncurve.records import Group, Prompt
 from oncurve.sample.base import PolicyView, Sampler, SamplingParams, TellsGroups
 
 T = TypeVar("T")
-
-
-def block_steps(staleness: int) -> int:
-    """Steps that are sampled together, from the same weights, where weights do not change under rows that run.
-
-    Rows of one block fill the places that the stragglers of its first step leave free.
-    """
-    return max(1, (staleness + 1) // 2)
 
 
 class Prefetch:

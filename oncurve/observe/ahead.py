@@ -9,6 +9,14 @@ WAITED = 1 / 3
 """Share of the time that a trainer waits for completions above which a run is told what steps ahead would save."""
 
 
+def block_steps(staleness: int) -> int:
+    """Steps that are sampled together, from the same weights, where weights do not change under rows that run.
+
+    Rows of one block fill the places that the stragglers of its first step leave free.
+    """
+    return max(1, (staleness + 1) // 2)
+
+
 def seconds_ahead(sampling: Sequence[float], training: Sequence[float], staleness: int) -> float:
     """Seconds of some steps, if each is sampled once the one before is, from weights at most so many steps old.
 

@@ -286,7 +286,12 @@ _WEIGHTS = (
         "time of living servers without a completion to sample, since the step before",
         "below 0.2; otherwise more rollouts.staleness, or fewer servers",
     ),
-    Metric("weights/stood_seconds", "seconds", "of that, the server sampled nothing; the slowest server", "-"),
+    Metric(
+        "weights/stood_seconds",
+        "seconds",
+        "a server sampled nothing while it took the newest weights; the slowest server",
+        "a small part of the step",
+    ),
     Metric(
         "weights/late_servers",
         "count",

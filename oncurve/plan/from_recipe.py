@@ -183,6 +183,8 @@ def make_setup(config: Config, request: PlanRequest) -> Setup:
         delta_rate=None
         if config.rollouts.deltas is None or lora is not None
         else config.optimizer.learning_rate * config.updates_per_step,
+        staleness=config.rollouts.staleness,
+        in_flight=config.rollouts.in_flight,
         has_server_beside=not apart and config.rollouts.sleep,
     )
 

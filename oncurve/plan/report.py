@@ -25,11 +25,13 @@ from oncurve.plan.hardware import GIB, Device
 from oncurve.plan.memory import PHASES, Memory, Need, plan_memory, trained_parameters
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-from oncurve.plan.step_time import StepTime, step_time
+from oncurve.plan.step_time import StepTime, seconds_ahead, step_time
 from oncurve.plan.weight_transfer import sent_share
 from oncurve.tables import aligned
 
 MAX_ADVICE = 6
+STALENESS = (1, 2, 4, 8)
+"""Values of ``rollouts.staleness`` that a plan compares with 0."""
 _FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
 
 
@@ -54,6 +56,20 @@ class Plan:
     def hours(self) -> float:
         """Steps x seconds; measuring, loading and saving are not in it."""
         return self.time.total * self.work.steps / 3600
+
+    @property
+    def steps_per_hour(self) -> dict[str, float]:
+        """By ``rollouts.staleness``, where other devices sample than those that train; empty elsewhere."""
+        if not self.setup.sampler_devices or self.work.is_supervised:
+            return {}
+        plain = replace(self.time, ahead=None)
+        found = {"0": 3600 / plain.total}
+        for in_flight in (False, True)[: 1 if self.work.turns.limit > 1 else 2]:
+            for staleness in STALENESS:
+                setup = replace(self.setup, staleness=staleness, in_flight=in_flight)
+                seconds = seconds_ahead(self.shape, self.work, setup, self.device, plain)
+                found[f"{staleness}{' in flight' * in_flight}"] = 3600 / seconds
+        return found
 
     @property
     def failure(self) -> FailureCost:
@@ -145,6 +161,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
             for one in plan.advice
         ],
         "seconds": {**asdict(plan.time), "step": plan.time.total},
+        "steps_per_hour": plan.steps_per_hour,
         "hours": plan.hours,
         "disk": asdict(plan.disk),
         "failure": asdict(plan.failure),
@@ -269,10 +286,13 @@ def _time(plan: Plan) -> Iterator[str]:
         yield f"a step: about {_seconds(time.train)} of training, {time.trained_per_second:,.0f} tokens/s"
         yield _speeds(plan.device)
         return
-    yield (
-        f"a step: about {_seconds(time.total)} = sampling {_seconds(time.sample)} + training {_seconds(time.train)}"
-        + (f" + weight sync {_seconds(time.sync)}" if time.sync_bytes else "")
-    )
+    parts = [f"sampling {_seconds(time.sample)}", f"training {_seconds(time.train)}"]
+    parts += [f"weight sync {_seconds(time.sync)}"] if time.sync_bytes else []
+    if time.ahead is None:
+        yield f"a step: about {_seconds(time.total)} = {' + '.join(parts)}"
+    else:
+        overlap = f"at the same time, with rollouts.staleness {plan.setup.staleness}"
+        yield f"a step: about {_seconds(time.total)}: {', '.join(parts)} {overlap}"
     yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
     if time.network >= 0.05 * time.train:
         yield f"  {_seconds(time.network)} of training waits for the weights and gradients of other devices"
@@ -285,7 +305,17 @@ def _time(plan: Plan) -> Iterator[str]:
             way = f"{sent_share(plan.setup.delta_rate, plan.shape.num_parameters):.2g} of all weights: rollouts.deltas"
         yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
         yield f"    {parts}"
+    if rates := plan.steps_per_hour:
+        lengths = (
+            f"lengths of {plan.work.mean_completion_tokens:g} on average and {plan.work.completion_tokens} at most"
+        )
+        yield f"  steps per hour by rollouts.staleness, for {lengths}:"
+        yield "    " + ", ".join(f"{name}: {_rate(rate)}" for name, rate in rates.items())
     yield _speeds(plan.device)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _speeds(device: Device) -> str:

@@ -182,6 +182,10 @@ class Setup:
     """How they get new weights: as files, over NCCL, or through the memory of a GPU that is shared."""
     delta_rate: float | None = None
     """Learning rate of a step, where servers get what changed of the weights, in bfloat16; None: they get all."""
+    staleness: int = 0
+    """Steps that devices which only sample may be ahead of training."""
+    in_flight: bool = False
+    """They take new weights under rows that run."""
     has_server_beside: bool = False
     """When colocated: a server on the trainer's device samples, not the process that trains."""
 

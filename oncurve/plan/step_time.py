@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from oncurve.observe.ahead import block_steps
 from oncurve.plan import constants
 from oncurve.plan.hardware import GB, Device
 from oncurve.plan.memory import samples_by_modules, trained_parameters
@@ -31,11 +32,13 @@ class StepTime:
     """The parts of the weight sync."""
     network: float = 0.0
     """Of the time of training: weights and gradients are on their way between devices, and nothing is computed."""
+    ahead: float | None = None
+    """Of a whole step, where other devices sample while this one trains; None: one after the other."""
 
     @property
     def total(self) -> float:
-        """One after the other; sampling ahead while training would take the longer of the two instead."""
-        return self.sample + self.train + self.sync
+        """Seconds from a step to the next."""
+        return self.sample + self.train + self.sync if self.ahead is None else self.ahead
 
     @property
     def sampled_per_second(self) -> float:
@@ -56,7 +59,7 @@ def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, ne
     between = exchange_seconds(shape, work, setup, device, network_gbit=network_gbit)
     waits = max(0.0, between - compute) if setup.shard == "zero3" else between
     way = way_of_weights(shape, setup, device, network_gbit=network_gbit) if sends else ()
-    return StepTime(
+    time = StepTime(
         sample=0.0 if work.is_supervised else sample_seconds(shape, work, setup, device),
         train=compute + waits,
         network=waits,
@@ -68,6 +71,33 @@ def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, ne
         read_again_tokens=work.completions * work.read_again_tokens,
         way=way,
     )
+    if not setup.staleness or not setup.sampler_devices or work.is_supervised:
+        return time
+    return replace(time, ahead=seconds_ahead(shape, work, setup, device, time))
+
+
+def seconds_ahead(shape: ModelShape, work: Work, setup: Setup, device: Device, time: StepTime) -> float:
+    """Seconds of a step where other devices sample up to ``setup.staleness`` steps ahead, once that is under way.
+
+        in blocks of b steps   max( training + held / b , (sampling of b steps at once + weight sync) / b )
+        in flight              max( training + held , weight sync , prompts + tokens of a step over all rows ,
+                                    the longest completion / staleness ), the last two at most the sampling of a step
+
+    Held: the trainer's part of the weight sync. Of b steps, the rows of all fill the places that the longest of one
+    would leave free. Completions with tools are sampled one step after the other.
+    """
+    devices, held = setup.sampler_devices, sum(part.seconds for part in time.way if part.holds)
+    if setup.in_flight:
+        ahead = replace(work, prompts=work.prompts * (setup.staleness + 1))
+        rows = -(-ahead.rows_at_once // devices)
+        each = _step_seconds(shape, work, setup, device, rows)
+        tokens = work.completions * work.mean_completion_tokens / devices / rows
+        stream = _prompt_seconds(shape, work, device, devices) + tokens * each
+        longest = work.completion_tokens * each / setup.staleness
+        return max(time.train + held, time.sync, min(time.sample, max(stream, longest)))
+    steps = 1 if work.turns.limit > 1 else block_steps(setup.staleness)
+    block = replace(work, prompts=work.prompts * steps)
+    return max(time.train + held / steps, (sample_seconds(shape, block, setup, device) + time.sync) / steps)
 
 
 def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
@@ -146,16 +176,21 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     their kernels takes, and a batch waits for its longest row.
     """
     devices = setup.sampler_devices or setup.ranks
-    rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
     own, rows = (-(-count // devices) for count in (work.completions, work.rows_at_once))
     ending = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
-    reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
-    prompts = 2.0 * shape.matrix_parameters * reads / (rate * devices)
+    prompts = _prompt_seconds(shape, work, device, devices)
     last = work.completion_tokens * _step_seconds(shape, work, setup, device, ending)
     if samples_by_modules(shape, setup):
         return prompts + -(-own // rows) * last + wait_seconds(work)
     steps = (own - rows) * work.mean_completion_tokens / rows
     return prompts + steps * _step_seconds(shape, work, setup, device, rows) + last + wait_seconds(work)
+
+
+def _prompt_seconds(shape: ModelShape, work: Work, device: Device, devices: int) -> float:
+    """Reading the prompts of a step, and again what tools answered."""
+    reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
+    rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
+    return 2.0 * shape.matrix_parameters * reads / (rate * devices)
 
 
 def _step_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, running: float) -> float:

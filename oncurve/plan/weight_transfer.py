@@ -20,6 +20,8 @@ class Part:
     name: str
     bytes: float
     seconds: float
+    holds: bool = False
+    """The trainer stands still meanwhile, also where servers sample ahead."""
 
 
 def sync_bytes(shape: ModelShape, setup: Setup) -> float:
@@ -76,8 +78,8 @@ def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_g
         if setup.placement == "disaggregated":
             rate = min(rate, network_gbit / 8 * GB)
         return (
-            Part("broadcast", size, size / rate),
-            Part("load", size, size / constants.DEVICE_LOAD_RATE),
+            Part("broadcast", size, size / rate, holds=True),
+            Part("load", size, size / constants.DEVICE_LOAD_RATE, holds=True),
         )
     if setup.delta_rate is not None and setup.method == "full":
         return _differences(size, whole_bytes(shape, setup), setup, network_gbit=network_gbit)
@@ -108,8 +110,8 @@ def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> t
     copied, fetched = _copied(size, setup), _fetched(size, setup, network_gbit)
     return (
         *copied,
-        Part("checksum", size, sums),
-        Part("write", size, size / constants.WRITE_RATE),
+        Part("checksum", size, sums, holds=True),
+        Part("write", size, size / constants.WRITE_RATE, holds=True),
         *fetched,
         Part("read and check", size, sums),
         Part("load", whole, whole / constants.LOAD_RATE),
@@ -122,7 +124,7 @@ def _threads(size: float) -> float:
 
 
 def _copied(size: float, setup: Setup) -> tuple[Part, ...]:
-    return (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE),) if setup.is_gpu else ()
+    return (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE, True),) if setup.is_gpu else ()
 
 
 def _fetched(size: float, setup: Setup, network_gbit: float) -> tuple[Part, ...]:

@@ -448,3 +448,31 @@ def test_a_guessed_prompt_leaves_room_for_the_completion(tmp_path: Path) -> None
     )
     text = plan_recipe(tmp_path / "recipe.yaml", [])
     assert "longer prompts are left out" not in text
+
+
+LONG = ["rollouts.type=servers", "rollouts.vllm_servers=1", "rollouts.max_completion_tokens=4096"]
+
+
+def test_steps_ahead_save_what_the_longest_completions_cost() -> None:
+    """Blocks share the wait for stragglers, in flight nobody waits, and training is what is left."""
+    asked = {"gpu": "H100", "mean_tokens": 400, "as_json": True}
+    data = json.loads(plan_recipe(find_recipe("gsm8k"), LONG, **asked))
+    rates, seconds = data["steps_per_hour"], data["seconds"]
+    held = sum(part["seconds"] for part in seconds["way"] if part["holds"])
+    assert rates["0"] == pytest.approx(3600 / (seconds["sample"] + seconds["train"] + seconds["sync"]))
+    assert rates["1"] == pytest.approx(3600 / (seconds["sample"] + seconds["sync"]))
+    assert rates["1"] == rates["2"] < rates["4"] < rates["8"] < 3600 / seconds["train"]
+    assert rates["4"] < rates["4 in flight"] == pytest.approx(3600 / (seconds["train"] + held))
+    chosen = json.loads(plan_recipe(find_recipe("gsm8k"), [*LONG, "rollouts.staleness=4"], **asked))
+    assert chosen["seconds"]["step"] == pytest.approx(3600 / rates["4"])
+    assert chosen["hours"] < 0.6 * data["hours"]
+
+
+def test_steps_per_hour_are_planned_where_other_devices_sample() -> None:
+    text = plan_recipe(find_recipe("gsm8k"), [*LONG, "rollouts.staleness=2"], gpu="H100")
+    assert "at the same time, with rollouts.staleness 2" in text
+    assert "steps per hour by rollouts.staleness" in text
+    assert "8 in flight" in text
+    assert "steps per hour" not in plan_recipe(find_recipe("gsm8k"), [], gpu="H100")
+    with_tools = plan_recipe(find_recipe("gsm8k"), [*LONG, "rollouts.tools=[calculator]"], gpu="H100")
+    assert "in flight" not in with_tools

@@ -138,7 +138,7 @@ class ServerSampler:
             else:
                 publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
                 self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
-        self._held_seconds = time.perf_counter() - begin
+        self._held_seconds += time.perf_counter() - begin
         return True
 
     def _publish_ahead(self, publish: Callable[[], Manifest]) -> Manifest:
@@ -155,7 +155,7 @@ class ServerSampler:
                 return prepared.result()
             begin = time.perf_counter()
             manifest = self._write(policy, version)
-            self._held_seconds = time.perf_counter() - begin
+            self._held_seconds += time.perf_counter() - begin
             return manifest
 
     @contextmanager
@@ -293,22 +293,27 @@ class ServerSampler:
         return [groups[place] for place in range(len(prompts))]
 
     def weight_metrics(self) -> dict[str, float]:
-        """The idleness of the servers, and the way of the newest weights where they are sent as differences."""
-        last, found = self._deltas.last if self._deltas is not None else None, dict[str, float]()
-        if self._loop is not None:
-            found["speed/server_idle_fraction"] = self._loop.call(self.pool.idle_fraction())
-        if last is None or self._manifest is None:
-            return found
+        """For what servers and trainer waited since this was last asked, and the way of the newest weights where they
+        are sent as differences."""
+        if self._loop is None or self._manifest is None:
+            return {}
         have = [server for server in self.pool.servers if server.label == self._manifest.label]
+        held, self._held_seconds = self._held_seconds, 0.0
+        found = {
+            "speed/server_idle_fraction": self._loop.call(self.pool.idle_fraction()),
+            "weights/held_seconds": held,
+            "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
+        }
+        last = self._deltas.last if self._deltas is not None else None
+        if last is None:
+            return found
         return found | {
             "weights/changed_fraction": last.changed_fraction,
             "weights/sent_fraction": last.bytes / max(1, last.whole_bytes),
             "weights/sent_mb": last.bytes / 1e6,
             "weights/publish_seconds": last.seconds,
             "weights/coding_seconds": last.coding_seconds,
-            "weights/held_seconds": self._held_seconds,
             "weights/sync_seconds": max((server.sync_seconds for server in have), default=0.0),
-            "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
             "weights/late_servers": float(self._num_late),
         }
 
