@@ -35,32 +35,38 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "ahead_replay.json"
 SERVER_DIES, TRAINER_DIES = STEPS // 3, 2 * STEPS // 3
 """After which steps."""
 SETTINGS = ("rollouts.max_rows=4", "rollouts.temperature=1", "rollouts.max_completion_tokens=96")
-STANDS_SECONDS, GOES_SECONDS = 0.3, 0.1
+STANDS_SECONDS, GOES_SECONDS = 0.2, 0.1
 """Servers stand still for most of the time, so that training is faster and weights change under rows."""
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """The metrics of a run that may not have begun."""
+    return read_metrics(run) if (run / "metrics.jsonl").is_file() else []
 
 
 def wait_for(run: Path, step: int, trainer: subprocess.Popen[bytes]) -> None:
     """Raises RuntimeError for a trainer that ends before so many steps are done."""
-    while not (run / "metrics.jsonl").is_file() or all(row["step"] < step for row in read_metrics(run)):
+    while all(row["step"] < step for row in rows_of(run)):
         if trainer.poll() is not None:
             raise RuntimeError(f"{run}: the trainer ended before step {step}")
         time.sleep(0.05)
 
 
-def slow_down(trainer: subprocess.Popen[bytes]) -> None:
-    """Stop the servers of a trainer for moments, as long as it lives."""
+def slow_down(trainer: subprocess.Popen[bytes], run: Path) -> None:
+    """Stop the servers of a trainer for moments, once it has done another step, as long as it lives."""
+    known = len(rows_of(run))
     while trainer.poll() is None:
         for number, seconds in ((signal.SIGSTOP, STANDS_SECONDS), (signal.SIGCONT, GOES_SECONDS)):
-            for server in servers_of(trainer.pid):
+            for server in servers_of(trainer.pid) if len(rows_of(run)) > known else ():
                 with suppress(ProcessLookupError):
                     os.kill(server, number)
             time.sleep(seconds)
 
 
-def started(words: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+def started(words: list[str], run: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     """A trainer whose servers are slow."""
     trainer = subprocess.Popen(command(*words), stdout=log, stderr=log)
-    Thread(target=slow_down, args=(trainer,), daemon=True).start()
+    Thread(target=slow_down, args=(trainer, run), daemon=True).start()
     return trainer
 
 
@@ -72,13 +78,13 @@ def killed_run(folder: Path) -> PastRun:
     words = ["train", str(recipe), f"run.folder={folder}", "run.name=run", "rollouts.in_flight=true"]
     words += ["run.save_every_steps=1", "run.keep_every_steps=1", *SETTINGS]
     with (folder / "said.txt").open("ab") as log:
-        trainer = started(words, log)
+        trainer = started(words, run, log)
         wait_for(run, SERVER_DIES, trainer)
         os.kill(servers_of(trainer.pid)[0], signal.SIGKILL)
         wait_for(run, TRAINER_DIES, trainer)
         trainer.kill()
         trainer.wait()
-        if status := started(["resume", str(run)], log).wait():
+        if status := started(["resume", str(run)], run, log).wait():
             raise RuntimeError(f"{run}: resume ended with {status}")
     return open_run(run)
 
