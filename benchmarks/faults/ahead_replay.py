@@ -99,10 +99,10 @@ def is_mixed(one: Completion) -> bool:
     return bool(one.versions)
 
 
-def tokens_of(run: PastRun) -> dict[tuple[int, int, int], list[int]]:
-    """What was sampled: by step, prompt and place in its group."""
+def sampled_in(run: PastRun) -> dict[tuple[int, int, int], Completion]:
+    """What was sampled, by step, prompt and place in its group."""
     return {
-        (step, group.prompt.index, one.index): list(one.token_ids)
+        (step, group.prompt.index, one.index): one
         for step in run.steps
         for group in run.step(step).groups
         for one in group.completions
@@ -137,7 +137,7 @@ def main() -> None:
     draw, runs = random.Random(chosen.seed), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="oncurve-ahead-") as place:
         past = [killed_run(Path(place) / name) for name in ("one", "two")]
-        one, two = map(tokens_of, past)
+        one, two = map(sampled_in, past)
         print([sum(map(is_mixed, completions_of(run))) for run in past], flush=True)
         for run in past:
             steps = sorted(draw.sample(range(1, STEPS + 1), chosen.steps))
@@ -150,7 +150,10 @@ def main() -> None:
             "staleness": STALENESS,
             "kills": {"server": SERVER_DIES, "trainer": TRAINER_DIES},
             "completions": STEPS * PROMPTS * GROUP,
-            "completions_that_differ_between_runs": sum(one[key] != two.get(key) for key in one),
+            "completions_that_differ_between_runs": {
+                "in_tokens": sum(one[key].token_ids != two[key].token_ids for key in one),
+                "in_log_probabilities": sum(one[key].sampler_logprobs != two[key].sampler_logprobs for key in one),
+            },
             "completions_of_several_versions": [sum(map(is_mixed, completions_of(run))) for run in past],
             "steps_replayed": sum(len(run["steps"]) for run in runs),
             "steps_with_the_same_bits": sum(step["is_same"] for run in runs for step in run["steps"]),
