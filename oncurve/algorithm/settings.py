@@ -145,6 +145,6 @@ class AlgorithmSection(Section):
         if (self.type == "custom") != (self.function is not None):
             raise ValueError(
                 "algorithm.function belongs to algorithm.type custom, and custom needs it: "
-                "give both, such as {type: custom, function: losses.py:mine}"
+                "give both, such as {type: custom, function: losses.py:mine}; an advantage_function goes with any type"
             )
         return self

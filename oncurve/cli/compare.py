@@ -31,6 +31,8 @@ def compare(
     )
     from oncurve.report.seeds import compare_seeds, recipes_block, seeds_table  # lazy
 
+    if output is not None and output.suffix != ".html":
+        output = output / "compared.html" if output.is_dir() else output.with_name(f"{output.name}.html")
     compared = compare_runs(runs, usd_per_hour=usd_per_hour)
     out = console()
     if (seeds := compare_seeds(compared)) is not None:

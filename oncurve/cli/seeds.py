@@ -53,8 +53,8 @@ def train_seeds(
                     _end(running)
                     again = "" if is_resumed else " and --resume"
                     out.print(
-                        f"seed {seed} failed, see above. Then continue with the same command{again}: finished runs "
-                        "stay as they are.",
+                        f"seed {seed} failed, see above. Afterwards continue with the same command{again}: finished "
+                        "runs stay as they are.",
                         highlight=False,
                     )
                     raise typer.Exit(process.returncode)

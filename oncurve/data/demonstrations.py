@@ -105,7 +105,7 @@ def taught_rows(task: str, *, count: int, lesson_fraction: float, seed: int = 0)
 
 def _taken_turns(place: str, turns: list[Any]) -> list[dict[str, Any]]:
     """Turns of the policy and of its environment as parts: each of the policy's ends with the end token."""
-    if any(not isinstance(text, str) or not text for text in turns):
+    if not turns or any(not isinstance(text, str) or not text for text in turns):
         raise DataError(f"{place}: turns must be texts, the policy's first: [guess, answer, guess, ...]")
     return [{"text": text, "learned": place % 2 == 0, "ends": place % 2 == 0} for place, text in enumerate(turns)]
 

@@ -23,7 +23,8 @@ class DataSection(Section):
     columns: dict[str, str] = Field(default_factory=dict)
     """Which column is which, such as {question: problem, answer: label}."""
     template: str = "think_answer"
-    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, or a file with {question}."""
+    """think_answer, r1_zero, boxed, gsm8k, reasoning_answer, question_only, plain, as_is, tool_answer, program,
+    complete_program, or a file with {question}."""
     chat: bool | Literal["auto"] | dict[str, Any] = "auto"
     """Use the model's chat template: true, false, its arguments, such as {enable_thinking: false}, or auto: where there
     is one and ``template`` is not made for base models (r1_zero, as_is)."""
@@ -151,7 +152,10 @@ MOVED = {
     "number_games": ("examples/guess_number/guess_number.py", "number_games"),
 }
 """Types that went from the package to its examples: the file and the function that makes their rows."""
-FILE_TYPES = {".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv"}
+FILE_TYPES = {
+    ".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv",
+    ".parquet": "huggingface", ".arrow": "huggingface",
+}  # fmt: skip
 
 
 def with_type(section: object) -> object:

@@ -191,6 +191,8 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
     builder = FILE_BUILDERS.get(local.suffix)
     if local.is_file() and builder is None:
         raise DataError(f"{name}: not a file of a known kind. Use one of {listed(FILE_BUILDERS)}.")
+    if local.suffix in (".parquet", ".arrow") and not local.exists():
+        raise DataError(f"data: there is no file {name} (in {Path.cwd()}). Name another data.path.")
     try:
         if local.is_file():
             loaded = datasets.load_dataset(str(builder), data_files=name, split="train")

@@ -174,9 +174,9 @@ def held_out_higher(case: Case) -> Finding | None:
 
 
 def evaluation_small(case: Case) -> Finding | None:
-    """Fewer than 200 held-out examples: the 95 % interval is wider than about 14 points."""
+    """Fewer than 200 held-out examples, and test problems: the 95 % interval is wider than about 14 points."""
     count, held_out = case.held_out("evaluation/num_examples"), case.held_out("evaluation/correct_fraction")
-    if not count or not held_out or count.values[-1] >= 200:
+    if not count or not held_out or max(count.values[-1], case.compared.get("num_examples", 0)) >= 200:
         return None
     return Finding(
         severity="note",

@@ -50,6 +50,8 @@ def read_case(run: str | Path) -> Case:
 
     path = folder / "comparison.json"
     compared = read_json(path) if path.is_file() else {}
+    if not isinstance(compared.get("rows", []), list):
+        raise DataError(f"{path}: its rows are no list. Restore or remove it.")
     config = read_config(folder)
     return Case(metrics, config=config, examples=examples, between=between, compared=compared, lags=lags)
 

@@ -14,6 +14,8 @@ from oncurve.history.opened import OpenedStep, TokenView
 from oncurve.history.regrade import Regrade
 from oncurve.history.replay import Replay
 
+MOST_PAIRS = 12
+"""Pairs of verdicts in the table of agreement, the most frequent ones."""
 MAX_ROWS = 20
 
 
@@ -134,7 +136,10 @@ def regrade_text(found: Regrade) -> Lines:
 
 
 def _agreement(found: Regrade) -> Table:
-    rows = [(key, f"{count:,}") for key, count in sorted(found.agreement.items(), key=lambda pair: -pair[1])[:12]]
+    ordered = sorted(found.agreement.items(), key=lambda pair: -pair[1])
+    rows = [(key, f"{count:,}") for key, count in ordered[:MOST_PAIRS]]
+    if rest := ordered[MOST_PAIRS:]:
+        rows.append((f"{len(rest)} other pairs", f"{sum(count for _, count in rest):,}"))
     return tables.terminal("agreement", ("then, now", "completions"), rows)
 
 

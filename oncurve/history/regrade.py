@@ -259,13 +259,16 @@ def _add_group(
 
 
 def _verdict(reward: Reward) -> str:
-    """Right or wrong where the reward says so; its value to two digits, or its error, where it does not."""
-    if reward.error is not None:
-        return reward.error
-    correct = reward.parts.get("correct")
-    if correct is not None:
-        return "right" if correct >= 1 else "wrong"
-    return f"{reward.value:.2g}"
+    """Right or wrong where the reward says so, the quarter in which a graded value lies, or the error."""
+    if reward.value is None:
+        return str(reward.error)
+    value, correct = reward.value + 0.0, reward.parts.get("correct")
+    low = math.floor(4 * value) / 4
+    band = f"{value:.2g}" if abs(value) >= 1 or value == 0 else f"{low:g} to {low + 0.25:g}"
+    if correct is None:
+        return band
+    word = "right" if correct >= 1 else "wrong"
+    return word if value in (-1.0, 0.0, 1.0) else f"{band} ({word})"
 
 
 def _change(step: PastStep, graded: Sequence[Sequence[Reward]], before: Any, after: Any) -> StepChange:

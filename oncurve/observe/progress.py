@@ -52,6 +52,10 @@ _ROWS: tuple[tuple[str, str, _Form], ...] = (
 )
 
 
+QUIET_SECONDS = 20.0
+"""Without a panel, work inside a step is a line of its own if nothing was printed for so long."""
+
+
 class Progress:
     """Step, time left, reward, accuracy, speed by phase, memory and alarms of a run, as a context manager.
 
@@ -82,7 +86,7 @@ class Progress:
         self._rewards: list[float] = []
         self._alarms: list[tuple[int, str]] = []
         self._evaluated: tuple[int, str] | None = None
-        self._status = ""
+        self._status, self._said = "", self._started
         is_live = self.console.is_terminal if live is None else live
         self._live: Live | NotebookDisplay | None = None
         if live is None and self.console.is_jupyter:
@@ -131,10 +135,12 @@ class Progress:
         self._print(text)
 
     def status(self, text: str) -> None:
-        """The work inside the step, such as "evaluating 128/500"; only shown in a panel."""
+        """The work inside the step, such as "evaluating 128/500": in the panel, or as a line where long none came."""
         self._status = text
         if isinstance(self._live, NotebookDisplay):
             self._live.refresh(at_once=False)
+        elif self._live is None and self._clock() - self._said > QUIET_SECONDS:
+            self._print(text)
 
     def line(self, metrics: Mapping[str, float]) -> str:
         """One step as one line of plain text."""
@@ -162,6 +168,7 @@ class Progress:
         return max(0.0, per_step * (self._total - self._done) - (self._clock() - last))
 
     def _print(self, text: str) -> None:
+        self._said = self._clock()
         self.console.print(Text(text), soft_wrap=True)
 
     def _panel(self) -> RenderableType:

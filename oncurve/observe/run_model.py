@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oncurve.errors import CheckpointError
+from oncurve.errors import CheckpointError, did_you_mean
 from oncurve.observe.record import METRICS
 
 RUNS = "runs"
@@ -59,7 +59,8 @@ def check_place(name: str) -> tuple[str, bool]:
     looks_local = not is_hub_name or path.parts[0] == RUNS
     if looks_local and not os.path.isdir(place):
         raise CheckpointError(
-            f"model {name!r}: no such folder. Name a folder with a config.json, a Hugging Face Hub model such as "
+            f"model {name!r}: no such folder. {did_you_mean(name, ['embedded'])}Name a folder with a config.json, a "
+            f"Hugging Face Hub model such as "
             f'Qwen/Qwen2.5-0.5B, or "embedded"; if the recipe builds its base model first, its first line says how'
         )
     if os.path.isdir(place) and not any(os.path.isfile(path / file) for file in MODEL_FILES):

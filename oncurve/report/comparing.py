@@ -93,6 +93,8 @@ def compare_runs(runs: Sequence[Path], *, usd_per_hour: float | None = None) -> 
     """
     if len(runs) < 2:
         raise ConfigError("compare: name at least two run folders, such as `oncurve compare runs/a runs/b`.")
+    if again := [run for place, run in enumerate(runs) if run.resolve() in [one.resolve() for one in runs[:place]]]:
+        raise ConfigError(f"compare: {again[0]} is named twice.")
     sides = [_side(run, name, usd_per_hour) for run, name in zip(runs, _names(runs), strict=True)]
     notes = [
         "Test problems: 95% intervals. The difference from the first run is paired (McNemar's exact test, or sign "
@@ -150,7 +152,7 @@ def _against(first: Side, side: Side, notes: list[str]) -> Cell:
         notes.append(f"{first.name} and {side.name} cannot be paired: {error}")
         return Cell("-")
     if not compared.is_binary and _rewards(first) != _rewards(side):
-        notes.append(f"{side.name} was rewarded by another function than {first.name}: their rewards are not compared.")
+        notes.append(f"{side.name} has other rewards than {first.name}: their means are not compared.")
         return Cell("-")
     row = compared.rows[0] if compared.is_binary else compared.reward
     p_value = "p < 0.0001" if row.p_value < 1e-4 else f"p = {row.p_value:.4f}"

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from oncurve.errors import ConfigError, Failure, RewardError, attempt
+from oncurve.errors import ConfigError, Failure, RewardError, attempt, counted
 from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_OURS = Path(__file__).resolve().parents[1]
 
 Category = Literal["correct", "wrong", "bad_format", "graded", "error"]
 """What an evaluation says of one completion; "graded" where no reward says what is correct."""
@@ -87,7 +88,10 @@ def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: S
         raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions")
     rewards = list(function(prompts, completions))
     if len(rewards) != len(completions):
-        raise ValueError(f"{function.name} returned {len(rewards)} rewards for {len(completions)} completions")
+        given = counted(len(completions), "completion")
+        few = f"{counted(len(rewards), 'reward')} for {given}"
+        more = f"more rewards than the {given} that it was given"
+        raise ValueError(f"{function.name} returned {few if len(rewards) < len(completions) else more}")
     for reward in rewards:
         if not isinstance(reward, Reward):
             raise TypeError(f"{function.name} returned {type(reward).__name__} where a Reward was expected")
@@ -266,9 +270,10 @@ def check_any_graded(rewards: Sequence[Reward], *, where: str) -> None:
     """
     if not rewards or any(reward.value is not None for reward in rewards):
         return
+    are_none = all(reward.error == NOT_APPLICABLE for reward in rewards)
+    remedy = ". Let a reward return a number for them; a function without `return` gives None" if are_none else ""
     raise RewardError(
-        f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}. Let a reward "
-        f"return a number for them; a function without `return` gives None"
+        f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}{remedy}"
     )
 
 
@@ -277,7 +282,7 @@ def describe_failures(failed: Sequence[Reward]) -> str:
     kinds = [str(reward.error) for reward in failed]
     kind = max(sorted(set(kinds)), key=kinds.count)
     example = next(reward for reward in failed if reward.error == kind)
-    found = _PLACE.findall(example.trace)
+    found = [place for place in _PLACE.findall(example.trace) if not Path(place[0]).is_relative_to(_OURS)]
     place = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
     return f"most often as {kind!r}: {example.detail or 'no detail'}{place}"
 

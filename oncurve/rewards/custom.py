@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError, Failure, attempt
+from oncurve.errors import ConfigError, Failure, attempt, shortened
 from oncurve.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
 from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.foreign_code import contained, limited, run_async
@@ -22,6 +22,8 @@ CompletionsAs = Literal["auto", "text", "messages"]
 """How a function gets completions: as strings, as lists of chat messages, or as strings and, if it fails, messages."""
 
 _VALUE_KEYS = ("reward", "score", "value")
+LARGEST = 1e30
+"""Rewards are float32 in a batch, and their squares float64."""
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
@@ -275,7 +277,7 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
     """A reward from a number, a tensor of one number, None (not applicable), a dictionary, or a Reward.
 
     NaN is an error, since it is usually 0/0; with ``nan_is_none`` it is None. Raises TypeError or ValueError for
-    anything else.
+    anything else, infinity included.
     """
     if isinstance(value, Reward):
         return value
@@ -283,7 +285,15 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
         return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned None")
     if isinstance(value, Mapping):
         return _from_mapping(value, nan_is_none=nan_is_none)
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        found = shortened(repr(value), 60)
+        raise type(error)(
+            f"the function returned {found}; a reward is a number, None, or {{'reward': number}}"
+        ) from None
+    if abs(number) > LARGEST:
+        raise ValueError(f"the function returned {number:.3g}; a reward is finite, within ±1e30")
     if number != number:
         if nan_is_none:
             return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned NaN")

@@ -187,6 +187,12 @@ def judge_probes(
             f"the reward pays every completion the same ({gold.mean_reward:.3g}): all {len(graded)} probes earn what "
             f"the reference answers earn. Return a number that depends on the completion, and more for these answers",
         ))  # fmt: skip
+    elif has_right_answer and len(graded) > 1 and all(one.parts.get("correct", 0.0) >= 1.0 for one in (gold, *graded)):
+        verdicts.append((
+            "error",
+            f"every completion counts as correct, all {len(graded)} probes included. Set correct_at of the reward to "
+            f"what a correct answer earns",
+        ))  # fmt: skip
     elif found:
         names = ", ".join(one.name for one in found[:4]) + (", ..." if len(found) > 4 else "")
         share = f"{MAX_SHARE:.0%} of " if gold.mean_reward > 0 else ""

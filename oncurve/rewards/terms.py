@@ -29,6 +29,8 @@ def make_reward_function(
     """
     if all(reward.held_out for reward in rewards):
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
+    if all(reward.weight == 0 for reward in rewards if not reward.held_out):
+        raise ConfigError("rewards: the weight of every one is 0, so nothing pays. Give at least one another weight")
     around = Surroundings(given or {}, columns)
     total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()

@@ -16,7 +16,7 @@ from oncurve.data.hints import with_hint
 from oncurve.data.prompts import Excluded, render_prompts
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.episodes.from_settings import make_tools_of
-from oncurve.errors import ConfigError, DataError
+from oncurve.errors import ConfigError, DataError, counted
 from oncurve.recipe.schema import Config
 from oncurve.records import Prompt
 from oncurve.rewards.terms import have_right_answer
@@ -94,8 +94,9 @@ def _held_out(rows: Rows, asked: int, key: str, needed: int) -> int:
         return asked
     fewer = len(rows) // 5
     if not fewer:
+        few = f"{counted(len(rows), 'row')} {'is' if len(rows) == 1 else 'are'} too few"
         raise DataError(
-            f"{len(rows)} rows are too few to hold some of them out for evaluation.{key}. Use more data, or name "
+            f"{few} to hold some of them out for evaluation.{key}. Use more data, or name "
             f"problems to evaluate on with evaluation.data.type=jsonl evaluation.data.path=FILE"
         )
     log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, asked)

@@ -59,6 +59,11 @@ def request_of(
     sections: Sections,
 ) -> TrainingRequest:
     """The request of the arguments of ``Trainer``. Raises ConfigError for what a recipe does not allow."""
+    if not isinstance(model, (str, os.PathLike, nn.Module)):
+        raise ConfigError(
+            f"the first argument is the model: a folder, a name or a model object, not {type(model).__name__}. Call "
+            f"oncurve.train(model, rows, reward)"
+        )
     place = str(model.name_or_path or NAMELESS) if isinstance(model, nn.Module) else os.fspath(model)
     if isinstance(model, nn.Module):
         objects = replace(objects, model=model)

@@ -22,6 +22,7 @@ FILES = {
     "file.txt": "x",
     "script.py": "print(1)\n",
     "environment.yaml": "model: embedded\ndata: {type: word_problems}\nrewards: [{type: environment}]\n",
+    "turns.jsonl": '{"prompt": "a", "turns": []}\n',
     "two.jsonl": '{"a": 1}\n{"a": 2}\n',
 }
 MISTAKES = (
@@ -71,6 +72,19 @@ MISTAKES = (
     ("plan recipe.yaml --mean-turns 2", "--mean-turns is for completions with tools, and this recipe has none"),
     ("evaluate recipe.yaml --against runs/gone", "model 'runs/gone': no such folder"),
     ("doctor recipe.yaml", "recipe.yaml: is no run"),
+    ("compare runs/a runs/a", "compare: runs/a is named twice"),
+    ("train recipe.yaml model=Embedded", "Did you mean 'embedded'?"),
+    ("train recipe.yaml", "1 row is too few to hold some of them out"),
+    ("train recipe.yaml --seeds 0-2", "write different whole numbers from 0 on, such as --seeds 0,1,2"),
+    (
+        "train recipe.yaml algorithm.type=custom algorithm.advantage_function=a.py:f",
+        "an advantage_function goes with any type",
+    ),
+    ("train recipe.yaml data.path=gone.parquet", "there is no file gone.parquet"),
+    ("train recipe.yaml data.template=Think_Answer", "Did you mean 'think_answer'?"),
+    ("coldstart --data turns.jsonl --output base", "turns must be texts, the policy's first"),
+    ("coldstart --data rows.jsonl --size xl --output base", "Use one of nano, tiny, small"),
+    ("dashboard recipe.yaml", "Name run folders, or a folder that holds some"),
 )
 
 

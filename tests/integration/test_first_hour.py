@@ -106,6 +106,14 @@ def test_a_reward_that_pays_everything_fails_the_check(here: Path) -> None:
     assert "pays every completion the same (0.3): all 18 probes" in said
 
 
+def test_a_bound_that_everything_reaches_fails_the_check_and_a_weight_of_0_is_refused(here: Path) -> None:
+    graded = '{type: custom, function: "mine.py:contains", correct_at: -1}'
+    said = command("check", "recipe.yaml", f"rewards=[{graded}]", code=1)
+    assert "every completion counts as correct, all 18 probes included. Set correct_at" in said
+    with pytest.raises(ConfigError, match="the weight of every one is 0"):
+        command("check", "recipe.yaml", "rewards.0.weight=0")
+
+
 def test_a_reward_that_can_be_hacked_is_a_warning_and_the_table_is_explained(here: Path) -> None:
     said = command("check", "recipe.yaml", "rewards.0.function=mine.py:contains")
     assert "2 of 18 probes earn more than 20%" in said

@@ -42,6 +42,16 @@ def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     ]
 
 
+def test_without_a_terminal_long_work_is_said_now_and_then() -> None:
+    target, out = console(terminal=False)
+    clock = Clock()
+    with Progress(4, console=target, clock=clock) as progress:
+        for done in range(0, 500, 100):
+            progress.status(f"measuring base: {done}/500")
+            clock.now += 9
+    assert out.getvalue() == "measuring base: 300/500\n"
+
+
 def test_a_long_line_is_not_broken() -> None:
     target, out = console(terminal=False)
     with Progress(2, console=target) as progress:

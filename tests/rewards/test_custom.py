@@ -121,10 +121,12 @@ def test_async_samples_run_together_and_the_late_and_the_bad_are_errors() -> Non
     ("function", "detail"),
     [
         (examples.trl_bug, "KeyError"),
-        (examples.trl_wrong_length, "returned 1 rewards for 2 completions"),
+        (examples.trl_wrong_length, "returned 1 reward for 2 completions"),
         (examples.trl_one_number, "not one value per completion"),
-        (lambda completion, answer: "good", "could not convert"),
+        (lambda completion, answer: "good", "the function returned 'good'; a reward is a number"),
+        (lambda completion, answer: (1.0, 0.5), "the function returned (1.0, 0.5); a reward is a number"),
         (lambda completion, answer: float("inf"), "finite"),
+        (lambda completion, answer: -1e303, "the function returned -1e+303; a reward is finite, within"),
         (lambda completion, answer: {"points": 1.0}, "without a 'reward'"),
     ],
 )

@@ -196,6 +196,10 @@ def zero_by_zero(completion: str, answer: str) -> float:
     ("function", "said"),
     [
         (forgotten, r"none of the 2 completions was graded, most often as 'not_applicable': forgotten: "),
+        (
+            lambda completions: [1.0, 0.5, 0.2],
+            r"returned more rewards than the \d completions? that it was given$",
+        ),  # and no advice about None
         (zero_by_zero, r"before training: none of the 2 completions was graded, most often as 'nan'"),
     ],
 )
