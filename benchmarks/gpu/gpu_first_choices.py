@@ -147,6 +147,15 @@ def fusing(setting: Setting) -> Answer:
     return gpu_first_fused.compare(setting)
 
 
+def layers(setting: Setting) -> Answer:
+    """Small kernels of training, fused or compiled."""
+    if setting.tiny or torch.version.cuda is None:
+        return Answer("absent", "a real CUDA device is needed: a CPU trains through layers of its own")
+    import gpu_first_layers
+
+    return gpu_first_layers.compare(setting)
+
+
 def parts(setting: Setting) -> Answer:
     """FSDP2 of one process, and a checkpoint copied, written, flushed and hashed, by part."""
     import gpu_first_parts

@@ -112,6 +112,8 @@ CHOICES = (
          "what fused kernels would save in a recorded step", 180),
     Item("C3", "gpu_first_choices:drawing", "ways to draw a token; rows at once", "the cheapest draw that is exact",
          150),
+    Item("C4", "gpu_first_choices:layers", "training's small kernels fused or compiled",
+         "what torch's fused norm and torch.compile save in an update of 1.5B", 180),
     Item("C5", "gpu_first_choices:parts", "FSDP2 of one process over NCCL; a checkpoint written by part",
          "the process groups and sharding start on this torch; seconds to copy, write, flush and hash weights", 150),
 )  # fmt: skip

@@ -120,7 +120,7 @@ def test_items_are_chosen_by_name_or_by_its_beginning() -> None:
     assert {one.name for one in chosen("B", ["B2.1.5B"])} == {
         f"B2.1.5B.{way}" for way in ("shared", "packed", "padded")
     }
-    assert len(chosen("C", [])) == 4
+    assert len(chosen("C", [])) == 5
     with pytest.raises(SystemExit, match="stage A has no item A99"):
         chosen("A", ["A99"])
 
