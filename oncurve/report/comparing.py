@@ -103,7 +103,9 @@ def compare_runs(runs: Sequence[Path], *, usd_per_hour: float | None = None) -> 
         "not quite, and says nothing about other seeds: compare several seeds before believing a small difference.",
     ]
     rows = [(name, [cell(side) for side in sides]) for name, cell in _ROWS]
-    rows[3:3] = [("  difference from the first", [_against(sides[0], side, notes) for side in sides])]
+    reasons: dict[str, list[str]] = {}
+    rows[3:3] = [("  difference from the first", [_against(sides[0], side, reasons) for side in sides])]
+    notes += [f"Not compared with {sides[0].name}: {', '.join(names)}. {why}" for why, names in reasons.items()]
     shown = [(name, cells) for name, cells in rows if any(cell.text not in ("", "-") for cell in cells)]
     return RunComparison(sides, shown, _differences(sides), tuple(notes))
 
@@ -142,17 +144,17 @@ def _measured(name: str) -> Callable[[Side], Cell]:
     return cell
 
 
-def _against(first: Side, side: Side, notes: list[str]) -> Cell:
+def _against(first: Side, side: Side, reasons: dict[str, list[str]]) -> Cell:
     if side is first or "trained" not in side.evaluations or "trained" not in first.evaluations:
         return Cell("-")
     try:
         before, after = (_without_seed(one.evaluations["trained"]) for one in (first, side))
         compared = compare(before, after)
     except DataError as error:
-        notes.append(f"{first.name} and {side.name} cannot be paired: {error}")
+        reasons.setdefault(f"They cannot be paired: {error}", []).append(side.name)
         return Cell("-")
-    if not compared.is_binary and _rewards(first) != _rewards(side):
-        notes.append(f"{side.name} has other rewards than {first.name}: their means are not compared.")
+    if not compared.is_binary and rewards_of(first) != rewards_of(side):
+        reasons.setdefault("They have other rewards, so that means say nothing.", []).append(side.name)
         return Cell("-")
     row = compared.rows[0] if compared.is_binary else compared.reward
     p_value = "p < 0.0001" if row.p_value < 1e-4 else f"p = {row.p_value:.4f}"
@@ -161,7 +163,8 @@ def _against(first: Side, side: Side, notes: list[str]) -> Cell:
     return Cell(f"{100 * row.change:+.1f} points", f"[{100 * row.low:+.1f}, {100 * row.high:+.1f}] {p_value}")
 
 
-def _rewards(side: Side) -> dict[str, str]:
+def rewards_of(side: Side) -> dict[str, str]:
+    """What the recipe says of its rewards, flat."""
     return {key: value for key, value in side.config.items() if key.split(".")[0] == "rewards"}
 
 

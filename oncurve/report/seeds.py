@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncurve import tables
 from oncurve.evaluate.evaluation import Evaluation
-from oncurve.report.comparing import OWN_KEYS, RunComparison, Side
+from oncurve.report.comparing import OWN_KEYS, RunComparison, Side, rewards_of
 from oncurve.stats import t_interval
 
 if TYPE_CHECKING:
@@ -82,10 +82,13 @@ class SeedComparison:
     differences: tuple[SeedDifference, ...]
     is_share: bool
     """Scores are shares of correct problems, shown in percent; else mean rewards."""
+    apart: tuple[str, ...] = ()
+    """Recipes with other test problems, or mean rewards of other rewards, than the first."""
 
     def sentences(self) -> list[str]:
         """The differences in sentences."""
-        return [self._sentence(one) for one in self.differences]
+        apart = f"{', '.join(self.apart)}: other test problems or rewards than {self.recipes[0].name}, not compared."
+        return [*(self._sentence(one) for one in self.differences), *([apart] if self.apart else [])]
 
     def _sentence(self, one: SeedDifference) -> str:
         count = len(one.differences)
@@ -127,24 +130,32 @@ def compare_seeds(compared: RunComparison) -> SeedComparison | None:
         return None
     measured = [one for side in compared.sides if (one := side.evaluations.get("trained")) is not None]
     is_share = all(one.is_binary for one in measured)
-    names = _names(list(groups.values()))
-    recipes = tuple(_recipe(name, group, is_share) for name, group in zip(names, groups.values(), strict=True))
+    ordered = sorted(groups.values(), key=lambda group: len({side.config.get(SEED) for side in group}) < 2)
+    names = _names(ordered)
+    recipes = tuple(_recipe(name, group, is_share) for name, group in zip(names, ordered, strict=True))
     first, others = recipes[0], recipes[1:]
+    apart = [name for name, group in zip(names, ordered, strict=True) if not _are_alike(ordered[0], group, is_share)]
     differences = tuple(
         SeedDifference(one.name, first.name, tuple(one.scores[seed] - first.scores[seed] for seed in shared))
         for one in others
-        if (shared := [seed for seed in first.scores if seed in one.scores])
+        if one.name not in apart and (shared := [seed for seed in first.scores if seed in one.scores])
     )
-    return SeedComparison(recipes, differences, is_share)
+    return SeedComparison(recipes, differences, is_share, tuple(apart))
+
+
+def _are_alike(first: Sequence[Side], other: Sequence[Side], is_share: bool) -> bool:
+    """Their scores are of the same problems and, where they are mean rewards, of the same rewards."""
+    pair = [next((side for side in group if "trained" in side.evaluations), None) for group in (first, other)]
+    if pair[0] is None or pair[1] is None:
+        return True
+    asked, again = ([one.question for one in side.evaluations["trained"].examples] for side in pair if side)
+    return asked == again and (is_share or rewards_of(pair[0]) == rewards_of(pair[1]))
 
 
 def _recipe(name: str, group: Sequence[Side], is_share: bool) -> RecipeRuns:
-    scores = {
-        side.config.get(SEED, ""): _score(side.evaluations["trained"], is_share)
-        for side in group
-        if "trained" in side.evaluations
-    }
-    return RecipeRuns(name, scores, len(group) - len(scores), tuple(side.name for side in group))
+    measured = [side for side in group if "trained" in side.evaluations]
+    scores = {side.config.get(SEED, ""): _score(side.evaluations["trained"], is_share) for side in measured}
+    return RecipeRuns(name, scores, len(group) - len(measured), tuple(side.name for side in group))
 
 
 def _score(evaluation: Evaluation, is_share: bool) -> float:

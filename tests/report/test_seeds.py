@@ -20,7 +20,10 @@ GRPO, OTHER = [0.935, 0.925, 0.925], [0.95, 0.955, 0.89]
 def side(name: str, rate: float, seed: int, score: float, *, is_binary: bool = True) -> Side:
     config = {"optimizer.learning_rate": str(rate), "run.seed": str(seed), "run.name": name, "run.folder": "runs"}
     measured: Any = SimpleNamespace(
-        is_binary=is_binary, correct=SimpleNamespace(fraction=score), mean_reward=SimpleNamespace(value=score)
+        is_binary=is_binary,
+        correct=SimpleNamespace(fraction=score),
+        mean_reward=SimpleNamespace(value=score),
+        examples=[SimpleNamespace(question="1 + 1?")],
     )
     return Side(name, Path(name), [], {}, config, {"trained": measured})
 
@@ -57,6 +60,17 @@ def test_a_difference_beyond_its_interval_has_a_direction() -> None:
     worse = compare_seeds(compared(("a", 1.0, [3.0, 4.0]), ("b", 2.0, [1.0, 2.001]), is_binary=False))
     assert worse is not None
     assert worse.sentences()[0].startswith("b is worse than a: -2.000")
+
+
+def test_a_recipe_with_several_seeds_is_the_one_to_compare_with_and_others_only_on_its_problems() -> None:
+    runs = compared(("one", 3.0, [0.4]), ("a", 1.0, [0.5, 0.52]), ("b", 2.0, [0.7, 0.73]), ("c", 4.0, [0.7, 0.73]))
+    for each in runs.sides[-2:]:
+        each.evaluations["trained"].examples[0].question = "2 + 2?"
+    found = compare_seeds(runs)
+    assert found is not None
+    assert [recipe.name for recipe in found.recipes] == ["a", "b", "c", "one-seed0"]
+    assert [difference.name for difference in found.differences] == ["b", "one-seed0"]
+    assert found.sentences()[-1] == "c: other test problems or rewards than a, not compared."
 
 
 def test_runs_without_a_second_seed_are_compared_as_runs() -> None:

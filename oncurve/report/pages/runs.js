@@ -173,7 +173,7 @@ function runsTable(boot, lines, first, mono) {
   const isTurned = boot.runs.length > MOST_COLUMNS;
   const shown = (cell) => el("td", { class: `num${mono}${isTurned ? " turned" : ""}` }, cell.text, cell.more ? [" ", el("span", { class: "interval" }, cell.more)] : null);
   const heads = isTurned ? lines : boot.runs;
-  return el("table", {},
+  return el("table", { class: boot.runs.length > 3 && !isTurned ? "narrow" : "" },
     el("thead", {}, el("tr", {}, el("th", {}, isTurned ? "run" : first), heads.map((head) => el("th", { class: isTurned ? "num turned" : "num" }, head.name)))),
     el("tbody", {}, isTurned
       ? boot.runs.map((run, at) => el("tr", {}, el("td", {}, run.name), lines.map((line) => shown(line.cells[at]))))
