@@ -20,7 +20,8 @@ row's solution and answer. `oncurve check RECIPE` prints a prompt of your own ro
   its words: `<answer>`, `####`, else `\\boxed{}`.
 - **A prompt in full** in your data needs `as_is`, which keeps it to the letter.
 
-A space or a line at the end of a prompt matters: models continue from exactly these characters.
+Models continue from exactly these characters: no prompt here ends with a space or a line break, and a completion begins with one where
+that is shown.
 """
 
 

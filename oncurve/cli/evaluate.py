@@ -20,7 +20,7 @@ def evaluate(
         str | None, typer.Option(help="Comma-separated benchmarks, such as gsm8k,math500, or a YAML file.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="With a recipe: the model to evaluate, if not its own.")] = None,
-    against: Annotated[str | None, typer.Option(help="A second model to evaluate and compare with.")] = None,
+    against: Annotated[str | None, typer.Option(help="A second model, which the first is compared with.")] = None,
     output: Annotated[Path | None, typer.Option(help="Output folder. An unfinished evaluation is resumed.")] = None,
 ) -> None:
     """Evaluate a model on benchmarks or on the test problems of a run or recipe, and compare two.

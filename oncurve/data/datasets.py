@@ -220,7 +220,7 @@ class RowStatistics:
     solution_characters: tuple[int, float, int] | None
     """The same of the worked solutions; None if no row has one."""
     answer_kinds: Mapping[str, int]
-    """How many answers are an "integer", a "decimal" or "other"."""
+    """How many answers are an "integer", a "decimal" or "text"."""
 
     def describe(self) -> str:
         """The same in a few lines for the console."""
@@ -251,7 +251,7 @@ def statistics(rows: Sequence[Row]) -> RowStatistics:
         columns=tuple(dict.fromkeys(column for row in rows for column in row)),
         question_characters=_spread([row["question"] for row in rows]),
         solution_characters=_spread(solutions) if solutions else None,
-        answer_kinds={kind: kinds.count(kind) for kind in ("integer", "decimal", "other")},
+        answer_kinds={kind: kinds.count(kind) for kind in ("integer", "decimal", "text")},
     )
 
 
@@ -400,7 +400,7 @@ def _bound(hashes: Sequence[float], count: int) -> float:
 def _kind_of_number(answer: str) -> str:
     number = canonical_number(answer)
     if not _NUMBER.fullmatch(number) or not any(character.isdigit() for character in number):
-        return "other"
+        return "text"
     return "decimal" if "." in number else "integer"
 
 

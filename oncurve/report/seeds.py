@@ -201,7 +201,7 @@ def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
         other = by_name.get(recipe.name)
         against = "-" if other is None else f"{found.shown(other.mean, signed=True)}\n{found.ends(other).strip()}"
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        mean = f"{found.shown(recipe.mean)}\n[{low}, {high}]"
+        mean = found.shown(recipe.mean) + (f"\n[{low}, {high}]" if len(recipe.scores) > 1 else "")
         cells = [f"{len(recipe.scores)}{missing}", mean, each, against.rstrip()]
         rows.append([recipe.name, *cells])
     each = f"of seeds {', '.join(sorted(seeds))}" if are_same and len(seeds) < 10 else "of each seed"

@@ -84,7 +84,7 @@ def evaluate_models(
     rows: tuple[Rows, Rows, Rows, Rows] | None = None,
     console: Console,
 ) -> list[Evaluation]:
-    """Evaluate models on the same test problems with the same decoding; two of them are compared.
+    """Evaluate models on the same test problems with the same decoding; the first of two is compared with the second.
 
     ``rows`` are those of a benchmark, in the place of the recipe's own split.
 
@@ -114,9 +114,9 @@ def evaluate_models(
     names = ("base", "trained") if len(models) > 1 else ("evaluation",)
     with RunFolder(output) as folder:
         for place, name in enumerate(names):
-            keep_evaluation(folder, replace(evaluations[place], name=name))
-    if len(models) == 2:
-        comparison = compare(evaluations[0], evaluations[1], names=(short_name(models[0]), short_name(models[1])))
+            keep_evaluation(folder, replace(evaluations[-1 - place], name=name))
+    if len(models) == 2:  # the second is the base: a better first model has gained
+        comparison = compare(evaluations[1], evaluations[0], names=(short_name(models[1]), short_name(models[0])))
         comparison.write(output)
         comparison.print(console)
     shutil.rmtree(output / UNFINISHED)

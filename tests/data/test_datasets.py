@@ -294,7 +294,7 @@ def test_statistics_count_rows_repeats_kinds_and_lengths() -> None:
     assert found.columns == ("question", "answer", "solution", "extra")
     assert found.question_characters == (3, 3, 7)
     assert found.solution_characters == (1, 2.0, 3)
-    assert found.answer_kinds == {"integer": 1, "decimal": 1, "other": 1}
+    assert found.answer_kinds == {"integer": 1, "decimal": 1, "text": 1}
     assert "3 rows, 1 repeated question" in found.describe()
     with pytest.raises(DataError, match="no rows"):
         statistics([])

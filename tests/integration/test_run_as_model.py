@@ -51,7 +51,7 @@ def test_a_run_can_be_named_where_a_recipe_is_evaluated_with_another_model(train
         "evaluate", "word_problems", "--model", "embedded", "--against", str(trained), *SMALL,
         "--output", str(tmp_path / "out"),
     )  # fmt: skip
-    found = read_evaluation(tmp_path / "out" / "evaluations", "trained")
+    found = read_evaluation(tmp_path / "out" / "evaluations", "base")  # what the model is compared with
     assert texts(found) == texts(read_evaluation(trained / "evaluations", "trained"))
     assert "far" in said
 
