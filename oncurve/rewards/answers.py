@@ -17,6 +17,11 @@ AnswerPlace = Literal["boxed", "answer_tag", "hash", "any", "choice"]
 MAX_TEXT_CHARACTERS = 50_000
 """Only the end of a longer text is searched: the answer comes last, and a megabyte must cost no more than this."""
 
+_BARE_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![{a-zA-Z])\s*(?!\s*\{)"
+    r"(?![a-zA-Z]{2}|[.,;:!?)\]])((?:\\[a-zA-Z]+(?:\{[^{}]*\})*|[^\s${}\\`*])+)"
+)
+"""A box without braces around what stands in it."""
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 MAX_CLAUSE_CHARACTERS = 2_000
 """Of a text without marks; its last expression is looked for here."""
@@ -50,7 +55,7 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"so \boxed{3}, no: \boxed{\frac{1}{2}}"), last_boxed(r"\boxed{3} and \boxed{5}")
     ('\\frac{1}{2}', '3, 5')
     """
-    text = text[-MAX_TEXT_CHARACTERS:]
+    text = _BARE_BOX.sub(lambda box: f"\\boxed{{{box[1].rstrip('.,;:')}}}", text[-MAX_TEXT_CHARACTERS:])
     open_braces: list[tuple[int, int] | None] = []  # where a box and its content start; None for any other brace
     found: list[tuple[int, int, int]] = []
     for match in _BRACE.finditer(text):

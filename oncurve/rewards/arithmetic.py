@@ -9,11 +9,15 @@ from fractions import Fraction
 MAX_BITS = 200_000
 """Of a value that is computed exactly."""
 MAX_FACTORIAL = 3_000
+MAX_FUNCTION_BITS = 1_000
+"""Of an argument of a greatest common divisor and the like."""
 MAX_DEPTH = 24
 
 _ARITHMETIC = re.compile(
-    r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+|\\(?:frac|binom|cdot|times|div|b?mod)(?![a-zA-Z])|[-+*/^!(){}]"
+    r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+|\\(?:frac|binom|cdot|times|div|b?mod)(?![a-zA-Z])|!!|[-+*/^!(){}]"
 )
+_OF_INTEGERS = re.compile(r"\\(gcd|lcm|max|min)(?:\(([^()]{1,200})\)|\\\{([^{}]{1,200})\\\})")
+_FUNCTIONS = {"gcd": math.gcd, "lcm": math.lcm, "max": max, "min": min}
 
 
 class _NoNumberError(Exception):
@@ -26,6 +30,14 @@ def evaluate(text: str) -> Fraction | None:
     >>> evaluate(r"1-\left(\frac{1}{2}\right)^{3}".replace(r"\left", "").replace(r"\right", ""))
     Fraction(7, 8)
     """
+    while (function := _OF_INTEGERS.search(text)) is not None:
+        value = _of_integers(function[1], (function[2] or function[3]).split(","))
+        before = text[: function.start()].rstrip()
+        if value is None:
+            return None
+        is_factor = value < 0 or before[-1:].isdigit() or before.endswith((")", "}"))
+        written = f"({value})" if is_factor else f"{{{value}}}"
+        text = f"{before}{written}{text[function.end() :]}"
     tokens = _ARITHMETIC.findall(text)
     if not tokens or len("".join(tokens)) != len(re.sub(r"\s", "", text)) or re.search(r"\d\s+\d|\d\.\s", text):
         return None
@@ -35,6 +47,16 @@ def evaluate(text: str) -> Fraction | None:
         return value if reader.place == len(tokens) else None
     except (_NoNumberError, ZeroDivisionError):
         return None
+
+
+def _of_integers(name: str, texts: list[str]) -> int | None:
+    """The value of a greatest common divisor and the like; None where its arguments are not several integers."""
+    members = [evaluate(text) for text in texts]
+    found = [int(member) for member in members if member is not None and member.denominator == 1]
+    if not 1 < len(members) == len(found) or max(map(abs, found)).bit_length() > MAX_FUNCTION_BITS:
+        return None
+    value = _FUNCTIONS[name](*found)
+    return value if value.bit_length() <= 8 * MAX_FUNCTION_BITS else None
 
 
 class _Arithmetic:
@@ -108,9 +130,8 @@ class _Arithmetic:
         if self.next() == "^":
             self.take()
             value = self.raised(value)
-        if self.next() == "!":
-            self.take()
-            value = _factorial(value)
+        if self.next() in ("!", "!!"):
+            value = _factorial(value, step=len(self.take()))
         return value
 
     def raised(self, base: Fraction) -> Fraction:
@@ -153,10 +174,10 @@ class _Arithmetic:
         return value
 
 
-def _factorial(value: Fraction) -> Fraction:
+def _factorial(value: Fraction, *, step: int) -> Fraction:
     if value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
         raise _NoNumberError
-    return Fraction(math.factorial(int(value)))
+    return Fraction(math.prod(range(int(value), 0, -step)))
 
 
 def _limited(value: Fraction) -> Fraction:

@@ -20,6 +20,7 @@ from oncurve.rewards.shapes import (
     MAX_NESTING,
     as_region,
     bracketed,
+    in_order_of_names,
     is_region,
     joins,
     list_members,
@@ -29,8 +30,11 @@ from oncurve.rewards.shapes import (
     read_chain,
     read_congruence,
     read_date,
+    read_matrix,
     read_range,
     read_ratio,
+    read_remainder,
+    read_rows,
     same_time,
     with_commas,
 )
@@ -45,12 +49,15 @@ from oncurve.rewards.statements import (
     stated,
     without_integers,
 )
+from oncurve.rewards.units import Unit
 
 MAX_ANSWER_CHARACTERS = 600
 """A longer answer is wrong unless it is the reference letter by letter."""
 
 MAX_DEGREE = 1_000
 """An answer whose brackets are raised to more than this, all exponents multiplied, is compared as text only."""
+
+DEGREES, RADIANS = (Unit(((name, 1),)) for name in ("°", "rad"))
 
 Oracle = Callable[[str, str], bool]
 """Decides about a tidied answer and a tidied reference, in that order, when no exact rule applies."""
@@ -60,6 +67,8 @@ _ASSIGNMENT = re.compile(
 )
 _OPERATION = re.compile(r"(?:[\w)\]}]|\\%)\s*[-+*/^&]\s*\S|[a-zA-Z]\w*\s*\(|(?<![\\a-zA-Z])\$?[A-Z]{1,3}\$?\d")
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")
+_BINDING = re.compile(r"[-\d\s]*\\(?:i?int|iiint|oint|sum|prod|lim)(?![a-zA-Z])")
+"""What states a value in spite of its variables."""
 _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
@@ -126,6 +135,13 @@ def _same_shape(candidate: str, gold: str, oracle: Oracle) -> bool | None:
     """Dates, ranges and amounts in several units, compared member by member; None if the reference is none of them."""
     if (date := read_date(gold)) is not None:
         return read_date(candidate) == date
+    if (matrix := read_matrix(gold)) is not None and r"\begin" not in candidate:
+        found = read_rows(candidate, matrix)
+        return found is not None and all(
+            _equal(one, other, oracle)
+            for row, wanted in zip(found, matrix, strict=True)
+            for one, other in zip(row, wanted, strict=True)
+        )
     if (congruence := read_congruence(gold)) is not None:
         found = read_congruence(candidate)
         is_same_name = found is not None and ("" in (found[0], congruence[0]) or found[0] == congruence[0])
@@ -155,7 +171,7 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
         candidate = candidate[1:].strip()
         if _OPERATION.search(candidate.lstrip("-+")):  # a formula of a spreadsheet
             return False
-    quantity = read_quantity(candidate)
+    quantity = read_quantity(candidate) or read_remainder(candidate)
     if quantity is None and is_prose(candidate):
         quantity = number_in_prose(candidate)
         return quantity is not None and same_quantity(quantity, gold)
@@ -164,6 +180,8 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
     value = _right_hand_side(candidate)
     if value != candidate:
         return _equal(value, gold_text, oracle)
+    if gold.base is not None:
+        return compact(candidate) == gold.digits
     if _EQUATION.search(candidate) or len(split_top(candidate)) > 1 or "--" in candidate:
         return False
     if is_hedged(candidate, gold_text) or is_region(candidate):
@@ -181,6 +199,8 @@ def _right_hand_side(answer: str) -> str:
     sides = _EQUATION.split(answer)
     if len(sides) < 2 or len(split_top(answer)) > 1:
         return answer
+    if _BINDING.match(answer):
+        return sides[-1].strip()
     if len(sides) == 2 and _VARIABLE.fullmatch(sides[1].strip()):  # 5 = x
         return sides[0].strip()
     if is_named or _NAME.fullmatch(sides[0]) or not any(_VARIABLE.search(side) for side in sides[:-1]):
@@ -197,6 +217,9 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
         return _same_marked(candidate, gold, oracle)
     if read_ratio(gold) is not None or len(split_top(candidate, ":")) > 1:
         return _same_ratio(candidate, gold, oracle)
+    opening = bracketed(gold)[0]
+    if opening and (values := in_order_of_names(candidate)) is not None:  # x = 3, y = 4 for the point (3, 4)
+        return opening == "(" and _same_tuple(f"({', '.join(values)})", gold, oracle)
     if is_region(candidate) or is_region(gold):
         return _ask(_right_hand_side(candidate) if _ASSIGNMENT.match(candidate) else candidate, gold, oracle)
     candidate, gold = _without_names(candidate, gold)
@@ -290,6 +313,10 @@ def _ask_without_units(candidate: str, gold: str, oracle: Oracle) -> bool:
     """Compares what stands before the units, which may be missing on one side and are converted otherwise."""
     expression, unit = split_unit(_radians(candidate))
     gold_expression, gold_unit = split_unit(_radians(gold))
+    if unit == DEGREES and (gold_unit == RADIANS or (not gold_unit and r"\pi" in gold)):
+        expression, unit = rf"\frac{{\pi}}{{180}}({expression})", gold_unit
+    elif unit == RADIANS and gold_unit == DEGREES:
+        gold_expression, gold_unit = rf"\frac{{\pi}}{{180}}({gold_expression})", unit
     if not unit.agrees_with(gold_unit):
         return False
     if unit.dimensions and gold_unit.dimensions and unit.factor != gold_unit.factor:
@@ -349,7 +376,7 @@ def _value(text: str) -> Fraction | None:
     """The value of a bare number or of arithmetic."""
     quantity = read_quantity(text)
     if quantity is not None:
-        return None if quantity.unit or quantity.base else quantity.value
+        return None if quantity.unit else quantity.value
     return evaluate(text)
 
 

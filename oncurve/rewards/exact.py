@@ -25,9 +25,19 @@ _NUMBER = re.compile(
       |(?P<before>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\{{(?P<period>\d+)\}}
       |\\frac\{{\s*(?P<top>[-+]?\s*{_DECIMAL})\s*\}}\{{\s*(?P<bottom>[-+]?\s*{_DECIMAL})\s*\}}
       |(?P<over>{_DECIMAL})\s*/\s*(?P<under>-?\s*{_DECIMAL})
-      |(?P<decimal>{_DECIMAL})(?P<ten>{_TEN})?(?P<base>_(?:\{{\d{{1,2}}\}}|\d{{1,2}}))?
+      |(?P<decimal>{_DECIMAL})(?P<ten>{_TEN})?
     )(?P<rest>.*)""",
     re.VERBOSE | re.DOTALL,
+)
+_BASES = re.split(" ", "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen")
+_PREFIXES = {"0b": 2, "0o": 8, "0x": 16}
+_BASED = re.compile(
+    rf"""(?P<sign>-?)\s*(?:
+      \(?\s*(?:\\text\{{\s*)?(?P<digits>\d+(?:\.\d+)?|(?=[A-Z]*\d|[A-F]{{2}})[\dA-Z]+)(?:\s*\}})?\s*\)?
+      \s*_\s*\{{?\s*(?:\\text\s*\{{?\s*)?(?P<base>\d{{1,2}}|{"|".join(_BASES)})[\s}}]*
+     |(?:\\text\{{\s*)?(?P<prefix>0[xX]|0[bB]|0[oO])(?P<prefixed>[\dA-Fa-f]+)(?:\s*\}})?
+    )""",
+    re.VERBOSE,
 )
 _AMOUNTS = re.compile(
     r"(\d+(?:\.\d+)?)\s*(?:\\text\{\s*)?([a-zA-Z]+)\.?\s*\}?(?:\s*(?:,|\\text\{\s*and\s*\}|and(?=\s)))?\s*"
@@ -68,6 +78,8 @@ class Quantity:
     """What stands behind it; a percent sign is one."""
     base: int | None = None
     """The base written as a subscript; None without one, and for 10."""
+    digits: str = ""
+    """What is written before it."""
 
     @property
     def values(self) -> frozenset[Fraction]:
@@ -96,6 +108,8 @@ def read_quantity(answer: str) -> Quantity | None:
     """
     if len(answer) > MAX_NUMBER_CHARACTERS:
         return None
+    if (based := _BASED.fullmatch(answer)) is not None:
+        return _read_based(based)
     if not any(sign.isdigit() for sign in answer):
         value = number_in_words(answer)
         return None if value is None else Quantity(value)
@@ -110,8 +124,20 @@ def read_quantity(answer: str) -> Quantity | None:
         return None
     if currency and all(power < 0 for _, power in unit.dimensions):
         unit = Unit(tuple(sorted(((currency, 1), *unit.dimensions))), unit.factor, unit.label)
-    base = int(match["base"].strip("_{}")) if match["base"] else 10
-    return Quantity(value * factor, unit, None if base == 10 else base)
+    return Quantity(value * factor, unit)
+
+
+def _read_based(match: re.Match[str]) -> Quantity | None:
+    """A number with its base: ``110_2``, ``1F_{16}``, ``0x1F``; None where a digit is none of the base."""
+    prefix, named = match["prefix"], match["base"]
+    base = _PREFIXES[prefix.lower()] if prefix else int(named) if named.isdigit() else 2 + _BASES.index(named.lower())
+    digits = (match["digits"] or match["prefixed"]).upper()
+    whole, _, fraction = digits.partition(".")
+    if not 2 <= base <= 36 or any(int(digit, 36) >= base for digit in whole + fraction):
+        return None
+    sign = -1 if match["sign"] == "-" else 1
+    value = Fraction(sign * int(whole + fraction, base), base ** len(fraction))
+    return Quantity(value) if base == 10 else Quantity(value, base=base, digits=match["sign"] + digits)
 
 
 def _multiplier(rest: str) -> tuple[int, str]:
@@ -246,8 +272,10 @@ def same_quantity(candidate: Quantity, gold: Quantity) -> bool:
     A unit may be missing on one side, and so may the "per day" of an amount of money; where both have one, they are
     converted.
     """
-    if candidate.base is not None and candidate.base != gold.base:
-        return False
+    if gold.base is not None:  # the base that is asked for, which may be left out
+        if candidate.base is not None:
+            return (candidate.base, candidate.value) == (gold.base, gold.value)
+        return gold.digits.replace(".", "").lstrip("-").isdigit() and candidate.value == Fraction(gold.digits)
     if candidate.unit.is_percent != gold.unit.is_percent:
         return not (candidate.unit and gold.unit) and bool(candidate.values & gold.values)
     is_rate = [len(quantity.unit.dimensions) > 1 for quantity in (candidate, gold)]

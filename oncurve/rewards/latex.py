@@ -47,8 +47,16 @@ _SAME = (  # patterns and what they are the same as
     (r"\\(?:lbrace|\{)", r"\\{"),
     (r"\\(?:rbrace|\})", r"\\}"),
     (r"\\lbrack", "["),
-    (r"(?<![\w.])(\d+)\s*(?:\\text\s*\{\s*choose\s*\}|choose)\s*(\d+)(?![\w.])", r"\\binom{\1}{\2}"),
+    (r"(?<![\w.])(\d+)\s*(?:\\text\s*\{\s*choose\s*\}|\\?choose)\s*(\d+)(?![\w.])", r"\\binom{\1}{\2}"),
+    (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+    (r"(?<![\w\\}])(?:nCr|C)\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)", r"\\binom{\1}{\2}"),
+    (r"(?:\{\s*\}\s*|(?<![\w})]))[_^](?:\{(\d+)\}|(\d))\s*C\s*_(?:\{(\d+)\}|(\d))", r"\\binom{\1\2}{\3\4}"),
+    (r"(?<![\w.}])(\d+)C_?(\d+)(?!\w)", r"\\binom{\1}{\2}"),
+    (r"(?<![\w\\}])(?:nPr|P)\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)", r"\\frac{\1!}{(\1-\2)!}"),
+    (r"(?:\\text\s*\{\s*(gcd|lcm|max|min)\s*\}|\\?(?<![a-zA-Z])(gcd|lcm|max|min))\s*(?=\(|\\\{)", r"\\\1\2"),
     (r"\\rbrack", "]"),
+    (r"(\\(?:sin|cos|tan|cot|sec|csc|ln)(?:\s*\^\s*(?:\{\d\}|\d))?)\s*(\d*(?:[a-z]|\\[a-z]+))\s*/\s*(?=\\(?:sin|cos|tan|cot|sec|csc|ln))",
+     r"\1(\2)/"),
     (r"\*\*(?=\s*[\d({-])", "^"),
     (r"(?<![a-zA-Z\\])(pi|infinity)(?![a-zA-Z])", lambda match: "\\pi " if match[1] == "pi" else "\\infty "),
     (r"(?<=[\d%])\s*--\s*(?=[\d$\\])", "-"),
@@ -60,7 +68,7 @@ _SAME = (  # patterns and what they are the same as
 )  # fmt: skip
 _SAME_COMPILED = tuple((re.compile(pattern), same) for pattern, same in _SAME)
 
-_COMMAND = re.compile(r"\\(frac|sqrt)(?![a-zA-Z])")
+_COMMAND = re.compile(r"\\(frac|sqrt|binom)(?![a-zA-Z])")
 _PLAIN_ROOT = re.compile(r"(?<![a-zA-Z\\])sqrt(?=\s*[({])")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 
@@ -82,13 +90,13 @@ def tidy(answer: str) -> str:
 
 
 def _brace_arguments(text: str) -> str:
-    r"""The text with every argument of a fraction or root in braces: ``\frac12`` becomes ``\frac{1}{2}``."""
+    r"""The text with every argument of a fraction, binomial or root in braces: ``\frac12`` becomes ``\frac{1}{2}``."""
     for match in reversed(list(_COMMAND.finditer(text))):
         place, arguments = match.end(), ""
         if match.group(1) == "sqrt" and text[place : place + 1] == "[":
             closing = text.find("]", place) + 1
             place, arguments = (closing, text[place:closing]) if closing else (place, "")
-        for _ in range(2 if match.group(1) == "frac" else 1):
+        for _ in range(1 if match.group(1) == "sqrt" else 2):
             argument, place = _argument(text, place, takes_parentheses=match.group(1) == "sqrt")
             arguments += f"{{{argument}}}"
         text = text[: match.end()] + arguments + text[place:]

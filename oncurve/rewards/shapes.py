@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import product
 
 from oncurve.rewards.arithmetic import evaluate
@@ -42,6 +43,8 @@ _NAME = r"[a-zA-Z](?:_(?:\{\w+\}|\w))?'?(?:\([a-z]\))?|\\[a-z]+"
 _NAMED = re.compile(rf"\s*({_NAME})\s*=(?!=)\s*(.+)", re.DOTALL)
 _LABELLED = re.compile(r"\s*(?:\\text\{)?\s*([A-Za-z][a-z][A-Za-z ]*)\}?\s*[:=]\s*\}?\s*([-\\$€£]*\d[^:]*)", re.DOTALL)
 _NAMED_TUPLE = re.compile(rf"\(\s*((?:{_NAME})(?:\s*,\s*(?:{_NAME}))+)\s*\)\s*=\s*\((.+)\)", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{([pbB]?)(?:small)?matrix\}(.+)\\end\{\1(?:small)?matrix\}", re.DOTALL)
+_TURNED = re.compile(r"\s*\^\s*\{?\s*(?:T|\\top|\\text\{T\})\s*\}?$")
 _RELATION = re.compile(r"<|>|\\(?:le|ge|lt|gt|neq)(?![a-zA-Z])")
 _CONGRUENCE = re.compile(
     r"(?:(?P<name>[a-zA-Z])\s*(?:\\equiv|≡|=)\s*)?(?P<residues>[^\\()a-zA-Z]+|.*\\text.*?)\s*"
@@ -151,6 +154,19 @@ def read_congruence(text: str) -> tuple[str, int, frozenset[int]] | None:
     if match is None or not modulus or any(value is None or value.denominator != 1 for value in residues):
         return None
     return match["name"] or "", modulus, frozenset(int(value) % modulus for value in residues if value is not None)
+
+
+def read_remainder(text: str) -> Quantity | None:
+    r"""The remainder that ``-1 \bmod 7`` states; None for anything else, such as a class of numbers with a name.
+
+    >>> str(read_remainder(r"-1 \bmod 7").value)
+    '6'
+    """
+    found = read_congruence(text)
+    is_one = found is not None and not found[0] and len(found[2]) == 1
+    if not is_one or re.search(r"[\w)}]\s*[-+]", text):  # 2 + 17 mod 5 may be 4 as well as 2 + 2
+        return None
+    return Quantity(Fraction(next(iter(found[2])))) if found else None
 
 
 def read_ratio(text: str) -> list[str] | None:
@@ -268,6 +284,49 @@ def _with_word(text: str) -> str:
         return text
     low, high = (values[is_above.index(True)], values[is_above.index(False)])
     return (" or " if low >= high else " and ").join(split_top(text))  # type: ignore[operator]
+
+
+def in_order_of_names(text: str) -> list[str] | None:
+    """The values of differently named coordinates in the order of their names; None for anything else.
+
+    >>> in_order_of_names("y = 4, x = 3")
+    ['3', '4']
+    """
+    members = list_members(text)
+    found = [(match[1].lstrip("\\"), match[2].strip()) for match in map(_NAMED.fullmatch, members) if match]
+    if not 1 < len(members) == len({name for name, _ in found}):
+        return None
+    return [value for _, value in sorted(found)]
+
+
+def read_matrix(text: str) -> list[list[str]] | None:
+    """The rows of a matrix; None for anything else, such as a determinant."""
+    match = _MATRIX.fullmatch(text)
+    rows = [split_top(row, "&") for row in re.split(r"\\\\", match[2].strip().removesuffix("\\\\"))] if match else []
+    is_whole = match is not None and r"\begin" not in match[2] and len({len(row) for row in rows}) == 1
+    return rows if is_whole and all(all(row) for row in rows) else None
+
+
+def read_rows(text: str, matrix: list[list[str]]) -> list[list[str]] | None:
+    """A list of lists, or of numbers where the matrix is one row or column, in the shape of the matrix; None for
+    anything else.
+
+    >>> read_rows("(1, 2)", [["a"], ["b"]]), read_rows("[[1, 2]]", [["a"], ["b"]])
+    ([['1'], ['2']], None)
+    """
+    text, num_turns = _TURNED.subn("", re.sub(r"^\\langle(?![a-zA-Z])(.+)\\rangle$", r"(\1)", text))
+    opening, inside, _ = bracketed(text)
+    if opening not in ("(", "["):
+        return None
+    members = split_top(inside)
+    inner = [bracketed(member) for member in members]
+    if all(row[0] in ("(", "[") for row in inner):
+        rows = [split_top(row[1]) for row in inner]
+        rows = [list(column) for column in zip(*rows, strict=False)] if num_turns else rows
+    else:
+        is_column = len(matrix[0]) == 1 and len(members) > 1
+        rows = [[member] for member in members] if is_column else [members]
+    return rows if [len(row) for row in rows] == [len(row) for row in matrix] else None
 
 
 def marks_of(members: list[tuple[str, str]]) -> list[object]:

@@ -162,6 +162,40 @@ for _name in _UNARY:
     setattr(RemoteObject, f"__{_name}__", _unary(_name))
 
 
+class UnnamedObject(RemoteObject):
+    """An object of the program whose class the test does not name: what is read of it is compared as data.
+
+    It has no operators, and no attribute that a plain value has: through ``__sub__`` or ``startswith`` it would learn
+    what the test expects of a number or a text, and could say yes to it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or any(hasattr(kind, name) for kind in _PLAIN):
+            raise AttributeError(f"an object of the program has no {name!r} here, since plain values have one")
+        return super().__getattr__(name)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __exit__(self, *caught: object) -> bool:
+        super().__exit__(*caught)
+        return False  # what a test raises is its result
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise TypeError(f"an object of the program has no {name!r} here, since its class is not named in the test")
+
+    return refuse
+
+
+_PLAIN = (str, bytes, int, float, complex, list, tuple, dict, set, deque)
+for _name in (*_BINARY, *_COMPARISONS, *_UNARY):
+    setattr(UnnamedObject, f"__{_name.rstrip('_')}__", _refused(_name))
+for _name in _BINARY:
+    setattr(UnnamedObject, f"__r{_name.rstrip('_')}__", _refused(_name))
+
+
 def _next_of(target: Any) -> tuple[Any, ...]:
     for value in target:
         return (value,)
@@ -204,7 +238,7 @@ class Peer:
         self._references: dict[int, Any] = {}
         self._classes: dict[str, type[RemoteObject]] = {}
         self.allows_objects = False
-        """Whether the other end's objects may be used, and not only its functions."""
+        """Whether classes of the other end are named here, so that their objects may have operators."""
         self.exceptions: dict[str, type[Exception]] = {}
         """Classes to raise for the other end's exceptions, besides the builtin ones."""
         self.num_calls = 0
@@ -347,8 +381,6 @@ class Peer:
         if tag == YOURS:
             return self._objects[number] if isinstance(number, int) else self._find(number) if self._find else None
         if number not in self._references:
-            if kind == "object" and not self.allows_objects:
-                raise CallStopped("not_data", "the program returned an object where the test can use only data")
             self._references[number] = self._reference(number, kind, names)
         return self._references[number]
 
@@ -357,7 +389,8 @@ class Peer:
         if kind == "object" and names:
             name = names[0]
             if name not in self._classes:  # so that type(x).__name__ is the program's
-                self._classes[name] = type(name, (RemoteObject,), {})
+                base = RemoteObject if self.allows_objects else UnnamedObject
+                self._classes[name] = type(name, (base,), {})
             return self._classes[name](self, number)
         if kind == "exception" and len(names) == 2:
             return self.exception_class(*names)
