@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oncurve.data.order import Prompts
+from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.records import Group, Prompt, Reward
 
 MEMORY = 0.5
@@ -28,7 +29,7 @@ class Curriculum:
 
     def __init__(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt] | PromptsOnDemand,
         prompts_per_step: int,
         *,
         seed: int = 0,

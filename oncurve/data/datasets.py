@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
 from oncurve.data.sources import MAKERS, Row, read_generated, read_stored
+from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.records import ANSWER_AS_GIVEN
 from oncurve.rewards.answers import last_boxed
@@ -62,7 +63,7 @@ def load_rows(
     function: str | None = None,
     needs_answer: bool = True,
     adapt: Adapt | None = None,
-) -> list[Row]:
+) -> Sequence[Row]:
     """The rows of a data set, each with "question" and "answer" as text; every column of the source is kept.
 
     The order of work: read, rename by ``columns`` (ours: theirs), adapt, cut to ``limit``.
@@ -81,7 +82,8 @@ def load_rows(
     One file is one split, whatever ``split`` says. "gsm8k" and "math" without a path are fetched from the hub.
     ``adapt`` sees every row before its type does; None of it leaves the row to the type.
 
-    Without ``needs_answer`` the rows of files may lack the column, for rewards that look at no answer.
+    Without ``needs_answer`` the rows of files may lack the column, for rewards that look at no answer. More than a
+    million rows of a JSON lines file or of the ``datasets`` library are read when they are asked for.
 
     Raises ConfigError for an unknown type or a missing setting, DataError for everything that the data lack.
     """
@@ -93,7 +95,13 @@ def load_rows(
     if type in MAKERS or function is not None:
         located = read_generated(type, split, limit, seed=seed, levels=levels, function=function)
     else:
-        located = read_stored(type, path, split=split, subset=subset, revision=revision)
+        located = read_stored(type, path, split=split, subset=subset, revision=revision, may_wait=adapt is None)
+
+    def adapted(place: str, row: Row) -> Row:
+        return _adapted(type, place, _renamed(place, row, columns or {}), needs_answer=needs_answer)
+
+    if not isinstance(located, list):
+        return StoredRows(located, adapted)[:limit]
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
     rows: list[Row] = []
     for place, row in located:
@@ -178,7 +186,7 @@ def drop_repeats(rows: Sequence[Row]) -> tuple[list[Row], int]:
 
 def hold_out(
     rows: Sequence[Row], *, count: int | None = None, fraction: float | None = None, seed: int = 0
-) -> tuple[list[Row], list[Row]]:
+) -> tuple[Sequence[Row], list[Row]]:
     """Rows to train on and rows held out, chosen by a hash of the question and not by its place.
 
         held out:  hash(seed, question) < fraction        or the ``count`` rows with the smallest hashes
@@ -186,12 +194,15 @@ def hold_out(
     A question falls on the same side in whatever order the rows come and however often it occurs; with
     ``fraction`` it stays there when rows are added. Both lists keep the order of ``rows``. With ``count``, a
     question that occurs several times can bring a few rows more. Use it to pick few-shot examples too: they
-    must leave the rows that are trained on.
+    must leave the rows that are trained on. Of rows that are read on demand, places are drawn instead.
 
     Raises ConfigError unless exactly one of the two sizes is given, DataError if a side would be empty.
     """
     if (count is None) == (fraction is None):
         raise ConfigError("a held-out split needs either a count or a fraction of the rows. Give exactly one.")
+    if isinstance(rows, StoredRows):
+        number = count if fraction is None else round(fraction * len(rows))
+        return rows.split(min(number or 0, len(rows)), seed=seed)
     hashes = [_hash_fraction(row["question"], seed) for row in rows]
     bound = fraction if fraction is not None else _bound(hashes, count or 0)
     train, held_out = [], []

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from oncurve.data.datasets import adapt_given_rows, load_rows
 from oncurve.data.demonstrations import demonstrated_row, taught_rows
 from oncurve.data.settings import DataSection, DemonstrationsData, GivenData
+from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import ConfigError
 from oncurve.records import SOURCE_ROW
 from oncurve.rewards.parameters import columns_of
 
-Rows = list[dict[str, Any]]
+Rows = Sequence[dict[str, Any]]
+
+FIRST_ROWS = 1_000
+"""Of many rows; what they have the others are taken to have."""
 
 
 def make_rows(
@@ -60,4 +65,5 @@ def make_rows(
 def shared_columns(rows: tuple[Rows, Rows, Rows, Rows]) -> list[str]:
     """Columns that a reward function may ask for: those of the training and of the evaluation rows."""
     train, _, during, test = rows
+    train = train[:FIRST_ROWS] if isinstance(train, StoredRows) else train
     return columns_of(*([row.get(SOURCE_ROW) or row for row in part] for part in (train, during, test)))

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
 from random import Random
+from typing import Any
 
+import numpy as np
+
+from oncurve.data.prompts_on_demand import PromptsOnDemand
+from oncurve.data.stored_rows import MANY_ROWS
 from oncurve.errors import ConfigError, DataError
 from oncurve.records import Prompt
+
+Places = np.ndarray[Any, Any]
+"""Indices of prompts."""
 
 
 class Order:
@@ -48,15 +56,15 @@ class Order:
             raise ValueError(f"steps are counted from 0, got {step}")
         first = step * self.prompts_per_step
         epoch, start = divmod(first, self.num_prompts)
-        indices = self._permutation(epoch)[start : start + self.prompts_per_step]
+        indices = self._permutation(epoch)[start : start + self.prompts_per_step].tolist()
         missing = self.prompts_per_step - len(indices)
-        return indices + self._permutation(epoch + 1)[:missing] if missing else indices
+        return tuple(indices + (self._permutation(epoch + 1)[:missing].tolist() if missing else []))
 
     def epochs_at(self, step: int) -> float:
         """Passes over the data that are complete or begun when a step begins."""
         return step * self.prompts_per_step / self.num_prompts
 
-    def _compute_permutation(self, epoch: int) -> tuple[int, ...]:
+    def _compute_permutation(self, epoch: int) -> Places:
         """The order of one epoch, from the latest one that does not depend on the epoch before it.
 
         Only the first places of a permutation bend to the epoch before. With two steps' worth of prompts they are not
@@ -70,33 +78,34 @@ class Order:
         order = self._shuffled(start)
         for later in range(start + 1, epoch + 1):
             order = self._continued(order, later)
-        return tuple(order)
+        return order
 
-    def _continued(self, previous: list[int], epoch: int) -> list[int]:
+    def _continued(self, previous: Places, epoch: int) -> Places:
         """The order of an epoch that may begin inside the last step of the previous one."""
         taken = epoch * self.num_prompts % self.prompts_per_step
         order = self._shuffled(epoch)
         if taken == 0:
             return order
-        last = set(previous[-taken:])
-        first = [index for index in order if index not in last][: self.prompts_per_step - taken]
-        chosen = set(first)
-        return first + [index for index in order if index not in chosen]
+        first = order[~np.isin(order, previous[-taken:])][: self.prompts_per_step - taken]
+        return np.concatenate([first, order[~np.isin(order, first)]])
 
-    def _shuffled(self, epoch: int) -> list[int]:
+    def _shuffled(self, epoch: int) -> Places:
+        if not self.shuffle:
+            return np.arange(self.num_prompts)
+        if self.num_prompts > MANY_ROWS:  # a list of them would take a minute and a gigabyte
+            return np.random.default_rng([self.seed, epoch]).permutation(self.num_prompts)
         order = list(range(self.num_prompts))
-        if self.shuffle:
-            Random(f"order {self.seed} {epoch}").shuffle(order)
-        return order
+        Random(f"order {self.seed} {epoch}").shuffle(order)
+        return np.array(order)
 
 
 class Prompts:
     """The prompts of a run, in the order in which steps take them: what the training loop calls ``data``."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], prompts_per_step: int, *, seed: int = 0, shuffle: bool = True
+        self, prompts: Sequence[Prompt] | PromptsOnDemand, prompts_per_step: int, *, seed: int = 0, shuffle: bool = True
     ) -> None:
-        self.prompts = tuple(prompts)
+        self.prompts = prompts if isinstance(prompts, PromptsOnDemand) else tuple(prompts)
         self.order = Order(len(self.prompts), prompts_per_step, seed=seed, shuffle=shuffle)
 
     def __len__(self) -> int:
@@ -104,7 +113,10 @@ class Prompts:
 
     def at(self, step: int) -> list[Prompt]:
         """The prompts of a step, counted from 0; the same for every process that asks."""
-        return [self.prompts[index] for index in self.order.at(step)]
+        places = self.order.at(step)
+        if isinstance(self.prompts, PromptsOnDemand):
+            return self.prompts.at(places)
+        return [self.prompts[place] for place in places]
 
     def epochs_at(self, step: int) -> float:
         """Passes over the data that are complete or begun when a step begins."""

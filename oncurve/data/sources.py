@@ -11,8 +11,10 @@ from glob import escape
 from importlib import import_module
 from inspect import isclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from oncurve.data import stored_rows
+from oncurve.data.stored_rows import Source
 from oncurve.errors import ConfigError, DataError, Failure, attempt, counted, did_you_mean, listed
 from oncurve.user_code import load_function
 
@@ -31,6 +33,8 @@ NO_NETWORK = (
     "Check its name and data.split. Without a network, put such rows into FOLDER/train.jsonl and FOLDER/test.jsonl, "
     "and give data.path=FOLDER and, where the recipe has evaluation.data, evaluation.data.path=FOLDER"
 )
+LEAST_BYTES = 8
+"""Of a row in a file."""
 CSV_ENDINGS = (".csv", ".tsv")
 FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 """The reader of the ``datasets`` library for one file, by its suffix."""
@@ -125,9 +129,17 @@ def read_generated(
 
 
 def read_stored(
-    type: str, path: str | Path | None, *, split: str, subset: str | None = None, revision: str | None = None
-) -> list[Located]:
+    type: str,
+    path: str | Path | None,
+    *,
+    split: str,
+    subset: str | None = None,
+    revision: str | None = None,
+    may_wait: bool = False,
+) -> list[Located] | Source:
     """The rows of a split that somebody stored: a JSON lines file, or whatever the ``datasets`` library reads.
+
+    Where they ``may_wait``, many of them are not read yet.
 
     Raises ConfigError if a path is needed and missing, DataError if nothing can be read there.
     """
@@ -145,12 +157,18 @@ def read_stored(
         if file is None:
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
+        if may_wait and file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES:
+            stored = stored_rows.JsonLines(file, _parsed)
+            if len(stored) > stored_rows.MANY_ROWS:
+                return stored
         return [(f"{file}, line {number}", row) for number, row in read_json_lines(file)]
     if local.suffix in CSV_ENDINGS and (type == "csv" or local.is_file()):
         return read_csv(local)
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
-    return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows, 1)]
+    if may_wait and len(rows) > stored_rows.MANY_ROWS:
+        return stored_rows.Table(rows, name)
+    return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows.to_list(), 1)]
 
 
 def _parsed(place: str, line: bytes) -> Row:
@@ -183,7 +201,7 @@ def _split_file(folder: Path, type: str, split: str) -> Path | None:
     return found[0] if found else None
 
 
-def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: str | None) -> list[Row]:
+def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: str | None) -> Any:
     import datasets
     from datasets.exceptions import DatasetsError
 
@@ -216,7 +234,6 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
             hint = did_you_mean(split, names)
             raise DataError(f"{name}: there is no split {split!r}. {hint}It has {listed(names)}: set data.split.")
         loaded = loaded[split]
-    rows = cast(datasets.Dataset, loaded).to_list()
-    if not rows:
+    if not len(loaded):
         raise DataError(f"{name}: the split {split!r} has no rows. Choose another one with data.split.")
-    return cast(list[Row], rows)
+    return loaded

@@ -128,18 +128,20 @@ class PastRun:
         )
 
     def _group(self, row: Mapping[str, Any]) -> Group:
-        columns = self._rows.get((row["index"], str(row["answer"])), {"answer": row["answer"]})
+        rows, place = self._rows, row["index"]
+        columns: Mapping[str, Any] = rows[place] if 0 <= place < len(rows) else {}
+        if not columns or str(columns.get("answer")) != str(row["answer"]):
+            columns = {"answer": row["answer"]}
         prompt = Prompt(row["prompt"], (), row["index"], columns)
         return Group(prompt, tuple(_text_only(place, each) for place, each in enumerate(row["completions"])))
 
     @cached_property
-    def _rows(self) -> dict[tuple[int, str], Mapping[str, Any]]:
-        """The rows of the data by place and answer; empty where the data cannot be loaded any more."""
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of the data; empty where the data cannot be loaded any more."""
         try:
-            rows = split_rows(self.config)[0]
+            return split_rows(self.config)[0]
         except (ConfigError, DataError):
-            return {}
-        return {(place, str(row.get("answer"))): row for place, row in enumerate(rows)}
+            return []
 
 
 def open_run(path: str | os.PathLike[str]) -> PastRun:

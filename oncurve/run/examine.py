@@ -19,6 +19,7 @@ from oncurve.data.given import NOTHING
 from oncurve.data.prompt_check import shown_demonstration, shown_prompt
 from oncurve.data.prompts import chosen_chat, describe_chat, find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
+from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.errors import ConfigError, counted
 from oncurve.observe.record import read_rows
@@ -39,6 +40,8 @@ from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 
+CHECKED_ROWS = 10_000
+"""Of rows that are read on demand."""
 Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 """Rewards of completions of prompts."""
 
@@ -112,6 +115,9 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(describe_isolation().text, markup=False, highlight=False)
     find_template(config.data.template)
     parts = split_rows(config)
+    if isinstance(parts[0], StoredRows):
+        console.print(f"many rows: the first {CHECKED_ROWS:,} of {len(parts[0]):,} are checked", highlight=False)
+        parts = (list(parts[0][:CHECKED_ROWS]), *parts[1:])
     columns = shared_columns(parts)
     with closing(make_reward_function(config.rewards, columns=columns)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)

@@ -16,6 +16,7 @@ from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.errors import ConfigError, counted
 from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
@@ -129,8 +130,11 @@ def make_parts(
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted
-    for prompt in (*prompts.train, *prompts.during, *prompts.test):
+    waiting = prompts.train if isinstance(prompts.train, PromptsOnDemand) else None
+    for prompt in (*(() if waiting else prompts.train), *prompts.during, *prompts.test):
         check_ids(policy.trained_model, prompt.prompt_ids)
+    if waiting:
+        waiting.check = lambda prompt: check_ids(policy.trained_model, prompt.prompt_ids)
     for shown in prompts.demonstrations:
         check_ids(policy.trained_model, shown.token_ids)
     data = Curriculum(
@@ -222,7 +226,11 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     """The same, as this process sees it."""
     config = recorded(parts.config)
     digest = hashlib.sha256()
-    for prompt in parts.prompts.train:
+    train = parts.prompts.train
+    if isinstance(train, PromptsOnDemand):
+        digest.update(train.fingerprint.encode())
+        train = []
+    for prompt in train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
     for shown in parts.prompts.demonstrations:
         digest.update(repr(shown.token_ids).encode())
@@ -237,7 +245,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         },
         **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
         "code": code_fingerprints(parts.config),
-        "columns": column_fingerprints(parts.prompts.train),
+        "columns": column_fingerprints(train),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),
@@ -310,6 +318,11 @@ def arithmetic(config: Config, prompts: Rendered) -> str:
     ]
     if prompts.during:
         lines[1] += f", {len(prompts.during):,} validation"
+    if isinstance(prompts.train, PromptsOnDemand):
+        lines.append(
+            "many rows: each is read when a step takes it. Evaluation rows were drawn by their places, so that equal "
+            "questions may stand on both sides; in the place of a row that is too long comes the next one"
+        )
     if prompts.excluded:
         what, limit = "prompt", "the model's context"
         if config.sft is not None:

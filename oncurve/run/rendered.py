@@ -14,7 +14,9 @@ from oncurve.data.from_settings import Rows, make_rows
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.hints import with_hint
 from oncurve.data.prompts import Excluded, render_prompts
+from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
+from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.errors import ConfigError, DataError, counted
 from oncurve.recipe.schema import Config
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 class Rendered:
     """Prompts for training, for measuring during the run, and for measuring before and after it."""
 
-    train: list[Prompt]
+    train: list[Prompt] | PromptsOnDemand
     during: list[Prompt]
     test: list[Prompt]
     excluded: list[Excluded]
@@ -54,7 +56,7 @@ def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
     if config.data.few_shot:
         raise ConfigError("data.few_shot: a benchmark has no training rows. Write the examples into a template file")
     rows = make_rows(config.data, seed=0, needs_answer=have_right_answer(config.rewards))
-    return [], [], [], rows[: config.evaluation.num_prompts]
+    return [], [], [], list(rows[: config.evaluation.num_prompts])
 
 
 def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
@@ -66,14 +68,16 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     }
     own_seed = config.run.seed if isinstance(config.data, DemonstrationsData) else 0
     rows = make_rows(config.data, seed=own_seed, given=given.rows, **kind)
+    if isinstance(rows, StoredRows) and config.algorithm.teacher_hint is not None:
+        rows = list(rows)  # the hinted prompts are found by the plain ones
     few_shot: Rows = []
     during: Rows = []
+    test: Rows
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        test = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, **kind)[
-            : config.evaluation.num_prompts
-        ]
+        asked = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, **kind)
+        test = list(asked[: config.evaluation.num_prompts])
     else:
         rows, test = hold_out(
             rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", needed), seed=seed
@@ -121,7 +125,12 @@ def make_prompts(
     demonstrations: list[Demonstration] = []
     shown_during: list[Demonstration] = []
     if config.sft is None:
-        train, middle = writer.prompts(train_rows, config.data), writer.prompts(during, config.data)
+        train = (
+            writer.on_demand(train_rows)
+            if isinstance(train_rows, StoredRows)
+            else writer.prompts(train_rows, config.data)
+        )
+        middle = writer.prompts(during, config.data)
         asked = writer.prompts(test, config.evaluation_data)
     else:
         demonstrations = writer.shown(train_rows, config.data, config.sft)
@@ -136,7 +145,7 @@ def make_prompts(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
-    hinted = writer.hinted(train) if config.algorithm.teacher_hint is not None else {}
+    hinted = writer.hinted(list(train)) if config.algorithm.teacher_hint is not None else {}
     return Rendered(train, middle, asked, excluded, demonstrations, shown_during, hinted)
 
 
@@ -157,17 +166,23 @@ class _Writer:
     def prompts(self, part: Rows, data: DataSection) -> list[Prompt]:
         if not part:
             return []
-        prompts, too_long = render_prompts(
+        prompts, too_long = self._rendered(part, data, self.limit)
+        self.excluded += too_long
+        return prompts
+
+    def on_demand(self, part: StoredRows) -> PromptsOnDemand:
+        return PromptsOnDemand(part, lambda rows: self._rendered(rows, self.config.data, None)[0], limit=self.limit)
+
+    def _rendered(self, part: Rows, data: DataSection, limit: int | None) -> tuple[list[Prompt], list[Excluded]]:
+        return render_prompts(
             part,
             cast("Any", self.tokenizer),
             template=data.template,
             chat=data.chat,
             few_shot=self.few_shot,
-            max_prompt_tokens=self.limit,
+            max_prompt_tokens=limit,
             tools_of=make_tools_of(self.config.rollouts, self.config.data, self.given),
         )
-        self.excluded += too_long
-        return prompts
 
     def hinted(self, prompts: list[Prompt]) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The prompts with a hint behind the question, by the prompts without. Of equal prompts the first counts.

@@ -1,0 +1,118 @@
+"""Rows of large files are read, and their prompts written, when a step asks for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncurve
+from oncurve.data import order, stored_rows
+from oncurve.data.datasets import hold_out, load_rows
+from oncurve.data.prompts_on_demand import PromptsOnDemand
+from oncurve.data.stored_rows import StoredRows
+from oncurve.errors import ConfigError, DataError
+from oncurve.records import Prompt
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "extra": "ä" * (n % 3)} for n in range(200)]
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_rows, "MANY_ROWS", 100)
+    monkeypatch.setattr(order, "MANY_ROWS", 100)
+
+
+def lines_file(folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
+    path.write_text("\ufeff" + text[:500].replace("\n", "\n\n", 1) + text[500:], encoding="utf-8")
+    return path
+
+
+def table_file(folder: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    path = folder / "rows.parquet"
+    datasets.Dataset.from_list(ROWS).to_parquet(str(path))
+    return path
+
+
+@pytest.mark.parametrize(("make", "type"), [(lines_file, "jsonl"), (table_file, "huggingface")])
+def test_rows_are_the_same_as_those_that_are_read_at_once(
+    tmp_path: Path, make: Any, type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path)
+    waiting = load_rows(type, path=path, columns={"label": "answer"}, limit=150)
+    monkeypatch.setattr(stored_rows, "MANY_ROWS", 1000)
+    assert isinstance(waiting, StoredRows)
+    assert list(waiting) == load_rows(type, path=path, columns={"label": "answer"}, limit=150)
+    assert len(waiting) == 150
+    with pytest.raises(IndexError):
+        waiting[150]
+
+
+def test_rows_that_are_held_out_are_drawn_by_the_seed_and_leave_the_others(tmp_path: Path) -> None:
+    rows = load_rows("jsonl", path=lines_file(tmp_path))
+    train, held = hold_out(rows, count=20, seed=3)
+    again, _ = hold_out(rows, count=20, seed=3)
+    assert len(held) == 20
+    assert list(train) == list(again)
+    assert sorted(row["question"] for row in [*train, *held]) == sorted(row["question"] for row in ROWS)
+
+
+def test_a_line_that_cannot_be_read_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = [json.dumps(row) for row in ROWS]
+    path.write_text("\n".join([*good[:150], "{nothing", *good[150:]]), encoding="utf-8")
+    rows = load_rows("jsonl", path=path)
+    assert rows[149] == ROWS[149]
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 151: not JSON"):
+        rows[150]
+    path.write_text("\n".join(good[:120]), encoding="utf-8")
+    with pytest.raises(DataError, match="has become shorter"):
+        rows[180]
+
+
+def test_in_the_place_of_a_long_prompt_comes_the_next_one(tmp_path: Path) -> None:
+    rows = load_rows("jsonl", path=lines_file(tmp_path))
+    assert isinstance(rows, StoredRows)
+
+    def write(some: Any) -> list[Prompt]:
+        return [Prompt(row["question"], (0,) * (9 if row["answer"] in ("11", "12", "200") else 3), 0) for row in some]
+
+    prompts = PromptsOnDemand(rows, write, limit=5)
+    assert [prompt.index for prompt in prompts.at([10, 5, 12, 199])] == [13, 5, 12, 0]
+    with pytest.raises(DataError, match="longer than 2 tokens"):
+        PromptsOnDemand(rows, write, limit=2).at([0])
+
+
+def test_a_run_takes_such_rows_and_resumes_with_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def trainer(name: str) -> oncurve.Trainer:
+        return oncurve.Trainer(
+            "embedded",
+            {"type": "jsonl", "path": str(lines), "template": "boxed"},
+            "mathematics",
+            run={"steps": 3, "prompts_per_step": 3, "folder": str(tmp_path), "name": name, "rollouts_every_steps": 1},
+            rollouts={"max_completion_tokens": 4},
+            evaluation={"num_prompts": 4, "every_steps": 2, "num_prompts_during": 2},
+            algorithm={"group_size": 2},
+        )
+
+    lines = lines_file(tmp_path)
+    trainer("whole").train()
+    assert "each is read when a step takes it" in capsys.readouterr().out
+    cut = trainer("cut")
+    for step in cut.steps():
+        if step.number == 1:
+            break
+    text = lines.read_text(encoding="utf-8")
+    lines.write_text(text.replace("What is 7", "What was 7"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="the training prompts"):
+        cut.resume()
+    lines.write_text(text, encoding="utf-8")
+    cut.resume()
+    whole, resumed = (oncurve.open_run(tmp_path / name).step(3).groups for name in ("whole", "cut"))
+    assert [group.prompt.text for group in whole] == [group.prompt.text for group in resumed]
+    assert all("extra" in group.prompt.row for group in whole)
