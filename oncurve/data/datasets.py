@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
@@ -96,11 +97,8 @@ def load_rows(
         located = read_generated(type, split, limit, seed=seed, levels=levels, function=function)
     else:
         located = read_stored(type, path, split=split, subset=subset, revision=revision, may_wait=adapt is None)
-
-    def adapted(place: str, row: Row) -> Row:
-        return _adapted(type, place, _renamed(place, row, columns or {}), needs_answer=needs_answer)
-
     if not isinstance(located, list):
+        adapted = partial(_renamed_and_adapted, type, columns=columns or {}, needs_answer=needs_answer)
         return StoredRows(located, adapted)[:limit]
     located = [(place, _renamed(place, row, columns or {})) for place, row in located]
     rows: list[Row] = []
@@ -287,6 +285,10 @@ def canonical_number(text: str) -> str:
 def _renamed(place: str, row: Row, columns: Mapping[str, str]) -> Row:
     """The row with our names added; the source's own names stay, since a reward function may ask for them."""
     return row | {ours: _value(place, row, theirs, ours=ours) for ours, theirs in columns.items()}
+
+
+def _renamed_and_adapted(type: str, place: str, row: Row, *, columns: Mapping[str, str], needs_answer: bool) -> Row:
+    return _adapted(type, place, _renamed(place, row, columns), needs_answer=needs_answer)
 
 
 def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
