@@ -7,10 +7,12 @@ tool, ``get_reward()`` scores it. With steps (Gymnasium for text, GEM): ``reset(
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from oncurve.episodes.tools import Tool, answer_text, declares, tools_of
@@ -75,7 +77,7 @@ class Kind:
             scores = has_steps or "get_reward" in methods or isinstance(made, AdaptedEnvironment)
             return cls(name, factory, has_steps, tools, scores, declares(made))
         finally:
-            close(made)
+            close_now(made)
 
 
 @dataclass(eq=False)
@@ -99,7 +101,7 @@ class Environment:
             environment.tools = {} if kind.has_steps else methods_as_tools(environment.inner)
             text = answer_of(environment.inner.reset, {"seed": seed, **row} if kind.has_steps else dict(row), seed)
         except BaseException:
-            close(environment.inner)
+            close_now(environment.inner)
             raise
         return _begun(environment, text) if inspect.isawaitable(text) else (environment, first_words(text))
 
@@ -107,7 +109,7 @@ class Environment:
         """The observation after an action, to be awaited where step is async.
 
         Gymnasium's step gives five values, that of the older Gym four: observation, reward, done, info, of which the
-        last may be missing.
+        last may be missing. They may also be a dictionary or an object with these names, as OpenEnv's step result.
         """
         given = self.inner.step(action)
         return self._stepped_later(given) if inspect.isawaitable(given) else self._stepped(given)
@@ -116,6 +118,7 @@ class Environment:
         return self._stepped(await given)
 
     def _stepped(self, given: Any) -> str:
+        given = _by_name(given)
         if not isinstance(given, (tuple, list)) or len(given) not in (3, 4, 5):
             found = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
             raise TypeError(
@@ -123,12 +126,16 @@ class Environment:
                 f"reward, done, info)"
             )
         observation, reward, *ended = given
+        ended = ended[:2] if len(given) == 5 else ended[:1]
+        for name, value in (("reward", reward), *(("end", one) for one in ended)):
+            if isinstance(value, (str, Mapping)):
+                raise TypeError(f"step gave the {name} {value!r:.60}; return a number and True or False")
         if reward is not None:  # a step may leave the reward to a later one
             self.earned += float(reward)
         self.is_paid = bool(self.is_paid) or reward is not None
         self.note_done()
-        self.is_done = self.is_done or any(bool(one) for one in (ended[:2] if len(given) == 5 else ended[:1]))
-        return answer_text(observation)
+        self.is_done = self.is_done or any(map(bool, ended))
+        return words_of(observation)
 
     def note_done(self) -> None:
         """An environment that has an attribute or a property ``done`` ends its episode by it, whatever its type."""
@@ -150,8 +157,36 @@ async def _begun(environment: Environment, text: Any) -> tuple[Environment, str]
 
 def first_words(given: Any) -> str:
     """The text that reset gave: nothing, an observation, or an observation with further facts."""
-    said = given[0] if isinstance(given, tuple) and given else given
-    return "" if said is None else answer_text(said)
+    return words_of(given[0] if isinstance(given, tuple) and given else _by_name(given, is_first=True))
+
+
+def words_of(observation: Any) -> str:
+    """An observation as text; of messages of a chat, what they say."""
+    if observation is None:
+        return ""
+    messages = observation if isinstance(observation, list) else [observation]
+    if messages and all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages):
+        return "\n".join(words_of(one["content"]) for one in messages)
+    return answer_text(observation)
+
+
+def _by_name(given: Any, *, is_first: bool = False) -> Any:
+    """What a step gave as a dictionary or an object with names, in Gymnasium's order; anything else as it is.
+
+    Of reset, the observation alone.
+    """
+    named = given if isinstance(given, Mapping) else {} if isinstance(given, tuple) else _attributes(given)
+    if "observation" not in named or not (is_first or "reward" in named):
+        return given
+    if is_first:
+        return named["observation"]
+    ended = [named[name] for name in ("done", "terminated", "truncated") if name in named]
+    return (named["observation"], named["reward"], any(map(bool, ended)), named.get("info"))
+
+
+def _attributes(given: Any) -> Mapping[str, Any]:
+    names = ("observation", "reward", "done", "terminated", "truncated")
+    return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
 def has_died(failure: Failure) -> bool:
@@ -160,12 +195,14 @@ def has_died(failure: Failure) -> bool:
 
 
 def public_methods(made: Any) -> dict[str, Callable[..., Any]]:
-    """The methods of an object that do not begin with an underscore."""
-    return {
-        name: method
-        for name, method in inspect.getmembers(made, callable)
-        if not name.startswith("_") and (inspect.isroutine(method) or inspect.ismethod(method))
-    }
+    """The methods of an object that do not begin with an underscore. Its properties are not asked."""
+    names = [name for name in dir(made) if not name.startswith("_")]
+    found = {name: getattr(made, name, None) for name in names if not _is_property(made, name)}
+    return {name: method for name, method in found.items() if inspect.isroutine(method)}
+
+
+def _is_property(made: Any, name: str) -> bool:
+    return isinstance(inspect.getattr_static(type(made), name, None), (property, cached_property))
 
 
 def methods_as_tools(made: Any) -> dict[str, Tool]:
@@ -208,11 +245,24 @@ def reward_of(value: Any) -> Reward:
     return Reward(float(value))
 
 
-def close(made: Any) -> None:
-    """Let an environment give back what it holds, if it says how. A failure of that changes nothing any more."""
+def close(made: Any) -> Any:
+    """Let an environment give back what it holds, if it says how; to be awaited where its close is async.
+
+    A failure of that changes nothing any more.
+    """
     method = public_methods(made).get("close")
-    if method is not None:
-        attempt(method)
+    return None if method is None else attempt(method)
+
+
+def close_now(made: Any) -> None:
+    """The same at once, for one that no episode has used."""
+    if inspect.isawaitable(given := close(made)):
+        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
+            attempt(thread.submit(asyncio.run, _finished(given)).result)
+
+
+async def _finished(given: Any) -> None:
+    await given
 
 
 def close_all(environments: Sequence[Any], workers: Workers, limit_seconds: float) -> None:

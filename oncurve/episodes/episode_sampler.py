@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oncurve.episodes.dialects import Dialect
-from oncurve.episodes.environments import Environment, Kind, close, close_all, has_died, reward_of
+from oncurve.episodes.environments import Environment, Kind, close_all, close_now, has_died, reward_of
 from oncurve.episodes.episode import Episode
 from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.episodes.episode_setup import EpisodeSetup
@@ -28,6 +28,11 @@ from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_toke
 from oncurve.sample.streams import stream_keys, turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
+BOUND = {
+    "can only be used in that same thread": "open the connection with check_same_thread=False, or in each call",
+    "signal only works in main thread": "limit the seconds with rollouts.episodes.tool_seconds instead",
+}
+"""What code says that is bound to a thread, and what to do."""
 MAX_CALLS = 16
 """Calls of one turn that are answered; more are not looked at."""
 
@@ -164,7 +169,7 @@ class _Run:
 
         def forget(result: Any) -> None:
             if not isinstance(result, Failure):
-                close(result[0].inner)
+                close_now(result[0].inner)
 
         begin = partial(Environment.begin, kind, episode.prompt.source_row, seed)
         self._call(episode, begin, begun, is_environment=True, late=forget)
@@ -291,6 +296,7 @@ class _Run:
     def _answered(self, episode: Episode, request: CallRequest, result: Any, seconds: float, *, is_own: bool) -> None:
         """A tool has given something, or failed. What it raised is the policy's to read; a dead environment is not."""
         if isinstance(result, Failure):
+            _require_any_thread(result, request.name or "")
             if is_own and (result.error == "timeout" or has_died(result)):
                 self._fail(episode, result, request.name or "")
                 return
@@ -346,6 +352,7 @@ class _Run:
 
     def _fail(self, episode: Episode, failure: Failure, where: str) -> None:
         """The environment is at fault: nothing can be said of what the policy did."""
+        _require_any_thread(failure, where)
         kind = "timeout" if failure.error == "timeout" else "crashed"
         if has_died(failure):
             kind = "died"
@@ -364,3 +371,11 @@ class _Run:
 
     def _completion(self, episode: Episode) -> Completion:
         return episode.completion(self.loop.text(episode.token_ids), self.loop.version)
+
+
+def _require_any_thread(failure: Failure, where: str) -> None:
+    """Raises SamplerError for code that runs in one thread alone: each of its calls would fail, whatever the policy
+    does."""
+    for said, remedy in BOUND.items():
+        if said in failure.detail:
+            raise SamplerError(f"{where}: {failure.detail} Tools and environments run in threads: {remedy}")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_CHARACTERS = 100_000
 """Of an answer's text that is looked at; what is shown is limited in tokens."""
+JSON = (dict, list, tuple, int, float, type(None))
+"""What JSON has; str is text already."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,12 @@ class Tool:
         """
         from transformers.utils.chat_template_utils import get_json_schema  # lazy
 
-        own = name or function.__name__
-        schema = attempt(lambda: get_json_schema(function))
+        if not callable(function):
+            raise ConfigError(f"tools: {function!r:.60} cannot be called. Pass functions with types and a docstring")
+        is_named = inspect.isroutine(function) or isinstance(function, type)
+        own = name or (function if is_named else type(function)).__name__
+        described = function if is_named else function.__call__  # type: ignore[operator]
+        schema = attempt(lambda: _without_nameless(get_json_schema(described), described))
         if isinstance(schema, Failure):
             raise ConfigError(
                 f"tool {own}: no schema can be made of it: {schema.detail}. Give every parameter a type, and write a "
@@ -86,6 +92,14 @@ class CallRequest:
     problem: str = ""
 
 
+def _without_nameless(schema: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """The schema of a function whose parameters can all be given by name. Raises TypeError for another."""
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL):
+            raise TypeError(f"its parameter {name} cannot be given by name, as a call of the policy does")
+    return schema
+
+
 def declares(thing: Any) -> bool:
     """A function or an environment says of itself that it is ``deterministic``."""
     return inspect.getattr_static(thing, "deterministic", False) is True
@@ -108,11 +122,20 @@ def opened(tools: Mapping[str, Tool]) -> dict[str, Tool]:
 
 
 def answer_text(value: Any) -> str:
-    """A tool's result as text that can be encoded: as it is, or as JSON; bytes as UTF-8, whatever they are."""
+    """A tool's result as text that can be encoded: as it is, as JSON, or as it prints; bytes as UTF-8, whatever they
+    are.
+
+    Raises TypeError for a generator, whose values somebody has to ask for.
+    """
     if isinstance(value, bytes):
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
-    if not isinstance(value, str):
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise TypeError("it gave a generator; return a text or a list")
+    if isinstance(value, JSON) or hasattr(value, "tolist"):
         made = attempt(lambda: json.dumps(value, ensure_ascii=False, default=_plain))
+        value = value if isinstance(made, Failure) else made
+    if not isinstance(value, str):
+        made = attempt(lambda: str(value))
         value = f"<{type(value).__name__}>" if isinstance(made, Failure) else made
     return value[:MAX_ANSWER_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
 

@@ -178,6 +178,8 @@ class Workers:
                 future.cancel()
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
+        except (KeyboardInterrupt, GeneratorExit) as error:  # raised by the call: signals reach the main thread alone
+            raise RuntimeError(f"it raised {type(error).__name__}") from None
 
     def _event_loop(self) -> EventLoopThread:
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from scripted import make_sampler, one
 
+from oncurve.errors import SamplerError
 from oncurve.observe.episode_metrics import episode_metrics
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt
@@ -176,11 +179,65 @@ class Slots:
         return None
 
 
+class Named(TwoTurns):
+    """Steps are dictionaries."""
+
+    def reset(self) -> Any:
+        return {"observation": "begin", "info": {}}
+
+    def step(self, action: str) -> Any:
+        is_last = self._turn()
+        return {"observation": "on", "reward": 1.0, "terminated": is_last, "truncated": False}
+
+
+@dataclass
+class Stepped:
+    """What OpenEnv's client gives."""
+
+    observation: str
+    reward: float | None
+    done: bool
+
+
+class Objects(TwoTurns):
+    """Reset and step give objects; a property may not be asked before reset."""
+
+    @property
+    def state(self) -> Any:
+        raise RuntimeError("there is none before reset")
+
+    def reset(self) -> Stepped:
+        return Stepped("begin", None, False)
+
+    def step(self, action: str) -> Stepped:
+        return Stepped("on", 1.0, self._turn())
+
+
+class Messages(Gymnasium):
+    """Observations are messages of a chat, as those of verifiers."""
+
+    def step(self, action: str) -> Any:
+        return [{"role": "user", "content": "on"}], 1.0, self._turn(), False, {}
+
+
+class Silent(Gymnasium):
+    """There is nothing to observe, and closing is awaited."""
+
+    closed = 0
+
+    def step(self, action: str) -> Any:
+        return None, 1.0, self._turn(), False, {}
+
+    async def close(self) -> None:
+        Silent.closed += 1
+
+
 STYLES = {
     Gymnasium: (2.0, '{"turn": 1}'), Truncating: (2.0, "[1, 0]"), Gym: (2.0, "on"), Tensors: (2.0, "on"),
     Awaited: (2.0, "on"), SaysDone: (2.0, "on"), Pressed: (2.0, '{"turn": 1}'), AwaitedTools: (2.0, '{"turn": 1}'),
     PaysAtTheEnd: (2.0, "on"), LeavesItToRewards: (None, "on"), Property: (2.0, '{"turn": 1}'),
-    Slots: (None, '{"turn": 1}'),
+    Slots: (None, '{"turn": 1}'), Named: (2.0, "U: on\nA:"), Objects: (2.0, "U: on\nA:"), Messages: (2.0, "U: on\nA:"),
+    Silent: (2.0, "U: \nA:"),
 }  # fmt: skip
 
 
@@ -201,4 +258,41 @@ def test_an_environment_is_played_to_its_end_and_rewarded(
     assert observation in completion.text
     measured = episode_metrics([Group(prompts[0], (completion,))])
     assert measured.get("episode/calls") == (None if has_steps else 2.0)
+    sampler.close()
+    assert factory is not Silent or Silent.closed == 2, "that of the look at it, and that of the episode"
+
+
+class Worded(Gym):
+    """The end is a word, which is true whatever it says."""
+
+    def step(self, action: str) -> Any:
+        return "on", 1.0, "False", {}
+
+
+def test_an_end_that_is_a_word_is_a_failure_of_the_environment(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    sampler = make_sampler(policy, lambda read: "go<|end|>", environments={"e": Worded})
+    failed = one(sampler, make_prompts("q")).environment_reward
+    assert failed is not None
+    assert "step gave the end 'False'" in failed.detail
+    sampler.close()
+
+
+class Stored(Pressed):
+    """A data base of one thread."""
+
+    def reset(self, **row: Any) -> None:
+        self.base = sqlite3.connect(":memory:")
+
+    def press(self) -> Any:
+        """Press."""
+        return self.base.execute("select 1").fetchone()
+
+
+def test_what_is_bound_to_one_thread_stops_with_the_remedy(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    said = '<tool>{"name": "press", "arguments": {}}</tool>'
+    sampler = make_sampler(policy, lambda read: said, environments={"e": Stored})
+    with pytest.raises(SamplerError, match=r"press: ProgrammingError.*check_same_thread=False"):
+        sampler.sample(make_prompts("q", "r", "s", "t"), 4)
     sampler.close()

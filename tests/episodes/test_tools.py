@@ -6,13 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hanging import Hanging
 from scripted import HOSTILE, make_sampler, one
 
-from oncurve.episodes.tools import Tool, calculator
+from oncurve.episodes.tools import Tool, answer_text, calculator
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
@@ -276,6 +279,53 @@ def test_a_tool_without_types_is_refused_with_what_to_write() -> None:
 
     with pytest.raises(ConfigError, match="Give every parameter a type"):
         Tool.of(untyped)
+
+
+class Adder:
+    """A tool that remembers."""
+
+    def __call__(self, left: int) -> int:
+        """
+        Adds.
+
+        Args:
+            left: A number.
+        """
+        return left + 1
+
+
+def test_an_object_that_can_be_called_is_a_tool_and_what_cannot_be_called_by_name_is_refused() -> None:
+    assert Tool.of(Adder()).name == "Adder"
+    assert list(Tool.of(Adder()).parameters) == ["left"]
+
+    def several(*left: int) -> int:
+        """
+        Adds.
+
+        Args:
+            left: Numbers.
+        """
+        return sum(left)
+
+    for one_of_them in (several, partial(add, 2), lambda left: left, {"type": "function"}, "calculator", len):
+        with pytest.raises(ConfigError, match=r"no schema can be made|cannot be called"):
+            Tool.of(one_of_them)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({(0, 1): "a"}, "{(0, 1): 'a'}"), ({1, }, "{1}"), (np.arange(2), "[0, 1]"), (np.float64(0.5), "0.5"),
+        (None, "null"), ({"a": np.int64(1)}, '{"a": 1}'), (Path("a"), "a"), (b"a", "a"),
+    ],
+)  # fmt: skip
+def test_a_result_is_json_or_as_it_prints(value: Any, text: str) -> None:
+    assert answer_text(value) == text
+
+
+def test_a_generator_is_no_result() -> None:
+    with pytest.raises(TypeError, match="it gave a generator"):
+        answer_text(letter for letter in "ab")
 
 
 def test_many_slow_tools_wait_beside_each_other(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
