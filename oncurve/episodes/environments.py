@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 from oncurve.episodes.tools import Tool, answer_text, declares, tools_of
@@ -175,18 +176,13 @@ def _by_name(given: Any, *, is_first: bool = False) -> Any:
 
     Of reset, the observation alone.
     """
-    named = given if isinstance(given, Mapping) else {} if isinstance(given, tuple) else _attributes(given)
-    if "observation" not in named or not (is_first or "reward" in named):
+    named = given if isinstance(given, Mapping) else attempt(lambda: vars(given))
+    if isinstance(named, Failure) or "observation" not in named or not (is_first or "reward" in named):
         return given
     if is_first:
         return named["observation"]
     ended = [named[name] for name in ("done", "terminated", "truncated") if name in named]
     return (named["observation"], named["reward"], any(map(bool, ended)), named.get("info"))
-
-
-def _attributes(given: Any) -> Mapping[str, Any]:
-    names = ("observation", "reward", "done", "terminated", "truncated")
-    return {name: getattr(given, name) for name in names if hasattr(given, name)}
 
 
 def has_died(failure: Failure) -> bool:
@@ -197,7 +193,7 @@ def has_died(failure: Failure) -> bool:
 def public_methods(made: Any) -> dict[str, Callable[..., Any]]:
     """The methods of an object that do not begin with an underscore. Its properties are not asked."""
     names = [name for name in dir(made) if not name.startswith("_")]
-    found = {name: getattr(made, name, None) for name in names if not _is_property(made, name)}
+    found = {name: attempt(partial(attrgetter(name), made)) for name in names if not _is_property(made, name)}
     return {name: method for name, method in found.items() if inspect.isroutine(method)}
 
 

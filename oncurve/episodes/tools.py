@@ -131,7 +131,7 @@ def answer_text(value: Any) -> str:
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise TypeError("it gave a generator; return a text or a list")
-    if isinstance(value, JSON) or hasattr(value, "tolist"):
+    if isinstance(value, JSON) or not isinstance(attempt(lambda: _plain(value)), (str, Failure)):
         made = attempt(lambda: json.dumps(value, ensure_ascii=False, default=_plain))
         value = value if isinstance(made, Failure) else made
     if not isinstance(value, str):

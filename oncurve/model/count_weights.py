@@ -1,18 +1,11 @@
-"""Weights of a model of any family, counted on its modules without memory for them.
-
-A program of its own, `python -m oncurve.model.count_weights CONFIG`, since whoever plans imports no torch: it reads a
-config.json and writes the sizes as JSON.
-"""
+"""Weights of a model of any family, counted on its modules without memory for them."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -89,11 +82,3 @@ def _cached_numbers(model: PreTrainedModel) -> int | None:
         return sum(layer.keys.numel() + layer.values.numel() for layer in layers)
     except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError):
         return None
-
-
-if __name__ == "__main__":
-    try:
-        found = count(sys.argv[1])
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, StrictDataclassError) as error:
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    json.dump(found, sys.stdout)

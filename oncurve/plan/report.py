@@ -30,6 +30,8 @@ from oncurve.plan.weight_transfer import sent_share
 from oncurve.tables import aligned
 
 MAX_ADVICE = 6
+OWN_LAYERS = ("llama", "qwen2", "qwen3")
+"""Families whose layers oncurve computes itself: in training on a processor, in sampling on a GPU too."""
 STALENESS = (1, 2, 4, 8)
 """Values of ``rollouts.staleness`` that a plan compares with 0."""
 _FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
@@ -211,9 +213,25 @@ def _head(plan: Plan) -> Iterator[str]:
             f"the weights of {shape.family!r} are counted on transformers' modules; activations are those of an "
             f"ordinary decoder of its widths, a guess for layers of other kinds"
         )
-    yield "how the model is computed is proven when it is loaded; `oncurve check` says it from its configuration"
+    yield _ways(shape, setup)
     if warning := longest_row(shape, work):
         yield f"warning: {warning}"
+
+
+def _ways(shape: ModelShape, setup: Setup) -> str:
+    """How the model will be trained and sampled, as far as its configuration says."""
+    if shape.counted is None and shape.family in OWN_LAYERS and shape.is_plain:
+        trained, sampled = "packed rows through our own layers", "through our own layers"
+        if setup.is_gpu:
+            trained = "packed rows through the model's modules"
+    elif shape.counted is not None and shape.counted.ways is not None:
+        trained, sampled = shape.counted.ways
+    else:
+        return "how the model is trained and sampled is found when it is loaded"
+    if setup.sampler_devices:
+        sampled = "by rollout servers"
+    said = f"trained with {trained}" + (f"; sampled {sampled}" if sampled else "")
+    return f"{said} (by its configuration; each way is proven when the model is loaded)"
 
 
 def _memory(plan: Plan) -> Iterator[str]:

@@ -34,6 +34,10 @@ FAMILIES = {
 """Families whose parameters are counted exactly, by ``model_type``."""
 
 
+STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles depend on the position alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """Weights of a family that no formula is for, counted on transformers' modules."""
@@ -47,6 +51,8 @@ class Counted:
     """That a token leaves in transformers' cache; None where it was not found out."""
     adapted: Mapping[str, int]
     """Inputs and outputs of linear layers, added up by the ends of their names. Experts in one tensor are not there."""
+    ways: tuple[str, str] | None = None
+    """How a small model of the family is trained, and sampled in this process; None where there is none to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,8 @@ class ModelShape:
     has_mlp_bias: bool = False
     max_tokens: int = 32_768
     """Longest row that the model was made for."""
+    is_plain: bool = True
+    """Nothing in config.json keeps oncurve's own layers from computing it, of the families that have them."""
     counted: Counted | None = None
     """None where the family's formula counts."""
 
@@ -207,7 +215,16 @@ def shape_of_config(config: Mapping[str, Any], *, name: str) -> ModelShape:
         has_attention_bias=bool(config.get("attention_bias", False)),
         has_mlp_bias=bool(config.get("mlp_bias", False)),
         max_tokens=config.get("max_position_embeddings") or 32_768,
+        is_plain=_is_plain(config),
     )
+
+
+def _is_plain(config: Mapping[str, Any]) -> bool:
+    """No windows, rotary angles that depend on the position alone, and the activation of the Llama family."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else "default"
+    has_window = bool(config.get("use_sliding_window", config.get("model_type") == "mistral"))
+    return kind in STATIC_ROTARY and config.get("hidden_act", "silu") == "silu" and not has_window
 
 
 def counted_shape(path: Path, *, name: str, family: str) -> ModelShape:
@@ -215,7 +232,7 @@ def counted_shape(path: Path, *, name: str, family: str) -> ModelShape:
 
     Raises ConfigError for a model that transformers does not know as a causal language model.
     """
-    command = [sys.executable, "-m", "oncurve.model.count_weights", str(path)]
+    command = [sys.executable, "-m", "oncurve.run.ways", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]

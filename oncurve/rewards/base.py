@@ -77,6 +77,8 @@ def _grade_whole(
     """The rewards of those whose environment did not fail; the others are errors."""
     whole = [place for place, completion in enumerate(completions) if completion.failure is None]
     rewards = [Reward(value=None, error=c.failure or "crashed", detail=c.failure_detail) for c in completions]
+    if not whole:
+        return rewards
     graded = grade(function, [prompts[place] for place in whole], [completions[place] for place in whole])
     for place, reward in zip(whole, graded, strict=True):
         rewards[place] = reward

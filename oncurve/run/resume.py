@@ -62,7 +62,9 @@ class ResumeRequest:
     @property
     def how_to_change(self) -> str:
         """The option that allows a change."""
-        return "--allow-change" if self.owns_process else "resume(allow_change=True)"
+        return (
+            "--allow-change" if self.owns_process else "resume(allow_change=True) or `oncurve trl --accept changed_run`"
+        )
 
     def warn(self, text: str) -> None:
         """Say something that is not as it should be."""

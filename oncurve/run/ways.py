@@ -1,10 +1,20 @@
-"""The way by which a model is trained and sampled, in one line, and what would be faster."""
+"""The way by which a model is trained and sampled, in one line, and what would be faster.
+
+Also a program of its own, `python -m oncurve.run.ways CONFIG`, since whoever plans imports no torch: it reads a
+config.json and writes the sizes of the model and its ways as JSON.
+"""
 
 from __future__ import annotations
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+import json
+import sys
 
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from oncurve.errors import OncurveError
+from oncurve.model.count_weights import count
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.model_folder import unloadable
@@ -13,6 +23,8 @@ from oncurve.policy.road import find_road
 from oncurve.recipe.schema import Config, RolloutSection
 from oncurve.sample.generic import reasons_of, way_of
 
+SMALL_LAYER = 50_000_000
+"""Weights of a layer up to which a plan makes a small model of a kind, in a fraction of a gigabyte."""
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
@@ -46,22 +58,33 @@ def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
 
     Raises CheckpointError or SamplerError for a kind that cannot be.
     """
+    found = ways_of_kind(model_config, packing=config.policy.packing, trust_remote_code=config.policy.trust_remote_code)
+    if found is None:
+        return "model: how it is trained and sampled is found when it is loaded; there is no small model of its kind"
+    return (
+        f"model: trained with {found[0]}; sampled {_elsewhere(config.rollouts) or found[1]} (shown by a small model of "
+        f"its kind; the model itself is tried when it is loaded)"
+    )
+
+
+def ways_of_kind(
+    config: PreTrainedConfig, *, packing: bool = True, trust_remote_code: bool = False
+) -> tuple[str, str] | None:
+    """How a small random model of a kind is trained, and sampled in this process; None where there is none.
+
+    Raises CheckpointError or SamplerError for a kind that cannot be.
+    """
     try:
         with torch.device("meta"):
-            own = config.policy.trust_remote_code
-            empty = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32, trust_remote_code=own)
+            empty = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
         small = stand_in(empty, "cpu")
         with torch.no_grad():
             small(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False)
     except FAILURES as error:
         if "Unrecognized configuration class" in str(error):
-            raise unloadable(config.model, error) from None
-        return "model: how it is trained and sampled is found when it is loaded; there is no small model of its kind"
-    road, where = find_road(small, packing=config.policy.packing), _elsewhere(config.rollouts)
-    return (
-        f"model: trained with {road}; sampled {where or _in_engine(small)} (shown by a small model of its kind; the "
-        f"model itself is tried when it is loaded)"
-    )
+            raise unloadable(config.name_or_path, error) from None
+        return None
+    return str(find_road(small, packing=packing)), _in_engine(small)
 
 
 def has_one_policy(config: Config) -> bool:
@@ -93,3 +116,23 @@ def _in_engine(model: PreTrainedModel) -> str:
         return "through our own layers"
     way, reasons = way_of(model), reasons_of(model)
     return f"through its modules with {way.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
+
+
+def _described(path: str) -> dict[str, object]:
+    """Sizes and ways of the model that a config.json describes. Raises ValueError for what is no such model."""
+    sizes = count(path)
+    if sizes["linear"] > SMALL_LAYER * sizes["layers"]:  # a small model of its kind has two layers of its width
+        return {**sizes, "ways": None}
+    try:
+        ways = ways_of_kind(AutoConfig.from_pretrained(path))
+    except OncurveError as error:
+        ways = f"is refused when it is loaded: {error}", ""
+    return {**sizes, "ways": ways}
+
+
+if __name__ == "__main__":
+    try:
+        described = _described(sys.argv[1])
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, StrictDataclassError) as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    json.dump(described, sys.stdout)

@@ -27,6 +27,8 @@ def find_run(wanted: str | bool, output_dir: str | None) -> tuple[Path, int | No
 
     A run is named by itself or by a checkpoint of it; otherwise it is the newest. Raises NoCheckpoint for none.
     """
+    if not isinstance(wanted, (bool, str, Path)):
+        raise NoCheckpoint(f"resume_from_checkpoint is {wanted!r}. Give the path of a checkpoint or a run, or True")
     if not isinstance(wanted, bool):
         path, step = run_and_step(Path(wanted).resolve())
         if is_run(path):

@@ -30,11 +30,12 @@ from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import LogWindow, measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
 from oncurve.trl.overridden import TrlAttributes, refuse_overridden
+from oncurve.trl.script_arguments import require_kinds
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.script_files import ScriptFiles, loaded_type
 from oncurve.trl.script_methods import ScriptMethods
-from oncurve.trl.script_optimizer import ScriptOptimizer, make_schedule, rates_only
+from oncurve.trl.script_optimizer import ScriptOptimizer, make_schedule, rates_only, require_optimizers
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
 
@@ -67,8 +68,8 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
         """As in TRL. Raises ConfigError for what is lost and not accepted by name, and for what TRL refuses too."""
         refuse_overridden(type(self), GRPOTrainer)
         type(self).refuse_patched()
-        if model is None:
-            raise ConfigError("model is None. Pass a name, a folder or a model: GRPOTrainer(model=...)")
+        require_kinds(model, args, processing_class)
+        require_optimizers(optimizers)
         name = model if isinstance(model, str) else model.name_or_path or "model"
         self.args = args if args is not None else GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
         self._saved_type = loaded_type(model, self.args.model_init_kwargs)
@@ -91,7 +92,7 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
                 reward_processing_classes=_listed(reward_processing_classes),
                 quantization_config=quantization_config,
                 peft_config=peft_config,
-                tools=tuple(tools or ()),
+                tools=_listed(tools),
                 environment_factory=environment_factory,
                 lost={name: value for name, value in lost.items() if value},
                 extras={"trainer_state": self.state, "log_metric": self._log_metric, "log_extra": self._log_extra},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from oncurve.convert.options import older
 from oncurve.errors import ConfigError, did_you_mean
@@ -227,3 +227,13 @@ def _dated(made: Any, said: set[str], old: Mapping[str, Any]) -> Any:
         return made
     named = {each.name: vars(made)[each.name] for each in fields(made) if each.name in said}
     return type(made)(**named, **old)
+
+
+def require_kinds(model: Any, args: Any, tokenizer: Any) -> None:
+    """Raises ConfigError for an argument of a trainer that is of another type."""
+    if model is None:
+        raise ConfigError("model is None. Pass a name, a folder or a model: GRPOTrainer(model=...)")
+    wanted = {"args": (args, GRPOConfig), "processing_class": (tokenizer, PreTrainedTokenizerBase)}
+    for name, (value, kind) in wanted.items():
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name} is a {type(value).__name__}. Pass a {kind.__name__}")

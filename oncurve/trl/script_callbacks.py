@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 
 
@@ -37,6 +38,8 @@ class Callbacks:
     """The callbacks of a trainer."""
 
     def __init__(self, trainer: Any, given: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
+        for one in given:
+            self._require(one)
         self.trainer = trainer
         self.handler = CallbackHandler([_Flow(), *given], None, None, None, None)
         self.policy: TrainedPolicy
@@ -46,8 +49,16 @@ class Callbacks:
         trainer.state.is_world_process_zero = trainer.state.is_local_process_zero = trainer.is_world_process_zero()
         self.call("on_init_end")
 
+    @staticmethod
+    def _require(callback: Any) -> None:
+        """Raises ConfigError for what is no callback."""
+        kind = callback if isinstance(callback, type) else type(callback)
+        if not issubclass(kind, TrainerCallback):
+            raise ConfigError(f"callbacks: {callback!r:.60} is none. Pass TrainerCallbacks or classes of them")
+
     def add(self, callback: Any) -> None:
         """One more."""
+        self._require(callback)
         self.handler.add_callback(callback)
 
     def remove(self, callback: Any) -> None:

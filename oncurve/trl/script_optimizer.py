@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from transformers import Trainer as TransformersTrainer
 from transformers import get_scheduler
 
@@ -37,6 +37,15 @@ class OwnSchedule:
 
 MOVES_OTHERWISE = ("lomo", "layerwise", "schedule_free")
 """In the names of optimizers that move weights within the backward pass, or have others to sample from."""
+
+
+def require_optimizers(given: Any) -> None:
+    """Raises ConfigError for what is no pair of an optimizer and a schedule."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise ConfigError("optimizers: pass a pair, (optimizer, schedule), of which either may be None")
+    for kind, one in ((Optimizer, given[0]), (LRScheduler, given[1])):
+        if one is not None and not isinstance(one, kind):
+            raise ConfigError(f"optimizers: {one!r:.60} is not a {kind.__name__} of torch. Pass the object itself")
 
 
 def rates_only(rate: float) -> Optimizer:

@@ -287,6 +287,8 @@ def _rows(
 
     A data set without a length is read up to ``limit`` rows.
     """
+    if not isinstance(data, Iterable) and {"__len__", "__getitem__"} <= set(dir(type(data))):  # torch's Dataset
+        data = [data[place] for place in range(len(data))]
     if data is None or isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
         kind = "nothing" if data is None else type(data).__name__
         raise DataError(f"train_dataset is {kind}. Pass rows with a column prompt, such as load_dataset(...)['train']")

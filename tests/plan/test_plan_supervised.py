@@ -15,6 +15,7 @@ def planned(recipe: str, *overrides: str) -> Plan:
 def test_a_supervised_step_samples_nothing_and_its_plan_names_no_other_trainer() -> None:
     plan = planned("gsm8k_lora_8gb/sft")
     text = as_text(plan)
+    assert "trained with packed rows through " in text, "the way, by its configuration"
     assert plan.time.total == plan.time.train > 0
     assert [one.name for one in plan.trainers] == ["SFT"]
     assert "a step: 16 rows" in text

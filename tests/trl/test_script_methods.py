@@ -109,3 +109,24 @@ def test_a_fault_of_oncurve_is_not_told_as_the_scripts(
     assert "oncurve itself failed with TypeError in oncurve/trl/grpo_trainer.py, line" in said
     assert "in evaluate" in done.output + capfd.readouterr().err
     assert "the script raised" not in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "expected"),
+    [
+        ("args", {"max_steps": 1}, "args is a dict. Pass a GRPOConfig"),
+        ("processing_class", "embedded", "processing_class is a str. Pass a PreTrainedTokenizerBase"),
+        ("callbacks", ["x"], "callbacks: 'x' is none"),
+        ("optimizers", torch.optim.SGD, "pass a pair"),
+        ("optimizers", (torch.optim.SGD, None), "is not a Optimizer of torch"),
+        ("optimizers", (None, "cosine"), "'cosine' is not a LRScheduler of torch"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_sentence(argument: str, given: Any, expected: str, rows: Rows) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        GRPOTrainer("embedded", lengths, **{"train_dataset": rows, argument: given})
+
+
+def test_a_resume_from_what_is_no_path_is_one_sentence(rows: Rows) -> None:
+    with pytest.raises(ValueError, match="resume_from_checkpoint is 1"):
+        made(GRPOTrainer, rows).train(resume_from_checkpoint=1)  # type: ignore[arg-type]
