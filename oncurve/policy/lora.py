@@ -207,7 +207,7 @@ def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
 def around(model: nn.Module) -> Adapter | None:
     """The adapter of a model that a program made with peft; None for an ordinary model.
 
-    Raises ConfigError for an adapter that is none of LoRA's, has parts beside it, or has nothing to train.
+    Raises ConfigError for an adapter that is none of LoRA's, or has nothing to train.
     """
     from peft import LoraConfig, PeftModel
 
@@ -217,10 +217,6 @@ def around(model: nn.Module) -> Adapter | None:
     if len(model.peft_config) != 1 or not isinstance(config, LoraConfig):
         kinds = ", ".join(f"{name} ({each.peft_type})" for name, each in model.peft_config.items())
         raise ConfigError(f"model: its adapters are {kinds}. Train one LoRA adapter, named default")
-    if config.use_dora or config.modules_to_save:
-        raise ConfigError(
-            "model: its adapter has use_dora or modules_to_save, which sampling cannot follow. Leave it out"
-        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("model: none of its adapter's weights is trained. Load it with is_trainable=True")
     return _finished(model)
@@ -243,8 +239,11 @@ def lora_section(model: nn.Module) -> dict[str, object] | None:
 
 def is_trained(model: nn.Module | None) -> bool:
     """Whether a model that a program made with peft has an adapter that already changes something."""
-    if model is None or around(model) is None:
+    if model is None or (adapter := around(model)) is None:
         return False
+    config = _lora_config(adapter.peft_model)
+    if config.modules_to_save or config.trainable_token_indices:  # weights of their own, which may be any
+        return True
     return any(".lora_B." in name and bool(part.any()) for name, part in model.named_parameters())
 
 

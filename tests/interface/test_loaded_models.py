@@ -114,3 +114,26 @@ def test_an_adapter_is_saved_as_one(tmp_path: Path) -> None:
     result = oncurve.train(model, ROWS, short, tokenizer=tokenizer, run=run_of(tmp_path, "peft"), **SMALL)
     assert (result.folder / "model" / "adapter_config.json").is_file()
     assert (result.folder / "report.html").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")  # of peft
+@pytest.mark.parametrize(
+    "kind", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5, 6]}], ids=str
+)
+def test_parts_beside_an_adapter_are_sampled_trained_and_saved(kind: dict[str, Any], tmp_path: Path) -> None:
+    """As those of a folder are; the reference is the model as it was passed."""
+    base, tokenizer = loaded()
+    torch.manual_seed(0)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", **kind))
+    with torch.no_grad():
+        for weight in (one for one in model.parameters() if one.requires_grad):
+            weight.add_(0.02 * torch.randn_like(weight))
+    options: dict[str, Any] = {**SMALL, "algorithm": {"group_size": 4, "kl_coef": 0.01}}
+    options |= {"optimizer": {"learning_rate": 1e-3}, "policy": {"compute_type": "float32"}}
+    trainer = oncurve.Trainer(model, ROWS, short, tokenizer=tokenizer, run=run_of(tmp_path, "parts"), **options)
+    steps = [step.metrics for step in trainer.steps()]
+    assert all(abs(step["mismatch/kl"]) < 1e-6 for step in steps)
+    assert steps[0]["policy/kl"] == 0 < steps[-1]["policy/kl"]
+    back = PeftModel.from_pretrained(loaded()[0], str(trainer.save(tmp_path / "saved")))
+    ids = torch.tensor([[1, 5, 6, 7]])
+    torch.testing.assert_close(back(input_ids=ids).logits, model(input_ids=ids).logits)
