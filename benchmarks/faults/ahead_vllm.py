@@ -39,7 +39,7 @@ algorithm: {{group_size: {GROUP}, correction: truncate}}
 rollouts:
   type: servers
   vllm_servers: 2
-  vllm_options: [--max-num-seqs=2]
+  vllm_options: [--max-num-seqs=4]
   staleness: {STALENESS}
   in_flight: true
   max_completion_tokens: 96
@@ -63,10 +63,12 @@ def one_run(folder: Path) -> PastRun:
     with (folder / "said.txt").open("ab") as log:
         words = ["train", str(recipe), f"run.folder={folder}", "run.name=run"]
         trainer = subprocess.Popen(command(*words), stdout=log, stderr=log)
-        wait_for(run, SERVER_DIES, trainer)
-        os.killpg(leaders_of(trainer.pid)[0], signal.SIGKILL)
-        if status := trainer.wait():
-            raise RuntimeError(f"the run ended with {status}: {(folder / 'said.txt').read_text()[-2000:]}")
+        try:
+            wait_for(run, SERVER_DIES, trainer)
+            os.killpg(leaders_of(trainer.pid)[0], signal.SIGKILL)
+        finally:
+            if status := trainer.wait():
+                raise RuntimeError(f"the run ended with {status}: {(folder / 'said.txt').read_text()[-2000:]}")
     return open_run(run)
 
 
