@@ -30,11 +30,11 @@ from oncurve.observe.run_model import locate
 from oncurve.records import Completion
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "ahead_vllm.json"
-STEPS, PROMPTS, GROUP, STALENESS, SERVER_DIES = 30, 4, 4, 2, 12
+STEPS, PROMPTS, GROUP, STALENESS, SERVER_DIES = 30, 8, 4, 2, 12
 TEMPERATURE = 1.2
 RECIPE = f"""
 model: embedded
-data: {{type: word_problems, limit: 128}}
+data: {{type: word_problems, limit: 256}}
 algorithm: {{group_size: {GROUP}, correction: truncate}}
 rollouts:
   type: servers
@@ -45,6 +45,7 @@ rollouts:
   max_completion_tokens: 96
   temperature: {TEMPERATURE}
 policy: {{compute_type: float32}}
+optimizer: {{learning_rate: 1e-4}}
 evaluation: {{every_steps: 0, num_prompts: 4}}
 run: {{steps: {STEPS}, prompts_per_step: {PROMPTS}, save_every_steps: 1, keep_every_steps: 1, record: all}}
 """
