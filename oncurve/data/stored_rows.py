@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -77,6 +78,7 @@ class JsonLines:
     def __init__(self, path: Path, parse: Callable[[str, bytes], Row]) -> None:
         self.path, self._parse = path, parse
         self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
         digest, ends, start = hashlib.sha256(), [], 0
         while block := self._file.read(_BLOCK_BYTES):
             digest.update(block)

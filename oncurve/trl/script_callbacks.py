@@ -51,9 +51,8 @@ class Callbacks:
 
     @staticmethod
     def _require(callback: Any) -> None:
-        """Raises ConfigError for what is no callback."""
-        kind = callback if isinstance(callback, type) else type(callback)
-        if not issubclass(kind, TrainerCallback):
+        """Raises ConfigError for what is no callback: it has no hooks, whatever its class."""
+        if not callable(getattr(callback, "on_step_end", None)):
             raise ConfigError(f"callbacks: {callback!r:.60} is none. Pass TrainerCallbacks or classes of them")
 
     def add(self, callback: Any) -> None:
