@@ -52,7 +52,11 @@ class Callbacks:
     @staticmethod
     def _require(callback: Any) -> None:
         """Raises ConfigError for what is no callback: it has no hooks, whatever its class."""
-        if not callable(getattr(callback, "on_step_end", None)):
+        try:
+            is_one = callable(callback.on_step_end)
+        except AttributeError:
+            is_one = False
+        if not is_one:
             raise ConfigError(f"callbacks: {callback!r:.60} is none. Pass TrainerCallbacks or classes of them")
 
     def add(self, callback: Any) -> None:
