@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,8 @@ from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
 from oncurve.history.past import PastRun, advantages_under
 from oncurve.history.regrade import FLAT, rewards_of
-from oncurve.observe.record import METRICS, write_lines
+from oncurve.observe.manifest import describe_run
+from oncurve.observe.record import METRICS, read_manifest, write_lines
 from oncurve.observe.step_record import read_step
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
@@ -201,8 +202,21 @@ def _shared_folder(processes: Processes) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
+def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What can change last bits: versions and the processor."""
+    return {**manifest.get("packages", {}), "processor": manifest.get("hardware", {}).get("cpu")}
+
+
 def _from_the_start(run: PastRun, folder: Path, opener: _Opener, console: Console, processes: Processes) -> Any:
-    """The steps of the run, begun anew in another folder."""
+    """The steps of the run, begun anew in another folder, with as many threads; says what is not as it was."""
+    facts = read_manifest(run.path) if (run.path / "manifest.json").is_file() else {}
+    torch.set_num_threads(facts.get("threads") or torch.get_num_threads())
+    if "threads" not in facts:
+        console.print("WARNING threads: the run does not say how many it had", markup=False)
+    then, here = _machine(facts), _machine(describe_run())
+    for name in then:
+        if then[name] != here.get(name):
+            console.print(f"WARNING {name}: {then[name]} then, {here.get(name)} now", markup=False)
     section = run.config.run.model_copy(update={"folder": str(folder.parent), "name": folder.name, "record": "all"})
     config = run.config.model_copy(update={"run": section})
     return recipe_steps(

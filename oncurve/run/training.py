@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from oncurve.data.given import NOTHING, Given
@@ -92,7 +93,9 @@ def recipe_steps(
                     )
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
                     counts = count_prompts(parts.prompts)
-                    started = describe_run(prompts=counts, processes=processes.count, ways=ways)
+                    started = describe_run(
+                        prompts=counts, processes=processes.count, threads=torch.get_num_threads(), ways=ways
+                    )
                     folder.write_start(recipe, config.model_dump(mode="json"), started)
                     for line in (chat, ways, faster):
                         if line is not None:

@@ -223,6 +223,23 @@ def test_what_was_changed_since_is_named_at_its_step(tmp_path: Path, planted: st
     assert cause in " ".join(found.causes)
 
 
+def test_a_run_without_checkpoints_is_done_again_with_its_threads_and_other_machines_are_named(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path, steps=2)
+    shutil.rmtree(run / "checkpoints")
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["threads"] == torch.get_num_threads()
+    manifest["hardware"]["cpu"] = "a processor of yesterday"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    torch.set_num_threads(manifest["threads"] + 1)
+    try:
+        found = replay(run, 2)
+        assert torch.get_num_threads() == manifest["threads"] + 1
+    finally:
+        torch.set_num_threads(manifest["threads"])
+    assert found.is_same
+    assert "processor: a processor of yesterday then" in " ".join(found.causes)
+
+
 def test_a_kernel_that_rounds_otherwise_is_named_at_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
