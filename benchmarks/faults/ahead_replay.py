@@ -89,11 +89,6 @@ def killed_run(folder: Path) -> PastRun:
     return open_run(run)
 
 
-def completions_of(run: PastRun) -> list[Completion]:
-    """Everything that was trained on."""
-    return [one for step in run.steps for group in run.step(step).groups for one in group.completions]
-
-
 def is_mixed(one: Completion) -> bool:
     """Weights changed under it."""
     return bool(one.versions)
@@ -138,7 +133,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="oncurve-ahead-") as place:
         past = [killed_run(Path(place) / name) for name in ("one", "two")]
         one, two = map(sampled_in, past)
-        print([sum(map(is_mixed, completions_of(run))) for run in past], flush=True)
+        mixed = [sum(map(is_mixed, sampled.values())) for sampled in (one, two)]
+        print(mixed, flush=True)
         for run in past:
             steps = sorted(draw.sample(range(1, STEPS + 1), chosen.steps))
             runs.append({"steps": []})
@@ -154,7 +150,7 @@ def main() -> None:
                 "in_tokens": sum(one[key].token_ids != two[key].token_ids for key in one),
                 "in_log_probabilities": sum(one[key].sampler_logprobs != two[key].sampler_logprobs for key in one),
             },
-            "completions_of_several_versions": [sum(map(is_mixed, completions_of(run))) for run in past],
+            "completions_of_several_versions": mixed,
             "steps_replayed": sum(len(run["steps"]) for run in runs),
             "steps_with_the_same_bits": sum(step["is_same"] for run in runs for step in run["steps"]),
         }

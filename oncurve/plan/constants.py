@@ -100,7 +100,7 @@ ENGINE_LAYER_SECONDS, ENGINE_ROW_SECONDS = 5.9e-5, 4.9e-7
 """Measured, with that share, on an H100 with 1.5B parameters, 128 and 256 rows. What the small kernels of a layer take
 in a recorded decoding step, and what each row adds to that."""
 SERVER_BANDWIDTH_UTILIZATION = 0.45
-"""Estimated, not measured. The same of a vLLM server."""
+"""Estimated, not measured. Share of it that a vLLM server reaches, small kernels and all."""
 MODULE_LAYER_SECONDS = {None: 7.6e-4, "nf4": 1.5e-3, "int8": 3.5e-3}
 """The first measured on an H100, the others estimated. What one layer takes at least in a decoding step through
 transformers' modules, whose small kernels are started one by one, by the type of quantized weights. Published: LLM.int8

@@ -297,8 +297,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
 
 def samples_by_modules(shape: ModelShape, setup: Setup) -> bool:
     """A GPU samples through transformers' modules, not through our own decode step or a server."""
-    has_servers = bool(setup.sampler_devices) or setup.has_server_beside
-    return setup.is_gpu and not has_servers and not (setup.records_copies and shape.family in OWN_FAMILIES)
+    return setup.is_gpu and not setup.has_servers and not (setup.records_copies and shape.family in OWN_FAMILIES)
 
 
 def cpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:

@@ -22,7 +22,15 @@ from oncurve.plan.cost import (
 from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device
-from oncurve.plan.memory import PHASES, Memory, Need, plan_memory, trained_parameters
+from oncurve.plan.memory import (
+    OWN_FAMILIES,
+    PHASES,
+    Memory,
+    Need,
+    plan_memory,
+    samples_by_modules,
+    trained_parameters,
+)
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, seconds_ahead, step_time
@@ -30,8 +38,7 @@ from oncurve.plan.weight_transfer import sent_share
 from oncurve.tables import aligned
 
 MAX_ADVICE = 6
-OWN_LAYERS = ("llama", "qwen2", "qwen3")
-"""Families whose layers oncurve computes itself: in training on a processor, in sampling on a GPU too."""
+MODULES = "the model's modules"
 STALENESS = (1, 2, 4, 8)
 """Values of ``rollouts.staleness`` that a plan compares with 0."""
 _FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
@@ -220,15 +227,16 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _ways(shape: ModelShape, setup: Setup) -> str:
     """How the model will be trained and sampled, as far as its configuration says."""
-    if shape.counted is None and shape.family in OWN_LAYERS and shape.is_plain:
-        trained, sampled = "packed rows through our own layers", "through our own layers"
-        if setup.is_gpu:
-            trained = "packed rows through the model's modules"
+    if shape.counted is None and shape.family in OWN_FAMILIES and shape.is_plain:
+        trained = f"packed rows through {'our own layers' if setup.has_own_layers else MODULES}"
+        sampled = f"through {MODULES if samples_by_modules(shape, setup) else 'our own layers'}"
     elif shape.counted is not None and shape.counted.ways is not None:
         trained, sampled = shape.counted.ways
     else:
         return "how the model is trained and sampled is found when it is loaded"
-    if setup.sampler_devices:
+    if not setup.packed:
+        trained = f"padded rows through {MODULES}"
+    if setup.has_servers:
         sampled = "by rollout servers"
     said = f"trained with {trained}" + (f"; sampled {sampled}" if sampled else "")
     return f"{said} (by its configuration; each way is proven when the model is loaded)"

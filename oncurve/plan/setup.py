@@ -190,6 +190,11 @@ class Setup:
     """When colocated: a server on the trainer's device samples, not the process that trains."""
 
     @property
+    def has_servers(self) -> bool:
+        """Servers sample, on devices of their own or on the trainer's."""
+        return bool(self.sampler_devices) or self.has_server_beside
+
+    @property
     def has_own_layers(self) -> bool:
         """Packed rows go through the layers of ``oncurve.model``: on a CPU, whole weights; see ``policy/forward.py``.
 

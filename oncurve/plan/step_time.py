@@ -154,14 +154,9 @@ def exchange_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device
 
 def decode_share(setup: Setup, device: Device) -> float:
     """Share of the memory's bandwidth that decoding reaches: the engine's as measured or estimated, vLLM's estimate."""
-    if _has_servers(setup):
+    if setup.has_servers:
         return constants.SERVER_BANDWIDTH_UTILIZATION
     return device.sample_utilization or constants.SAMPLE_BANDWIDTH_UTILIZATION
-
-
-def _has_servers(setup: Setup) -> bool:
-    """Servers sample, elsewhere or on the trainer's devices."""
-    return bool(setup.sampler_devices) or setup.has_server_beside
 
 
 def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
@@ -203,7 +198,7 @@ def _step_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, r
     if samples_by_modules(shape, setup):
         return max(read / bandwidth, products, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
     small = 0.0
-    if setup.is_gpu and device.sample_utilization is None and not _has_servers(setup):
+    if setup.is_gpu and device.sample_utilization is None and not setup.has_servers:
         small = shape.layers * (constants.ENGINE_LAYER_SECONDS + running * constants.ENGINE_ROW_SECONDS)
     return max(read / bandwidth + small, products)
 

@@ -229,6 +229,21 @@ def test_a_measured_share_replaces_the_guess() -> None:
     assert times[0] == pytest.approx(2 * times[1])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpu", "said"),
+    [
+        ([], None, "trained with packed rows through our own layers; sampled through our own layers"),
+        (["policy.packing=false"], None, "trained with padded rows through the model's modules; sampled"),
+        (["model=Qwen/Qwen2.5-0.5B"], "H100", "through the model's modules; sampled through our own layers"),
+        (["model=Qwen/Qwen2.5-0.5B", "rollouts.cuda_graphs=false"], "H100", "; sampled through the model's modules"),
+        (["model=Qwen/Qwen2.5-0.5B", "rollouts.type=servers", "rollouts.vllm_servers=1", "rollouts.sleep=true"],
+         "H100", "; sampled by rollout servers"),
+    ],
+)  # fmt: skip
+def test_the_ways_of_a_plan_are_those_of_its_settings(overrides: list[str], gpu: str | None, said: str) -> None:
+    assert said in planned("word_problems", overrides, gpu=gpu)
+
+
 def test_prices_are_devices_times_hours() -> None:
     apart = Setup(placement="disaggregated", sampler_devices=2)
     found = price(apart, DEVICES["H200"], hours=24)
