@@ -22,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 
 from oncurve.history.past import open_run
+from oncurve.observe.record import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "ahead_kills.json"
@@ -97,10 +98,18 @@ def one_run(folder: Path, *, in_flight: bool, kills: int, draw: random.Random) -
             continue
         disturb(kind, trainer, draw)
         made[kind] += 1
+        if is_finished(folder / "run"):  # there is nothing to resume
+            break
         if trainer.poll() is not None and kind in ("trainer", "both"):
             trainer = subprocess.Popen(command("resume", str(folder / "run")), stdout=log, stderr=log)
     status = trainer.wait()
-    return {"in_flight": in_flight, "kills": dict(made), "status": status, **counted(folder / "run")}
+    ended = 0 if is_finished(folder / "run") else status or 1
+    return {"in_flight": in_flight, "kills": dict(made), "status": ended, **counted(folder / "run")}
+
+
+def is_finished(run: Path) -> bool:
+    """The run says that all of it is done, whatever became of its process afterwards."""
+    return (run / "status.json").is_file() and read_json(run / "status.json")["phase"] == "finished"
 
 
 def counted(run: Path) -> dict[str, int]:
