@@ -41,6 +41,15 @@ _THINKING_ENDS = (
 """In lower case."""
 _HASH = re.compile(r"(?<!#)####(?!#)")
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?\\?(?:text\{\s*)?(?:and|or)(?:\s*\})?|&)[\s$]*")
+_NAMED = re.compile(r"[a-zA-Z]\s*=[\s$]*$")
+_MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*>\s+", re.MULTILINE)
+_DOUBTED = re.compile(
+    r"(?:(?:\b(?:not|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是"
+    r"|\b(?:about|approximately|around|roughly|nearly|almost|perhaps|maybe|probably|possibly|at least|at most"
+    r"|more than|less than))"
+    r"[\s:$]*$",
+    re.IGNORECASE,
+)
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 _FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan)|ln|log|exp|sqrt|pi|mod")
 _MULTIPLIER = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|percent|a\.?m\.?|p\.?m\.?)[.,;:?]?", re.I)
@@ -74,7 +83,8 @@ def last_boxed(text: str) -> str | None:
         return None
     contents = [text[found[-1][1] : found[-1][2]].strip()]
     for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
-        if not _BETWEEN_BOXES.fullmatch(text[left[2] + 1 : right[0]]):
+        name = _NAMED.search(text[max(left[0] - 20, 0) : left[0]])  # x = 3 or x = 5
+        if not _BETWEEN_BOXES.fullmatch(text[left[2] + 1 : right[0]].removesuffix(name.group() if name else "")):
             break
         contents.insert(0, text[left[1] : left[2]].strip())
     return ", ".join(contents)
@@ -105,19 +115,20 @@ def answer_tag(text: str) -> str | None:
 def last_expression(text: str) -> str | None:
     r"""The last whole expression of a text: a formula between delimiters, or the numbers, signs and letters around the
     last number; never a piece of one. A sum or product of numbers that nobody has worked out, such as the question's,
-    is none.
+    is none; nor is one that is asked, "20?", denied, "not 20", or rounded, "about 20".
 
     >>> [last_expression(text) for text in (r"It is $\frac{1}{2}$.", "So 2x+3", "It costs $1,250.50 in total.")]
     ['\\frac{1}{2}', '2x+3', '$1,250.50']
     """
-    text = text[-MAX_CLAUSE_CHARACTERS:].replace("**", "").replace("`", "").rstrip()
+    text = re.sub("(?<=[：是])(?=[-$\\d])", " ", _MARKUP.sub("", text[-MAX_CLAUSE_CHARACTERS:])).rstrip()
     found = formulas(text)
     formula = found[-1] if found else None
     behind = text[formula[1] :] if formula else text
     bare = _last_run(behind)
-    if bare is not None or formula is None:
-        return None if bare is None or _is_computation(bare) else bare
-    if _is_computation(formula[2]):
+    if bare is not None:
+        before, _, after = text.rpartition(bare)
+        return None if _is_computation(bare) or _is_doubted(before, after) else bare
+    if formula is None or _is_computation(formula[2]) or _is_doubted(text[: formula[0]], behind):
         return None
     unit = re.match(r"\s*(?:\\?%|" + _MULTIPLIER.pattern + r")", behind, re.I)
     listed = [formula[2] + (f" {unit.group().strip()}" if unit else "")]
@@ -126,6 +137,11 @@ def last_expression(text: str) -> str | None:
             break
         listed.insert(0, left[2])
     return ", ".join(listed)
+
+
+def _is_doubted(before: str, after: str) -> bool:
+    """An expression is denied, rounded or asked by what stands directly around it."""
+    return _DOUBTED.search(before[-40:]) is not None or after.lstrip().startswith("?")
 
 
 def _is_computation(expression: str) -> bool:

@@ -180,7 +180,7 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
     value = _right_hand_side(candidate)
     if value != candidate:
         return _equal(value, gold_text, oracle)
-    if gold.base is not None:
+    if gold.base not in (None, 10):
         return compact(candidate) == gold.digits
     if _EQUATION.search(candidate) or len(split_top(candidate)) > 1 or "--" in candidate:
         return False
@@ -221,7 +221,8 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
     if opening and (values := in_order_of_names(candidate)) is not None:  # x = 3, y = 4 for the point (3, 4)
         return opening == "(" and _same_tuple(f"({', '.join(values)})", gold, oracle)
     if is_region(candidate) or is_region(gold):
-        return _ask(_right_hand_side(candidate) if _ASSIGNMENT.match(candidate) else candidate, gold, oracle)
+        is_value = _ASSIGNMENT.match(candidate) or (_BINDING.match(candidate) and not _EQUATION.search(gold))
+        return _ask(_right_hand_side(candidate) if is_value else candidate, gold, oracle)
     candidate, gold = _without_names(candidate, gold)
     if candidate == "":
         return False

@@ -17,12 +17,15 @@ NO_UNIT = Unit()
 
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d{1,3}(?:[ ]\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
 _TEN = r"(?:\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3}))|[eE]([-+]?\d{1,3}))"
+_DOTS = r"(?:\.\.\.|…|\\[lcd]?dots)"
 _NUMBER = re.compile(
     rf"""(?P<sign>[-+]?)\s*
     (?:(?:\\?\$|€|£|\\text\{{\\?\$\}})\s*(?P<sign_after_currency>-?)\s*)?
     (?:(?P<mixed_whole>\d+)(?:\s*\\frac\{{\s*(?P<mixed_top>\d+)\s*\}}\{{\s*(?P<mixed_bottom>\d+)\s*\}}
                             |\s+(?P<plain_top>\d+)/(?P<plain_bottom>\d+)(?![\d.]))
-      |(?P<before>\d*)\.(?P<fixed>\d*)\\(?:overline|bar|dot)\{{(?P<period>\d+)\}}
+      |(?P<before>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\{{|\()(?P<period>\d+)[}})]
+      |(?=\d*\.\d{{3,60}}{_DOTS})(?P<whole>\d*)\.(?P<first>\d*?)
+       (?:(?P<pair>\d\d+?)(?P=pair)+|(?P<single>\d)(?P=single){{2,}}){_DOTS}
       |\\frac\{{\s*(?P<top>[-+]?\s*{_DECIMAL})\s*\}}\{{\s*(?P<bottom>[-+]?\s*{_DECIMAL})\s*\}}
       |(?P<over>{_DECIMAL})\s*/\s*(?P<under>-?\s*{_DECIMAL})
       |(?P<decimal>{_DECIMAL})(?P<ten>{_TEN})?
@@ -45,11 +48,11 @@ _AMOUNTS = re.compile(
 _FEET_AND_INCHES = re.compile(r"(\d+)\s*(?:'|\^\{?\\prime\}?)\s*(\d+(?:\.\d+)?)\s*(?:\"|''|\^\{\\prime\\prime\})")
 _TRAILING_UNIT = re.compile(
     r"(.*?\S)((?:\s*(?:\\text\{[^{}]*\}|\^\{\\circ\}|\\?%|\\Omega(?![a-zA-Z])|\\cdot(?=\s*\\text)|\^(?:\{-?\d\}|\d))"
-    r"|(?<=[\d})])\s+[a-zA-Z]{2,}[a-zA-Z/ ]*)+)",
+    r"|(?:(?<=[\d})])|(?<=\\pi))\s+[a-zA-Z]{2,}[a-zA-Z/ ]*)+)",
     re.DOTALL,
 )
 _ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\{?)?\s*(?:\\text\{)?(?:st|nd|rd|th)(?![a-zA-Z])\}{0,2}")
-_UNIT_BEGINS = re.compile(r"\s|\\(?:text|Omega|%|\$|frac\{\\text)|\^\{\\circ\}|[%$€£°]")
+_UNIT_BEGINS = re.compile(r"\s|\\(?:text|Omega|%|\$|frac\{\\text)|\^\{\\circ\}|[%$€£°¢]")
 _FACTORS = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
@@ -77,7 +80,7 @@ class Quantity:
     unit: Unit = NO_UNIT
     """What stands behind it; a percent sign is one."""
     base: int | None = None
-    """The base written as a subscript; None without one, and for 10."""
+    """The base written as a subscript or prefix; None without one."""
     digits: str = ""
     """What is written before it."""
 
@@ -137,13 +140,13 @@ def _read_based(match: re.Match[str]) -> Quantity | None:
         return None
     sign = -1 if match["sign"] == "-" else 1
     value = Fraction(sign * int(whole + fraction, base), base ** len(fraction))
-    return Quantity(value) if base == 10 else Quantity(value, base=base, digits=match["sign"] + digits)
+    return Quantity(value, base=base, digits=match["sign"] + digits)
 
 
 def _multiplier(rest: str) -> tuple[int, str]:
     r"""The factor of words such as "million" or "dozen" at the beginning, and what follows them."""
     factor = 1
-    while (word := re.match(r"\s*(?:\\text\{\s*)?([a-z]+)(?![a-z])", rest.lower())) and word[1] in _FACTORS:
+    while (word := re.match(r"\s*(?:\\text\{\s*)?([a-z]+?)s?(?![a-z])", rest.lower())) and word[1] in _FACTORS:
         factor *= _FACTORS[word[1]]
         opening = r"\text{" if "\\text" in word.group() else ""
         rest = opening + rest[word.end() :]
@@ -215,10 +218,10 @@ def _unsigned(match: re.Match[str]) -> Fraction | None:
         return int(match["mixed_whole"]) + part
     if match["top"]:
         return _decimal(match["top"]) / _decimal(match["bottom"])
-    if match["period"]:
-        once = int((match["before"] + match["fixed"]) or "0")
-        nines = 10 ** len(match["period"]) - 1
-        return (once + Fraction(int(match["period"]), nines)) / 10 ** len(match["fixed"])
+    if period := match["period"] or match["pair"] or match["single"]:
+        fixed = match["fixed"] or match["first"] or ""
+        once = int(f"0{match['before'] or match['whole'] or ''}{fixed}")
+        return (once + Fraction(int(period), 10 ** len(period) - 1)) / 10 ** len(fixed)
     if match["over"]:
         return _decimal(match["over"]) / _decimal(match["under"])
     power = 0
@@ -240,7 +243,7 @@ def split_unit(answer: str) -> tuple[str, Unit]:
         return answer, NO_UNIT
     unit = read_unit(match[2])
     is_word = not match[2].lstrip().startswith(("\\", "^", "%"))
-    if unit is None or (is_word and unit.label) or _multiplier(match[2])[0] != 1:
+    if unit is None or (is_word and (unit.label or r"\int" in answer)) or _multiplier(match[2])[0] != 1:
         return answer, NO_UNIT
     return match[1].strip(), unit
 
@@ -272,7 +275,7 @@ def same_quantity(candidate: Quantity, gold: Quantity) -> bool:
     A unit may be missing on one side, and so may the "per day" of an amount of money; where both have one, they are
     converted.
     """
-    if gold.base is not None:  # the base that is asked for, which may be left out
+    if gold.base not in (None, 10):  # the base that is asked for, which may be left out
         if candidate.base is not None:
             return (candidate.base, candidate.value) == (gold.base, gold.value)
         return gold.digits.replace(".", "").lstrip("-").isdigit() and candidate.value == Fraction(gold.digits)

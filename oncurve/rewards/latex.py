@@ -22,7 +22,7 @@ _SIGNS = str.maketrans(
         "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}",
         "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}",
         "⅞": r"\frac{7}{8}",
-        "％": "%", "＝": "=", "（": "(", "）": ")", "，": ",", "．": ".", "：": ":",
+        "％": "%", "＝": "=", "（": "(", "）": ")", "，": ",", "．": ".", "。": ".", "：": ":",
         "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "\ufeff": "", "\u2061": "", "\u2062": "",
     }
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
@@ -32,6 +32,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?|biggl?|biggr?|middle)(?![a-zA-Z])\.?", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])", ""),
     (r",\\!\s*|\{,\}(?=\d{3})", ","),
+    (r"(?<=\d)\{,\}(?=\d)", "."),
     (r"(?<!\\)\\[!,;:> ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~", " "),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\mathb[bf]\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))|\\R(?![a-zA-Z])|ℝ", r"\\mathbb{R}"),
@@ -55,6 +56,8 @@ _SAME = (  # patterns and what they are the same as
     (r"(?<![\w\\}])(?:nPr|P)\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)", r"\\frac{\1!}{(\1-\2)!}"),
     (r"(?:\\text\s*\{\s*(gcd|lcm|max|min)\s*\}|\\?(?<![a-zA-Z])(gcd|lcm|max|min))\s*(?=\(|\\\{)", r"\\\1\2"),
     (r"\\rbrack", "]"),
+    (r"\\(overline|bar|dot)\s*(\d)", r"\\\1{\2}"),
+    (r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))", r"\\ln "),
     (r"(\\(?:sin|cos|tan|cot|sec|csc|ln)(?:\s*\^\s*(?:\{\d\}|\d))?)\s*(\d*(?:[a-z]|\\[a-z]+))\s*/\s*(?=\\(?:sin|cos|tan|cot|sec|csc|ln))",
      r"\1(\2)/"),
     (r"\*\*(?=\s*[\d({-])", "^"),

@@ -34,6 +34,12 @@ _AND = r"(?:\\text\{\s*)?(?<![a-zA-Z])(?:to|through|until)(?![a-zA-Z])(?:\s*\})?
 _TO = re.compile(rf"\s*{_AND}\s*")
 _HYPHEN = re.compile(r"(?<=[\d%$})m])\s*-\s*(?=[\d$\\.€£])")
 _FROM = re.compile(r"^(?:\\text\{\s*)?(?:from|between)\s*\}?\s*", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"^(?:\\text\{\s*)?(?:(pages?|pp?)|(chapter|verse|line|row|question|problem|exercise|section|year|age|grade|room|day"
+    r"|week|step|seat|level)s?)\.?\s*\}?\s+(?=\d)(.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What a range numbers, before it."""
 _BETWEEN_AND = re.compile(r"\s+and\s+|\\text\{\s*and\s*\}")
 _JOIN = re.compile(
     r"[,;]?\s*\\text\{\s*,?\s*(?:and|or)\s*\}|[,;]?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
@@ -117,6 +123,7 @@ def read_range(text: str) -> tuple[str, str] | None:
     """
     opening, inside, _ = bracketed(text)
     text = inside if opening in ("(", "[") else text
+    text = _NUMBERED.sub(lambda match: f"{match[3]} {'page' if match[1] else match[2]}", text)
     has_from = _FROM.match(text) is not None
     text = _FROM.sub("", text)
     pattern = _BETWEEN_AND if has_from and _BETWEEN_AND.search(text) else _TO if _TO.search(text) else _HYPHEN
@@ -275,7 +282,10 @@ def as_region(text: str) -> str:
 
 def _with_word(text: str) -> str:
     """Two bounds of one variable with the word that their comma stands for: ``x > 2, x < -2`` leaves the middle out."""
-    found = [_BOUND.fullmatch(piece.strip()) for piece in split_top(text)]
+    pieces = split_top(text)
+    if r"\neq" in text and all(_RELATION.search(piece) for piece in pieces):
+        return " and ".join(pieces)
+    found = [_BOUND.fullmatch(piece.strip()) for piece in pieces]
     if len(found) != 2 or found[0] is None or found[1] is None or found[0]["name"] != found[1]["name"]:
         return text
     values = [evaluate(match["value"].strip()) for match in found if match is not None]
@@ -283,7 +293,7 @@ def _with_word(text: str) -> str:
     if None in values or is_above[0] == is_above[1]:
         return text
     low, high = (values[is_above.index(True)], values[is_above.index(False)])
-    return (" or " if low >= high else " and ").join(split_top(text))  # type: ignore[operator]
+    return (" or " if low >= high else " and ").join(pieces)  # type: ignore[operator]
 
 
 def in_order_of_names(text: str) -> list[str] | None:

@@ -18,10 +18,14 @@ from sympy import (
     FiniteSet,
     Float,
     I,
+    Integral,
+    Limit,
     MatrixBase,
     Or,
+    Product,
     Rational,
     Set,
+    Sum,
     Tuple,
     Unequality,
     expand_complex,
@@ -33,7 +37,7 @@ from sympy.core.relational import Relational
 from oncurve.errors import Failure, attempt
 from oncurve.rewards.equality import equal_answers
 from oncurve.rewards.shapes import is_region
-from oncurve.rewards.symbolic_sets import Region, read_region, same_region
+from oncurve.rewards.symbolic_sets import Region, read_region, same_region, with_members
 
 for _noisy in ("math_verify", "latex2sympy2_extended"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)
@@ -42,6 +46,7 @@ _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\_])i(?![a-zA-Z])")
+_WRITTEN_OUT = (Sum, Product, Integral, Limit)
 _DIGITS = (400, 5_000)
 """Decimal places to which a difference of constants is computed: at first, and where algebra does not decide."""
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
@@ -73,7 +78,7 @@ def equal_expressions(candidate: str, gold: str) -> bool:
     Raises UnparsableReference.
     """
     if is_region(gold) or is_region(candidate):
-        wanted, found = read_region(gold, _constant), read_region(candidate, _constant)
+        found, wanted = (read_region(text, _constant) for text in with_members(candidate, gold))
         if wanted is not None:
             found = found or _solved(candidate)
             return found is not None and same_region(found, wanted, is_zero)
@@ -188,7 +193,7 @@ def _same_value(answer: Any, reference: Any) -> bool:
     """The difference is zero: proved for constants, for expressions at generic places or by algebra."""
     if answer == reference:
         return True
-    answer, reference = _exact(answer), _exact(reference)
+    answer, reference = (_exact(side.doit() if side.has(*_WRITTEN_OUT) else side) for side in (answer, reference))
     symbols = sorted(answer.free_symbols | reference.free_symbols, key=str)
     if not symbols:
         return is_zero(answer - reference)

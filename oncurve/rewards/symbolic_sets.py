@@ -19,7 +19,10 @@ Constant = Callable[[str], Any]
 _VARIABLE = re.compile(r"\s*(?:[a-zA-Z](?:_(?:\w|\{\w+\}))?|\\(?:theta|alpha|beta|lambda|mu|phi))\s*")
 _SIGN = re.compile(r"\\(?:le|ge|lt|gt|neq)(?![a-zA-Z])|[<>]")
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\lt": r"\gt", r"\gt": r"\lt", r"\neq": r"\neq"}
+_COVERED = re.compile(r"(?:\\(?:overline|bar)\s*(?:\{\s*([A-Z])\s*\}|([A-Z]))|([A-Z])('|\^\{?[cC]\}?|))(?!\s*[A-Z(])")
+_ALGEBRA = re.compile(r"(?:!|\\(?:cup|cap|setminus|backslash)(?![a-zA-Z])|[\s()])+")
 MAX_PIECES = 32
+MAX_LETTERS = 6
 
 
 def read_region(text: str, constant: Constant) -> Region | None:
@@ -30,6 +33,24 @@ def read_region(text: str, constant: Constant) -> Region | None:
     """
     result = attempt(lambda: _union(text, constant), log=False)
     return None if isinstance(result, Failure) else result
+
+
+def with_members(candidate: str, gold: str) -> tuple[str, str]:
+    r"""Both with every capital letter as the regions of a Venn diagram that it covers, which decide what is the same.
+
+    They are left as they are where the reference is no algebra of sets in letters, such as ``A \cup B'``.
+    """
+    found = [match[:3] for text in (candidate, gold) for match in _COVERED.findall(text)]
+    letters = sorted({letter for match in found for letter in match if letter})
+    if not _ALGEBRA.fullmatch(_COVERED.sub("!", gold)) or len(letters) > MAX_LETTERS:
+        return candidate, gold
+
+    def covered(match: re.Match[str]) -> str:
+        place, is_complement = letters.index(match[1] or match[2] or match[3]), not match[3] or match[4] != ""
+        inside = [str(k) for k in range(2 ** len(letters)) if (k >> place) % 2 != is_complement]
+        return rf"\{{{','.join(inside)}\}}"
+
+    return _COVERED.sub(covered, candidate), _COVERED.sub(covered, gold)
 
 
 def same_region(one: Region, other: Region, is_zero: Callable[[Any], bool]) -> bool:

@@ -82,7 +82,8 @@ def test_the_answer_tag_is_cut_at_the_first_closing_tag_after_the_last_opening_o
     [
         ("It is 5.", "5"),
         ("1,000 eggs", "1,000"),
-        ("about $1,250.50 each", "$1,250.50"),
+        ("paid $1,250.50 each", "$1,250.50"),
+        ("about $1,250.50 each", None),
         ("**$18**", "$18"),
         ("-3", "-3"),
         ("$-5", "$-5"),
