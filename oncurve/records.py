@@ -181,8 +181,8 @@ class Completion:
     """Further rows of the same episode: other conversations of an agent, and forks, each with what it has read for its
     prompt. They have the reward and the advantage of this one."""
     versions: tuple[tuple[int, int], ...] = ()
-    """Where weights changed in the middle: the first token of each version, and its number. Keys and values of the
-    tokens before stay those of older versions. Empty where one version sampled all."""
+    """Where weights changed in the middle: the first token of each version, and its number. Within a turn, keys and
+    values of the tokens before stay those of older versions. Empty where one version sampled all."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.token_ids, Numbers):
@@ -244,6 +244,26 @@ class Completion:
         if not self.segments:
             return self
         return replace(self, text="\n".join(part.text for part in self.segments if part.is_policy))
+
+
+class VersionSpans:
+    """The versions that sampled a completion which grows turn by turn."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, start: int, found: Sequence[tuple[int, int]]) -> None:
+        """The spans of a turn, counted from its own first token, which is token ``start`` of the completion."""
+        for first, version in found:
+            if not self._spans:
+                self._spans.append((0, version))
+            elif version != self._spans[-1][1]:
+                self._spans.append((start + first, version))
+
+    def facts(self, version: int) -> dict[str, Any]:
+        """``policy_version`` and ``versions`` of the completion; ``version`` where no turn said which was its own."""
+        oldest = min((number for _, number in self._spans), default=version)
+        return {"policy_version": oldest, "versions": tuple(self._spans) if len(self._spans) > 1 else ()}
 
 
 @dataclass(frozen=True, slots=True)

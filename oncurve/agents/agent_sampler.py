@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,8 @@ class _Asked:
     pending: PendingTurn | None = None
     ask: Ask | None = None
     """What the sampler is asked."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """The versions that sampled the answer."""
     is_over: bool = False
     is_gone: bool = False
     """Whoever asked has hung up."""
@@ -267,7 +269,13 @@ class _Run:
             self._took(asked, ([], [], "length"))
             return
         key = turn_key(episode.key, pending.key)
-        asked.ask = Ask(pending.read_ids, (key,), pending.room, lambda _, sampled: self._took(asked, sampled))
+        asked.ask = Ask(
+            pending.read_ids,
+            (key,),
+            pending.room,
+            lambda _, sampled: self._took(asked, sampled),
+            date=lambda _, spans: asked.spans.extend(spans),
+        )
         self.loop.hold((episode.place, episode.index, pending.read_ids), asked.ask)
 
     def forgotten(self, asked: _Asked) -> None:
@@ -290,7 +298,7 @@ class _Run:
         del self._open[asked]
         asked.is_over = True
         asked.episode.waits(-1)
-        asked.give(asked.episode.session.took(_of(asked), sampled))
+        asked.give(asked.episode.session.took(_of(asked), sampled, asked.spans))
 
     def _end_late(self) -> None:
         now = time.monotonic()

@@ -19,7 +19,7 @@ from oncurve.agents.chat_request import ChatCall, ChatError, ChatRequest, Messag
 from oncurve.agents.conversation_frames import Frames
 from oncurve.episodes.dialects import Told
 from oncurve.episodes.tools import CallRequest
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall, words_before_calls
+from oncurve.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall, VersionSpans, words_before_calls
 from oncurve.sample.turns import Sampled
 
 
@@ -54,6 +54,7 @@ class Conversation:
     calls: list[ToolCall] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
     """Behind each turn: how many messages and how many tokens there are."""
+    versions: VersionSpans = field(default_factory=VersionSpans)
     num_written: int = 0
     reason: FinishReason = "stop"
     """Why its last turn ended."""
@@ -168,14 +169,15 @@ class AgentSession:
         if not pending.row.places:
             self.rows.remove(pending.row)
 
-    def took(self, pending: PendingTurn, sampled: Sampled) -> ChatAnswer:
-        """The policy wrote a turn."""
+    def took(self, pending: PendingTurn, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> ChatAnswer:
+        """The policy wrote a turn; ``spans`` are the first tokens and numbers of the versions that sampled it."""
         row, (ids, logprobs, reason) = pending.row, sampled
         row.is_busy = False
         is_ended = bool(ids) and ids[-1] in self.end_ids
         text = self.decode(ids[:-1] if is_ended else ids)
         self._note_answers(row, pending.new)
         row.add(pending.told[0], [0.0] * len(pending.told[0]), pending.told[1], is_policy=False)
+        row.versions.add(len(row.token_ids), spans)
         row.add(ids, logprobs, text, is_policy=True)
         message, found = self._message(pending, text) if reason == "stop" else (Message("assistant", text), [])
         row.calls += [
@@ -273,9 +275,9 @@ def completion_of(row: Conversation, *, version: int, index: int, text: str) -> 
         text,
         tuple(row.logprobs),
         row.reason,
-        version,
-        index,
+        index=index,
         segments=tuple(row.segments),
         calls=tuple(row.calls),
         own_prompt=row.prompt_text,
+        **row.versions.facts(version),
     )

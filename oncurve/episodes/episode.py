@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from oncurve.episodes.environments import Environment, Kind
 from oncurve.episodes.tools import CallRequest, Tool
 from oncurve.errors import Failure
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall
+from oncurve.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall, VersionSpans
 from oncurve.sample.row_memory import KeptRow
 from oncurve.sample.turns import Sampled
 
@@ -42,6 +42,7 @@ class Episode:
     """Calls of the newest turn that have no answer yet."""
     answers: list[tuple[str, str]] = field(default_factory=list)
     """Names and answers of those that have one."""
+    versions: VersionSpans = field(default_factory=VersionSpans)
     num_turns: int = 0
     num_written: int = 0
     num_malformed: int = 0
@@ -60,6 +61,10 @@ class Episode:
         self.logprobs += logprobs
         self.num_turns += 1
         self.num_written += len(ids)
+
+    def date(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Which weights sampled the tokens of the next turn to be added."""
+        self.versions.add(len(self.token_ids), spans)
 
     def add_told(self, ids: list[int], text: str) -> None:
         """Add tokens that the policy was given."""
@@ -81,15 +86,15 @@ class Episode:
         return (*self.prompt_ids, *self.token_ids)
 
     def completion(self, text: str, version: int) -> Completion:
-        """The record of it."""
+        """The record of it; ``version`` where turns did not say which they were of."""
         return Completion(
             self.prompt_ids,
             tuple(self.token_ids),
             text,
             tuple(self.logprobs),
             self.ended or "abort",
-            version,
-            self.index,
+            index=self.index,
+            **self.versions.facts(version),
             segments=tuple(self.segments),
             calls=tuple(self.calls),
             own_prompt=self.own_prompt,

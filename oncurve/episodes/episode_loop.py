@@ -98,5 +98,9 @@ def _joined(asks: list[Ask]) -> Ask:
         asked, own = owners[place]
         asked.deliver(own, sampled)
 
+    def date(place: int, spans: Sequence[tuple[int, int]]) -> None:
+        asked, own = owners[place]
+        asked.date(own, spans)
+
     keys = tuple(key for asked in asks for key in asked.keys)
-    return Ask(asks[0].token_ids, keys, asks[0].max_tokens, deliver)
+    return Ask(asks[0].token_ids, keys, asks[0].max_tokens, deliver, date=date)

@@ -211,7 +211,14 @@ class _Run:
             episode.started = first.started
         keys = tuple(turn_key(episode.key, episode.num_turns) for episode in episodes)
         rows = tuple(episode.kept for episode in episodes)
-        asked = Ask(first.read_ids, keys, room, lambda place, got: self._took(episodes[place], got, room), rows)
+        asked = Ask(
+            first.read_ids,
+            keys,
+            room,
+            lambda place, got: self._took(episodes[place], got, room),
+            rows,
+            lambda place, spans: episodes[place].date(spans),
+        )
         if self.setup.is_deterministic:
             self.loop.hold((first.place, first.index), asked)
         else:

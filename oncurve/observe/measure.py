@@ -46,7 +46,7 @@ def rollout_metrics(
 
 def age_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
     """The age of the weights that sampled the tokens of a step, token by token."""
-    completions = [completion for group in groups for completion in group.completions]
+    completions = [row for group in groups for one in group.completions for row in (one, *one.branches)]
     counts: dict[int, int] = {}
     for completion in completions:
         for version, count in completion.tokens_by_version().items():

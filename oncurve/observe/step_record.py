@@ -135,6 +135,7 @@ def _episode(completion: Completion) -> str | None:
         {
             "prompt_ids": completion.prompt_ids,
             "own_prompt": completion.own_prompt,
+            "versions": completion.versions,
             "segments": [[part.is_policy, part.start, part.end, part.text] for part in completion.segments],
             "calls": [[call.name, call.arguments, call.answer, call.error, call.turn] for call in completion.calls],
             "failure": completion.failure,
@@ -176,7 +177,7 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         finish_reason=row["finish_reason"],
         policy_version=row["policy_version"],
         index=row["index"],
-        versions=tuple(map(tuple, json.loads(row.get("versions") or "[]"))),
+        versions=tuple(map(tuple, episode.get("versions", json.loads(row.get("versions") or "[]")))),
         **_of_episode(episode, row),
     )
 

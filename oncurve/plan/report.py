@@ -73,7 +73,7 @@ class Plan:
             return {}
         plain = replace(self.time, ahead=None)
         found = {"0": 3600 / plain.total}
-        for in_flight in (False, True)[: 1 if self.work.turns.limit > 1 else 2]:
+        for in_flight in (False, True):
             for staleness in STALENESS:
                 setup = replace(self.setup, staleness=staleness, in_flight=in_flight)
                 seconds = seconds_ahead(self.shape, self.work, setup, self.device, plain)

@@ -81,12 +81,15 @@ def seconds_ahead(shape: ModelShape, work: Work, setup: Setup, device: Device, t
 
         in blocks of b steps   max( training + held / b , (sampling of b steps at once + weight sync) / b )
         in flight              max( training + held , weight sync , prompts + tokens of a step over all rows ,
-                                    the longest completion / staleness ), the last two at most the sampling of a step
+                                    the longest completion / staleness ), the last two at most the sampling of a step,
+                                    which completions with tools take
 
     Held: the trainer's part of the weight sync. Of b steps, the rows of all fill the places that the longest of one
     would leave free. Completions with tools are sampled one step after the other.
     """
     devices, held = setup.sampler_devices, sum(part.seconds for part in time.way if part.holds)
+    if setup.in_flight and work.turns.limit > 1:
+        return max(time.train + held, time.sync, time.sample)
     if setup.in_flight:
         ahead = replace(work, prompts=work.prompts * (setup.staleness + 1))
         rows = -(-ahead.rows_at_once // devices)

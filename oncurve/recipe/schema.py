@@ -147,16 +147,6 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_in_flight(self) -> Config:
-        if self.rollouts.in_flight and self.rollouts.has_episodes:
-            raise ValueError(
-                "rollouts.in_flight is true, and the recipe has tools, environments or an agent: which of an episode's "
-                "tokens came from which weights is not recorded yet. Set `rollouts.in_flight=false`; "
-                "rollouts.staleness may stay"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_deepspeed(self) -> Config:
         if self.policy.deepspeed is not None and self.policy.parallel != "deepspeed":
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Ask:
     """Takes the place of a turn among ``keys`` and what was sampled."""
     rows: tuple[KeptRow, ...] = ()
     """What each turn goes on from where the sampler keeps keys and values, and where it leaves its own."""
+    date: Callable[[int, Sequence[tuple[int, int]]], None] = lambda place, spans: None
+    """Where weights may change under turns: takes, before ``deliver``, the first token of each version in a turn and
+    its number."""
 
 
 class Turns(Protocol):

@@ -7,11 +7,14 @@ import os
 import shutil
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from transformers import AutoModelForCausalLM
 
 HISTORY = Path(__file__).resolve().parents[1] / "history"
 sys.path.insert(0, str(HISTORY))
@@ -102,3 +105,93 @@ def test_what_was_sampled_in_flight_before_and_after_losses_is_sampled_again_to_
         found = replay(run, step)
         assert found.is_same, found.differences
         assert found.is_sampled
+
+
+PLAYERS = '''"""A game and an agent that wait before their second turn, a while, for the end of a step."""
+
+import asyncio
+import time
+from pathlib import Path
+
+ENDS = Path(__file__).parent / "ends"
+
+
+def looks(pause=0.05):
+    """Pauses until another step has ended and servers have its weights, or about three seconds."""
+    seen = len(list(ENDS.iterdir()))
+    (ENDS.parent / "waits").touch()
+    for _ in range(50):
+        yield pause
+        if len(list(ENDS.iterdir())) > seen:
+            yield 0.5
+            return
+
+
+class Echo:
+    def reset(self, seed=None):
+        self.turns = 0
+        return " begin", {}
+
+    def step(self, action):
+        self.turns += 1
+        for pause in looks() if self.turns == 1 else ():
+            time.sleep(pause)
+        return f"heard {len(action)}", sum(map(str.isdigit, action)) / 10, self.turns == 3, False, {}
+
+
+async def agent(row, client):
+    said = [{"role": "user", "content": "count"}]
+    for words in ("go on", "stop"):
+        answer = await client.chat.completions.create(model="policy", messages=said, max_tokens=24)
+        said += [answer.choices[0].message, {"role": "user", "content": words}]
+        for pause in looks() if words == "go on" else ():
+            await asyncio.sleep(pause)
+    other = await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+    return sum(map(str.isdigit, other.choices[0].message.content)) / 10
+'''
+
+
+@pytest.mark.parametrize("kind", ["environment", "agent"])
+def test_every_turn_of_an_episode_in_flight_is_known_by_its_weights_and_replayed(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
+    rollouts = {"type": "servers", "own_servers": 1, "staleness": 3, "in_flight": True, "max_completion_tokens": 60}
+    game = {"environments": {"echo": f"{tmp_path}/players.py:Echo"}}
+    of_kind = {"environment": game, "agent": {"agent": f"{tmp_path}/players.py:agent"}}
+    paid = [{"type": "environment"}]
+    tree = recorded_recipe(tmp_path, steps=5, calls=True, rollouts={**rollouts, **of_kind[kind]}, rewards=paid)
+    run, config, waits = tmp_path / "run", Config.model_validate(tree), tmp_path / "waits"
+    (tmp_path / "ends").mkdir()
+    for each in recipe_steps(config, "", console=Console(file=io.StringIO()), owns_process=False):
+        waits.unlink(missing_ok=True)
+        deadline = time.monotonic() + (5.0 if each.number < 5 else 0.0)
+        while not waits.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (tmp_path / "ends" / str(each.number)).touch()
+    assert max(age for found in ages(run).values() for age in found) <= 3
+    models = {
+        step: AutoModelForCausalLM.from_pretrained(run / "checkpoints" / f"step_{step:06d}", dtype=torch.float32)
+        for step in range(1, 6)
+    }
+    models[0] = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    past, num_later = open_run(run), 0
+    for step in past.steps:
+        whole = [each for group in past.step(step).groups for each in group.completions]
+        for one in (row for each in whole for row in (each, *each.branches)):
+            spans = one.versions or ((0, one.policy_version),)
+            assert one.policy_version == min(version for _, version in spans)
+            for part in (part for part in one.segments if part.is_policy):
+                inside = {version for start, version in spans if part.start < start < part.end}
+                first = [version for start, version in spans if start <= part.start][-1]
+                if inside:  # weights changed within the turn: its keys and values are of both
+                    continue
+                num_later += first != one.policy_version
+                ids = torch.tensor([[*one.prompt_ids, *one.token_ids[: part.end]]])
+                with torch.no_grad():
+                    logits = models[first](input_ids=ids).logits[0, len(one.prompt_ids) + part.start - 1 : -1]
+                own = torch.tensor(one.token_ids[part.start : part.end])
+                expected = torch.log_softmax(logits, dim=-1).gather(1, own[:, None])[:, 0]
+                found = torch.tensor(one.sampler_logprobs[part.start : part.end])
+                torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert num_later, "no turn was sampled by newer weights than the first of its row"
+    again = replay(run, 5)
+    assert again.is_same, again.differences

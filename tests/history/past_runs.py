@@ -83,6 +83,6 @@ def recorded_recipe(
     }
     for name, keys in changes.items():
         tree[name] = {**tree.get(name, {}), **keys} if isinstance(keys, dict) else keys
-    if "environments" in (tree["rollouts"] or ()):
+    if (tree["rollouts"] or {}).get("environments") == {"echo": "its own"}:
         tree["rollouts"]["environments"] = {"echo": f"{folder}/game.py:Echo"}
     return {name: keys for name, keys in tree.items() if keys is not None}

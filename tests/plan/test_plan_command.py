@@ -489,5 +489,7 @@ def test_steps_per_hour_are_planned_where_other_devices_sample() -> None:
     assert "steps per hour by rollouts.staleness" in text
     assert "8 in flight" in text
     assert "steps per hour" not in plan_recipe(find_recipe("gsm8k"), [], gpu="H100")
-    with_tools = plan_recipe(find_recipe("gsm8k"), [*LONG, "rollouts.tools=[calculator]"], gpu="H100")
-    assert "in flight" not in with_tools
+    tools = [*LONG, "rollouts.tools=[calculator]"]  # whose completions are sampled one step after the other
+    with_tools = json.loads(plan_recipe(find_recipe("gsm8k"), tools, gpu="H100", mean_tokens=400, as_json=True))
+    rates, sampling = with_tools["steps_per_hour"], with_tools["seconds"]["sample"]
+    assert rates["8"] < rates["8 in flight"] == pytest.approx(3600 / sampling)

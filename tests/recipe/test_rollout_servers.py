@@ -35,7 +35,6 @@ def recipe(*overrides: str) -> Config:
         (["rollouts.servers=[http://a:1]"], "Set `rollouts.type=servers`"),
         (["rollouts.in_flight=true", "rollouts.staleness=1"], "Set `rollouts.type=servers rollouts.own_servers=1`"),
         ([*OWN, "rollouts.in_flight=true"], "rollouts.staleness=2"),
-        ([*OWN, "rollouts.in_flight=true", "rollouts.staleness=1", "rollouts.tools=[calculator]"], "in_flight=false"),
         (["rollouts.type=servers", "rollouts.servers=[a:1]"], "as in .*=.http://"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.staleness=9"], "rollouts.staleness"),
         (["rollouts.type=servers", "rollouts.registry=r", "rollouts.deadlines.gone_seconds=0"], "gone_seconds"),

@@ -51,6 +51,10 @@ class GeneratedCompletion:
     starts: tuple[int, ...] = (0,)
     """The first token of each."""
 
+    def dated(self, labels: Mapping[str, int]) -> list[tuple[int, int]]:
+        """The first token of each version, and its number."""
+        return [(start, labels[label]) for start, label in zip(self.starts, self.versions, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:

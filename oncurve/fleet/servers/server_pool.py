@@ -11,7 +11,7 @@ import asyncio
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,11 @@ class ServerPool:
     def asleep(self) -> list[RolloutServer]:
         """Servers that gave their memory back."""
         return [server for server in self.servers if server.state == "asleep"]
+
+    @property
+    def versions(self) -> Mapping[str, int] | None:
+        """The number of each version of the run by its label, where weights may change under rows; None elsewhere."""
+        return self.labels if self.in_flight else None
 
     async def idle_fraction(self) -> float:
         """Of the time of living servers since this was asked last, the share in which they had nothing to sample."""

@@ -33,7 +33,7 @@ from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
-from oncurve.records import Group, Prompt
+from oncurve.records import Group, Prompt, VersionSpans
 from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.event_loop import EventLoopThread
@@ -265,7 +265,7 @@ class ServerSampler:
                 params,
                 end_ids,
                 0 if is_measuring else step,
-                self.pool.labels if self.pool.in_flight else None,
+                self.pool.versions,
                 manifest.version,
             )
             for prompt, places in zip(prompts, indices, strict=True)
@@ -280,8 +280,8 @@ class ServerSampler:
                 end_ids=end_ids,
                 version=manifest.version,
             )
-            if self.pool.in_flight:
-                groups[place] = _by_token(groups[place], jobs[place].completions, self.pool.labels)
+            if (labels := jobs[place].labels) is not None:
+                groups[place] = _by_token(groups[place], jobs[place].completions, labels)
             if self.on_group is not None:
                 self.on_group(groups[place])
 
@@ -324,8 +324,8 @@ class ServerSampler:
         held = ExitStack()
         held.enter_context(self._copies.still())
         end_ids = end_token_ids(self._policy.model, self._policy.tokenizer)
-        label = self._manifest.label
-        return ServerTurns(self._loop, self.pool, params, label=label, end_ids=end_ids, post=post, held=held)
+        words = {"weights": self._manifest, "end_ids": end_ids, "post": post, "held": held}
+        return ServerTurns(self._loop, self.pool, params, **words)
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""
@@ -343,7 +343,7 @@ def _by_token(group: Group, sampled: Sequence[GeneratedCompletion], labels: Mapp
     """The group with the versions of its completions, token by token where there are several."""
     dated = []
     for one, found in zip(group.completions, sampled, strict=True):
-        numbers = [labels[label] for label in found.versions]
-        versions = tuple(zip(found.starts, numbers, strict=True)) if len(numbers) > 1 else ()
-        dated.append(replace(one, policy_version=min(numbers), versions=versions))
+        spans = VersionSpans()
+        spans.add(0, found.dated(labels))
+        dated.append(replace(one, **spans.facts(one.policy_version)))
     return replace(group, completions=tuple(dated))

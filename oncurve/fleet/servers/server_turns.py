@@ -9,6 +9,7 @@ from functools import partial
 
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.server_pool import ServerPool
+from oncurve.fleet.weights.weight_manifest import Manifest
 from oncurve.sample.base import SamplingParams
 from oncurve.sample.event_loop import EventLoopThread
 from oncurve.sample.turns import Ask, with_limit
@@ -23,20 +24,23 @@ class ServerTurns:
         pool: ServerPool,
         params: SamplingParams,
         *,
-        label: str,
+        weights: Manifest,
         end_ids: tuple[int, ...],
         post: Callable[[Callable[[], None]], None],
         held: ExitStack,
     ) -> None:
-        """``held`` is let go when the turns are closed."""
-        self._loop, self._pool, self._params = loop, pool, params
-        self._label, self._end_ids, self._post, self._held = label, end_ids, post, held
+        """Turns of these weights, or of newer ones where those may change at any time. ``held`` is let go when the
+        turns are closed."""
+        self._loop, self._pool, self._params, self._weights = loop, pool, params, weights
+        self._end_ids, self._post, self._held = end_ids, post, held
         self._open: set[Future[None]] = set()
 
     def ask(self, asked: Ask) -> None:
         """Send it to a server; turns that begin with the same tokens go together."""
         params = with_limit(self._params, asked.max_tokens)
-        job = PendingGroup(self._label, asked.token_ids, list(asked.keys), params, self._end_ids)
+        weights, labels = self._weights, self._pool.versions
+        words = {"labels": labels, "oldest": weights.version}
+        job = PendingGroup(weights.label, asked.token_ids, list(asked.keys), params, self._end_ids, **words)
         future = self._loop.start(self._pool.sample([job]))
         self._open.add(future)
         future.add_done_callback(lambda future: self._post(partial(self._deliver, future, job, asked)))
@@ -48,6 +52,8 @@ class ServerTurns:
         self._open.discard(future)
         future.result()
         for place, one in enumerate(job.completions):
+            if job.labels is not None:
+                asked.date(place, one.dated(job.labels))
             asked.deliver(place, (list(one.token_ids), list(one.logprobs), one.finish_reason))
 
     def advance(self) -> bool:
