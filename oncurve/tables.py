@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,11 +32,18 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def terminal(
-    title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, right: bool = True, **options: Any
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    right: bool = True,
+    widths: Mapping[int, int] | None = None,
+    **options: Any,
 ) -> Table:
     """A table as commands print it; columns after the first stand at their right unless ``right`` is false.
 
-    Strings are shown as they are, brackets included. ``options`` are those of rich's table.
+    Strings are shown as they are, brackets included. ``widths`` are those of columns by their place, ``options`` those
+    of rich's table.
     """
     from rich import box
     from rich.table import Table
@@ -45,7 +52,34 @@ def terminal(
     name = Text(title, style="bold")
     made = Table(title=name, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
     for place, head in enumerate(heads):
-        made.add_column(Text(head), justify="right" if place and right else "left", overflow="fold")
+        side, width = "right" if place and right else "left", (widths or {}).get(place)
+        made.add_column(Text(head), justify=side, overflow="fold", width=width)
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
+
+
+_BETWEEN = 3
+"""Characters between two columns of a table in a terminal."""
+
+
+def in_parts(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]], width: int, *, kept: int, right: bool = True
+) -> Iterator[Table]:
+    """A table in parts that a terminal of ``width`` characters shows without breaking a word, each with ``kept`` columns."""
+    rows = list(rows)
+    texts = [[str(row[place]) for row in (heads, *rows)] for place in range(len(heads))]
+    words = [max((len(word) for text in column for word in text.split()), default=0) for column in texts]
+    lines = [max((len(line) for text in column for line in text.split("\n")), default=0) for column in texts]
+    left = list(range(kept, len(heads)))
+    while left:
+        shown = [*range(kept), left.pop(0)]
+        while left and sum(words[place] + _BETWEEN for place in (*shown, left[0])) <= width + 1:
+            shown.append(left.pop(0))
+        sizes = {place: words[place] for place in shown}
+        for _ in range(width + 1 - sum(sizes[place] + _BETWEEN for place in shown)):
+            longest = max(shown, key=lambda place: lines[place] - sizes[place])
+            sizes[longest] += lines[longest] > sizes[longest]
+        widths = {at: sizes[place] for at, place in enumerate(shown)}
+        parts = ([row[place] for place in shown] for row in rows)
+        yield terminal(title, [heads[place] for place in shown], parts, right=right, widths=widths)

@@ -69,6 +69,13 @@ def test_the_bootstrap_depends_on_its_seed_and_on_nothing_else() -> None:
     assert bootstrap_interval(values, seed=4) != first
 
 
+def test_the_bootstrap_of_many_values_meets_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [float(number % 17) for number in range(5001)]
+    limit = bootstrap_interval(values, seed=0)
+    monkeypatch.setattr("oncurve.stats.MOST_RESAMPLED", len(values))
+    assert bootstrap_interval(values, seed=0) == pytest.approx(limit, abs=0.02 * (limit[1] - limit[0]))
+
+
 def test_the_bootstrap_of_a_constant_has_no_width() -> None:
     assert bootstrap_interval([0.5] * 20, seed=0) == (0.5, 0.5)
 

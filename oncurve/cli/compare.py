@@ -36,10 +36,10 @@ def compare(
     compared = compare_runs(runs, usd_per_hour=usd_per_hour)
     out = console()
     if (seeds := compare_seeds(compared)) is not None:
-        out.print(seeds_table(seeds))
+        out.print(*seeds_table(seeds, out.width))
         for sentence in seeds.sentences():
             out.print(sentence, markup=False, highlight=False)
-    for table in comparison_tables(compared):
+    for table in comparison_tables(compared, out.width):
         out.print(table)
     if not compared.differences:
         out.print("The recipes are the same.")

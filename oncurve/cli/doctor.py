@@ -55,12 +55,12 @@ def examine_run(run: Path, out: TextIO, *, as_json: bool) -> bool:
     case = read_case(run)
     findings = diagnose(case)
     if as_json:
-        steps = [step for step, _ in case.rows]
+        steps = case.columns.steps
         whole = {"run": str(run), "steps": max(steps, default=0), "findings": [found.as_json() for found in findings]}
         out.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
     else:
         title = f"{run}: no training step is finished yet"
-        if steps := [step for step, _ in case.rows if step > 0]:
+        if steps := [step for step in case.columns.steps if step > 0]:
             title = f"{run}: {len(CHECKS)} checks on steps {min(steps)} to {max(steps)}"
         out.write(findings_text(findings, title=title))
     return all(found.severity != "severe" for found in findings)

@@ -29,10 +29,9 @@ def report(
     Example: `oncurve report runs/demo`
     """
     from oncurve.doctor.read import read_config  # lazy
-    from oncurve.observe.record import read_manifest, read_metrics  # lazy
+    from oncurve.observe.record import json_if_there, read_metrics  # lazy
     from oncurve.observe.summary import summarize  # lazy
     from oncurve.report.lineage import stage_lines, stages  # lazy
-    from oncurve.report.overview import json_if_there  # lazy
     from oncurve.report.write import write_report  # lazy
 
     out = console()
@@ -46,8 +45,8 @@ def report(
         ) from error
     metrics = read_metrics(run)
     if metrics:
-        manifest = read_manifest(run) if (run / "manifest.json").is_file() else None
-        text = summarize(metrics, manifest=manifest, comparison=json_if_there(run / "comparison.json"), title=str(run))
+        manifest, comparison = (json_if_there(run / f"{name}.json") for name in ("manifest", "comparison"))
+        text = summarize(metrics, manifest=manifest, comparison=comparison, title=str(run))
         out.print(text, markup=False, highlight=False)
         if lines := stage_lines(stages(run, read_config(run))):
             out.print("\n".join([*lines, ""]), markup=False, highlight=False)

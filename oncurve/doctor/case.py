@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,16 +11,15 @@ from statistics import fmean, median
 from typing import Any
 
 from oncurve.doctor.findings import Evidence
+from oncurve.observe.columns import Columns
 
 MIN_WINDOW_STEPS, MAX_WINDOW_STEPS = 3, 20
 """Start and end of a curve are a fifth of its steps, but at least and at most so many."""
-LARGEST = 1e100
-"""What is larger is left out of a curve like infinity: sums and squares of it would be infinite."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The finite values of one metric, none of them beyond ``LARGEST``, in the order of the steps."""
+    """The finite values of one metric, in the order of the steps."""
 
     key: str
     steps: tuple[int, ...]
@@ -91,8 +91,8 @@ class Curve:
 class Case:
     """Everything the doctor may look at; every part may be missing or incomplete."""
 
-    metrics: Sequence[Mapping[str, Any]]
-    """Rows of ``read_metrics``; step 0 is the model before training."""
+    metrics: Columns | Sequence[Mapping[str, Any]]
+    """Those of a file, or rows of ``read_metrics``; step 0 is the model before training."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The resolved recipe; without it, checks that need a setting say nothing."""
     examples: Sequence[Mapping[str, Any]] = ()
@@ -106,15 +106,16 @@ class Case:
 
     def curve(self, key: str) -> Curve:
         """A metric of the training steps; empty if it was never measured."""
-        return self._curves(first_step=1).get(key, Curve(key, (), ()))
+        return self._curve(key, 1)
 
     def curves(self, prefix: str) -> list[Curve]:
         """All metrics of the training steps whose keys start so, by key."""
-        return [curve for key, curve in sorted(self._curves(first_step=1).items()) if key.startswith(prefix)]
+        found = (self.curve(key) for key in sorted(self.columns.keys) if key.startswith(prefix))
+        return [curve for curve in found if curve]
 
     def held_out(self, key: str) -> Curve:
         """A metric of the evaluations, the one before training included."""
-        return self._curves(first_step=0).get(key, Curve(key, (), ()))
+        return self._curve(key, 0)
 
     def setting(self, key: str) -> Any:
         """A value of the recipe by its key with dots; None if it is not there."""
@@ -135,32 +136,18 @@ class Case:
             return ()
         return (Evidence(key, float(value) if isinstance(value, float) else str(value)),)
 
-    @property
-    def rows(self) -> list[tuple[int, Mapping[str, Any]]]:
-        """Steps and their rows; what has no whole number as its step is no row."""
-        return [(row["step"], row) for row in self.metrics if type(row.get("step")) is int]
+    @cached_property
+    def columns(self) -> Columns:
+        """The metrics by key."""
+        return self.metrics if isinstance(self.metrics, Columns) else Columns(self.metrics)
 
     @cached_property
-    def _all_curves(self) -> dict[int, dict[str, Curve]]:
-        return {first: _read_curves(self.rows, first) for first in (0, 1)}
+    def _read(self) -> dict[tuple[str, int], Curve]:
+        return {}
 
-    def _curves(self, *, first_step: int) -> dict[str, Curve]:
-        return self._all_curves[first_step]
-
-
-def is_finite(value: object) -> bool:
-    """A number that sums and squares of curves can hold."""
-    return isinstance(value, (int, float)) and abs(value) <= LARGEST
-
-
-def _read_curves(rows: Sequence[tuple[int, Mapping[str, Any]]], first_step: int) -> dict[str, Curve]:
-    points: dict[str, list[tuple[int, float]]] = {}
-    for step, row in rows:
-        if step >= first_step:
-            for key, value in row.items():
-                if is_finite(value) and not isinstance(value, bool):
-                    points.setdefault(key, []).append((step, float(value)))
-    return {
-        key: Curve(key, tuple(step for step, _ in found), tuple(value for _, value in found))
-        for key, found in ((key, sorted(found, key=lambda point: point[0])) for key, found in points.items())
-    }
+    def _curve(self, key: str, first_step: int) -> Curve:
+        if (key, first_step) not in self._read:
+            steps, values = self.columns.finite(key)
+            start = bisect_left(steps, first_step)
+            self._read[key, first_step] = Curve(key, tuple(steps[start:]), tuple(values[start:]))
+        return self._read[key, first_step]

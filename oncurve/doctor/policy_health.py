@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
-from oncurve.doctor.case import Case, Curve, is_finite
+from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.findings import Evidence, Finding
 from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise, reward_span
 
@@ -19,12 +19,8 @@ HEAVY_BONUS = 0.1
 
 def not_finite(case: Case) -> Finding | None:
     """A loss, gradient, entropy, KL, ratio or reward that is no finite number, or updates left out for that."""
-    broken = [
-        Evidence(key, "not a finite number", (step, step))
-        for step, row in sorted(case.rows, key=lambda item: item[0])
-        for key in WATCHED
-        if step > 0 and key in row and not is_finite(row[key])
-    ]
+    found = [(step, key) for key in WATCHED for step in case.columns.broken(key) if step > 0]
+    broken = [Evidence(key, "not a finite number", (step, step)) for step, key in sorted(found, key=lambda one: one[0])]
     left_out = case.curve("policy/nonfinite_updates")
     shown = [left_out.on(place) for place, value in enumerate(left_out.values) if value > 0]
     if not broken and not shown:

@@ -10,7 +10,8 @@ import yaml
 
 from oncurve.doctor.case import Case
 from oncurve.errors import DataError
-from oncurve.observe.record import METRICS, read_json, read_metrics, read_rows, rollouts_path
+from oncurve.observe.columns import read_columns
+from oncurve.observe.record import METRICS, read_json, read_rows, recorded_steps, rollouts_path
 
 _EVALUATIONS = ("base", "trained")
 _MAX_BYTES = 8 * 2**20
@@ -27,15 +28,16 @@ def read_case(run: str | Path) -> Case:
     Raises DataError if there are no metrics, or if a file that is there is broken.
     """
     folder = Path(run)
-    if folder.is_dir() and not (folder / METRICS).is_file():
+    if not folder.is_file() and not (folder / METRICS).is_file():
         raise DataError(f"{folder}: is no run folder, {METRICS} is missing. Name the folder that `oncurve train` made.")
     if folder.is_file() and folder.suffix != ".jsonl":
         raise DataError(f"{folder}: is no run. Name a run folder or its {METRICS}.")
-    metrics = read_metrics(folder)
+    metrics = read_columns(folder)
     if not folder.is_dir():
         return Case(metrics)
     examples = [row for name in _EVALUATIONS for row in _rows(folder / "evaluations" / f"{name}.jsonl")]
-    kept = [(step, path) for row in metrics if (path := rollouts_path(folder, step := row["step"])).is_file()]
+    measured = set(metrics.steps)
+    kept = [(step, rollouts_path(folder, step)) for step in recorded_steps(folder) if step in measured]
     lags: dict[int, int] = {}
     for step, path in dict([*kept[:1], *kept[-1:]]).items():
         rolled = [{**row, "step": step} for row in _completions(path)]

@@ -319,36 +319,44 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
 
 
 def rollouts_path(run: Path, step: int) -> Path:
-    """The file of a step's rollouts; names sort like the steps."""
+    """The file of a step's rollouts."""
     return run / "rollouts" / f"step_{step:06d}.jsonl"
 
 
+def recorded_steps(run: Path) -> list[int]:
+    """Steps whose rollouts are in a run folder, in their order."""
+    names = (path.stem.removeprefix("step_") for path in (run / "rollouts").glob("step_*.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def read_rows(path: Path, *, may_be_torn: bool = True) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines.
+    """The objects of a file of JSON lines; see ``each_row``."""
+    return list(each_row(path, may_be_torn=may_be_torn))
+
+
+def each_row(path: Path, *, may_be_torn: bool = True) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines, one after the other.
 
     A last line without its line break is what a killed writer leaves behind, and is dropped if it ``may_be_torn``.
 
     Raises DataError naming file and line for anything else that is no JSON object, and if the file is missing.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise TypeError(f"a {type(row).__name__}")
+                except (ValueError, TypeError) as error:
+                    if may_be_torn and not line.endswith("\n"):
+                        return
+                    raise DataError(f"{path}: line {number} is not a JSON object. Restore or remove it.") from error
+                yield row
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}). Name a run folder or its {METRICS}.") from error
-    lines = text.split("\n")
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise TypeError(f"a {type(row).__name__}")
-        except (ValueError, TypeError) as error:
-            if may_be_torn and number == len(lines):
-                break
-            raise DataError(f"{path}: line {number} is not a JSON object. Restore or remove it.") from error
-        rows.append(row)
-    return rows
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -358,13 +366,19 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
     Raises DataError for a missing file, a broken line elsewhere, or a row without a step.
     """
-    file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
     merged: dict[int, dict[str, Any]] = {}
-    for number, row in enumerate(read_rows(file), start=1):
-        step = step_of(row, file, number)
+    for row in each_metrics(path):
         values = {key: math.nan if value is None else value for key, value in row.items()}
-        merged.setdefault(step, {}).update(values)
+        merged.setdefault(row["step"], {}).update(values)
     return [merged[step] for step in sorted(merged)]
+
+
+def each_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows of a run's ``metrics.jsonl`` as they were written, each with a whole number as its step."""
+    file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
+    for number, row in enumerate(each_row(file), start=1):
+        step_of(row, file, number)
+        yield row
 
 
 def step_of(row: Mapping[str, Any], file: Path, number: int | None = None) -> int:
@@ -378,6 +392,11 @@ def step_of(row: Mapping[str, Any], file: Path, number: int | None = None) -> in
 def read_rollouts(run: str | Path, step: int) -> list[dict[str, Any]]:
     """The groups of one step as ``write_rollouts`` wrote them. Raises DataError if the file is missing or broken."""
     return read_rows(rollouts_path(Path(run), step), may_be_torn=False)
+
+
+def json_if_there(path: Path) -> dict[str, Any]:
+    """One JSON object of a run, such as a manifest; empty where it was not written. Raises DataError if broken."""
+    return read_json(path) if path.is_file() else {}
 
 
 def read_manifest(run: str | Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncurve.observe.record import read_rows, rollouts_path
+from oncurve.observe.record import read_rows, recorded_steps, rollouts_path
 
 MAX_CHARACTERS = 20_000
 """Of one prompt or completion; what is cut off is said in its place."""
@@ -19,7 +19,6 @@ TEXT_BUDGET = 19 * 2**20
 """Bytes of all blocks with texts in a page; steps that do not fit are left out evenly, and the page says so."""
 TOKEN_BUDGET = 6 * 2**20
 """Bytes of all blocks with log-probabilities of tokens."""
-_PREFIX = "step_"
 _CALL_CHARACTERS = 500
 
 
@@ -35,12 +34,6 @@ class Blocks:
     """All steps whose rollouts are in the run folder."""
     with_tokens: int = 0
     """Steps that were read and have log-probabilities of tokens in the run folder."""
-
-
-def recorded_steps(run: Path) -> list[int]:
-    """Steps whose rollouts are in a run folder, in their order."""
-    names = (path.stem.removeprefix(_PREFIX) for path in (run / "rollouts").glob(f"{_PREFIX}*.jsonl"))
-    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def read_step(run: Path, step: int) -> tuple[list[dict[str, Any]], list[Any]]:

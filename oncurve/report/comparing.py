@@ -7,30 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncurve import __version__
-from oncurve.observe.record import write_pieces
+from oncurve.observe.record import json_if_there, write_pieces
 from oncurve.report.blocks import pack
-from oncurve.report.curves import columns
+from oncurve.report.curves import Table as Curves
+from oncurve.report.curves import block_size
 from oncurve.report.page import pieces
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from oncurve import tables
-from oncurve.doctor.read import read_config
+from oncurve.doctor.read import read_case
 from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.evaluate.paired import RewardChange
+from oncurve.observe.columns import Columns
 from oncurve.observe.progress import duration
-from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.summary import number
 from oncurve.recipe.run_folder import flat
 from oncurve.report.overview import overview
@@ -54,22 +53,13 @@ class Side:
 
     name: str
     path: Path
-    rows: Sequence[Mapping[str, Any]]
+    metrics: Columns
     facts: Mapping[str, Any]
     """What ``overview`` says of it."""
     config: Mapping[str, str]
     """The resolved recipe, flat: key with dots to value."""
     evaluations: Mapping[str, Evaluation]
     """Those of "base" and "trained" that are there."""
-
-    def values(self, key: str) -> list[float]:
-        """The finite values of a metric, in the order of the steps."""
-        return [value for row in self.rows if math.isfinite(value := row.get(key, math.nan))]
-
-    @cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        """The machine it ran on; empty if the folder does not say."""
-        return read_manifest(self.path) if (self.path / "manifest.json").is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -119,11 +109,12 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def _side(run: Path, name: str, usd_per_hour: float | None) -> Side:
-    facts = overview(run, usd_per_hour=usd_per_hour)
+    case = read_case(run)
+    facts = overview(run, case, usd_per_hour=usd_per_hour)
     folder = run / "evaluations"
     kept = [one for one in ("base", "trained") if (folder / f"{one}.json").is_file()]
-    config = {key: _written(value) for key, value in flat(read_config(run))}
-    return Side(name, run, read_metrics(run), facts, config, {one: read_evaluation(folder, one) for one in kept})
+    config = {key: _written(value) for key, value in flat(case.config)}
+    return Side(name, run, case.columns, facts, config, {one: read_evaluation(folder, one) for one in kept})
 
 
 def _state(side: Side) -> Cell:
@@ -175,16 +166,17 @@ def _without_seed(evaluation: Evaluation) -> Evaluation:
 
 def _held_out(side: Side) -> Cell:
     keys = [f"evaluation/correct_{name}fraction" for name in ("", "low_", "high_")]
-    found = [row for row in side.rows if all(math.isfinite(row.get(key, math.nan)) for key in keys)]
-    if not found:
+    ends, lows, highs = (dict(zip(*side.metrics.finite(key), strict=True)) for key in keys)
+    measured = ends.keys() & lows.keys() & highs.keys()
+    if not measured:
         return Cell("-")
-    value, low, high = (found[-1][key] for key in keys)
-    return Cell(f"{value:.1%}", f"[{100 * low:.1f}, {100 * high:.1f}] at step {found[-1]['step']}")
+    step = max(measured)
+    return Cell(f"{ends[step]:.1%}", f"[{100 * lows[step]:.1f}, {100 * highs[step]:.1f}] at step {step}")
 
 
 def _last_tenth(key: str, form: Callable[[float], str]) -> Callable[[Side], Cell]:
     def cell(side: Side) -> Cell:
-        values = side.values(key)
+        values = side.metrics.values(key)
         if not values:
             return Cell("-")
         tail = values[-max(1, len(values) // 10) :]
@@ -205,7 +197,7 @@ def _whole(value: float) -> str:
 
 
 def _seconds_per_step(side: Side) -> Cell:
-    values = side.values("time/step_seconds")
+    values = side.metrics.values("time/step_seconds")
     if not values:
         return Cell("-")
     low, high = bootstrap_interval(values, seed=0)
@@ -213,7 +205,7 @@ def _seconds_per_step(side: Side) -> Cell:
 
 
 def _memory(side: Side) -> Cell:
-    most = [(max(v), name) for name in ("gpu", "process") if (v := side.values(f"memory/{name}_gib"))]
+    most = [(max(v), name) for name in ("gpu", "process") if (v := side.metrics.values(f"memory/{name}_gib"))]
     return Cell(f"{most[0][0]:.2f} GiB", most[0][1]) if most else Cell("-")
 
 
@@ -229,7 +221,7 @@ def _doctor(side: Side) -> Cell:
 
 
 def _code(side: Side) -> Cell:
-    code = side.manifest.get("code") or {}
+    code = json_if_there(side.path / "manifest.json").get("code") or {}
     commit = str(code.get("commit") or "")[:12]
     return Cell(commit or "-", "with changes" if code.get("dirty") else "")
 
@@ -280,20 +272,23 @@ _IN_SHORT = (
 )
 
 
-def comparison_tables(compared: RunComparison) -> list[Table]:
-    """The results, and the differences of the recipes if there are any; many runs stand below each other."""
+def comparison_tables(compared: RunComparison, width: int) -> Iterator[Table]:
+    """The results, and the differences of the recipes if there are any; many runs stand below each other.
+
+    What is wider than a terminal of ``width`` characters comes in parts, each with the first run.
+    """
     if len(compared.sides) > MOST_COLUMNS:
-        return [_short_table(compared)]
+        yield from _short_table(compared, width)
+        return
     names = [side.name for side in compared.sides]
     rows = [(name, *map(_text, cells)) for name, cells in compared.rows]
     differences = [(key, *values) for key, values in compared.differences]
-    made = [tables.terminal("runs side by side", ["", *names], rows)]
+    yield from tables.in_parts("runs side by side", ["", *names], rows, width, kept=2)
     if differences:
-        made.append(tables.terminal("differences of the recipes", ["key", *names], differences))
-    return made
+        yield from tables.in_parts("differences of the recipes", ["key", *names], differences, width, kept=2)
 
 
-def _short_table(compared: RunComparison) -> Table:
+def _short_table(compared: RunComparison, width: int) -> Iterator[Table]:
     """A row per run, with what matters most and the keys in which the recipes differ."""
     rows = {name.strip(): cells for name, cells in compared.rows}
     names = [name for name in _IN_SHORT if name in rows]
@@ -302,7 +297,7 @@ def _short_table(compared: RunComparison) -> Table:
         [side.name, *(rows[name][place].text for name in names), *(values[place] for _, values in compared.differences)]
         for place, side in enumerate(compared.sides)
     )
-    return tables.terminal("runs", heads, cells, right=False)
+    return tables.in_parts("runs", heads, cells, width, kept=1, right=False)
 
 
 def comparison_page(
@@ -330,7 +325,9 @@ def comparison_page(
         "notes": list(compared.notes),
         "recipes": recipes,
     }
-    blocks = {f"metrics-{place}": pack(columns(side.rows)) for place, side in enumerate(compared.sides)}
+    size = block_size(side.metrics for side in compared.sides)
+    tables = (Curves(side.metrics, size).as_json() for side in compared.sides)
+    blocks = {f"metrics-{place}": pack(table) for place, table in enumerate(tables)}
     return pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks)
 
 

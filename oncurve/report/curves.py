@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from statistics import fmean
 from typing import Any
 
+from oncurve.observe.columns import Columns
 from oncurve.observe.metrics import GLOSSARY, explain
-from oncurve.report.blocks import finite
 
 PANELS: tuple[dict[str, Any], ...] = (
     {
@@ -135,10 +140,69 @@ PANELS: tuple[dict[str, Any], ...] = (
 """The first four are what a run is judged by; the rest explains them."""
 
 
-def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Rows of ``read_metrics`` as one list per key, None where a step has no finite value; "step" is one of them."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    return {key: [_short(row.get(key)) for row in rows] for key in keys}
+MOST_POINTS = 2000
+"""More steps than this are drawn in blocks: no screen is as wide."""
+ALONG = {"hours": (("time/step_seconds", "time/evaluate_seconds"), 3600), "M tokens": (("tokens/sampled",), 1e6)}
+"""What curves may be drawn along besides steps: sums of metrics, and their unit."""
+
+
+class Table:
+    """The metrics of a run as a page draws them: one value per step or, of a long run, per block of steps.
+
+    A block ends with a step that ``size`` divides; the first step, 0, is one of its own. Of its values a page gets the
+    mean, the lowest and the highest.
+    """
+
+    def __init__(self, found: Columns, size: int) -> None:
+        self.size, self.keys = size, found.keys
+        ends = sorted({-(-step // size) * size for step in found.steps})
+        self._last_steps = [min(end, found.steps[-1]) for end in ends]
+        self._drawn: dict[str, array[float]] = {}
+        self._spread: dict[str, tuple[array[float], array[float]]] = {}
+        self._ends: dict[str, tuple[float, float]] = {}
+        for key in found.keys:
+            parts = self._parts(found, key)
+            self._drawn[key] = _of_each(fmean, parts)
+            if size > 1:
+                self._spread[key] = _of_each(min, parts), _of_each(max, parts)
+            if there := [part for part in parts if part]:
+                self._ends[key] = there[0][0], there[-1][-1]
+        self._along: dict[str, array[float]] = {}
+        for name, (keys, unit) in ALONG.items():
+            by_block = zip(*(self._parts(found, key) for key in keys), strict=True)
+            self._along[name] = array("d", accumulate(math.fsum(chain(*each)) / unit for each in by_block))
+
+    def _parts(self, found: Columns, key: str) -> list[list[float]]:
+        """The finite values of a metric by block."""
+        steps, values = found.finite(key)
+        ends = [bisect_right(steps, last) for last in self._last_steps]
+        return [values[start:end] for start, end in pairwise([0, *ends])]
+
+    def curve(self, key: str) -> list[float]:
+        """A metric as it is drawn, without gaps."""
+        return [value for value in self._drawn.get(key, ()) if not math.isnan(value)]
+
+    def last(self, key: str) -> float | None:
+        """The last finite value of a metric."""
+        return self._ends[key][1] if key in self._ends else None
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page reads: None where a block has no value, about six digits of the others."""
+        return {
+            "size": self.size,
+            "step": self._last_steps,
+            "along": {name: _short(values) for name, values in self._along.items()},
+            "columns": {key: _short(values) for key, values in self._drawn.items()},
+            "spread": {key: [_short(end) for end in ends] for key, ends in self._spread.items()},
+            "ends": {key: _short(values) for key, values in self._ends.items()},
+        }
+
+
+def block_size(runs: Iterable[Columns]) -> int:
+    """Steps per point, the same for all runs of a page: 1, or a round number that leaves them about 2,000."""
+    long = [found.steps[-1] for found in runs if len(found.steps) > MOST_POINTS]
+    sizes = (digit * 10**power for power in range(18) for digit in (1, 2, 5))
+    return next(size for size in sizes if max(long, default=0) / size <= MOST_POINTS)
 
 
 def glossary(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -152,6 +216,9 @@ def key_groups() -> list[str]:
     return list(dict.fromkeys(metric.key.split("/")[0] for metric in GLOSSARY))
 
 
-def _short(value: Any) -> float | None:
-    number = finite(value)
-    return number if number is None or isinstance(number, int) else float(f"{number:.6g}")
+def _of_each(measure: Callable[[Sequence[float]], float], parts: Iterable[Sequence[float]]) -> array[float]:
+    return array("d", [measure(part) if part else math.nan for part in parts])
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    return [None if math.isnan(value) else float(f"{value:.6g}") for value in values]

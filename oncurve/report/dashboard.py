@@ -20,16 +20,14 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from oncurve import __version__
-from oncurve.doctor.diagnose import diagnose
-from oncurve.doctor.read import read_case
 from oncurve.errors import ConfigError, DataError, counted
 from oncurve.observe.record import METRICS
-from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json, finite
+from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json
 from oncurve.report.comparing import OWN_KEYS, compare_runs, comparison_page
-from oncurve.report.overview import evaluation, state
+from oncurve.report.overview import state
 from oncurve.report.page import render
 from oncurve.report.seeds import SEED, recipes_block
-from oncurve.report.write import report_page
+from oncurve.report.write import Reading, read_run, report_page
 
 PORT = 8420
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -107,26 +105,33 @@ class Site:
     def run_page(self, name: str) -> Made:
         """The page of a run and its stamp. Raises DataError where a file of the run is broken."""
         run = self.find(name)
+        read = self._read(run)
         home = None if self.is_one_run() else "/"
         pages = {str(path.resolve()): f"/run/{quote(other, safe='')}" for other, path in self.runs().items()}
 
-        def make(stamp: str) -> bytes:
-            live = {"stamp": stamp, "home": home, "every_seconds": ASK_SECONDS, "pages": pages}
+        def make() -> bytes:
+            live = {"stamp": read.stamp, "home": home, "every_seconds": ASK_SECONDS, "pages": pages}
             parts, _ = report_page(
-                run, usd_per_hour=self.usd_per_hour, live=live,
+                run, read=read.value, live=live,
                 text_budget=TEXT_BUDGET // PART_OF_A_REPORT, token_budget=TOKEN_BUDGET // PART_OF_A_REPORT,
             )  # fmt: skip
             return "".join(parts).encode()
 
-        return self._keep("page", run, make)
+        return self._keep("page", run, read.stamp, make)
 
     def listed(self) -> list[dict[str, Any]]:
         """The runs in a few numbers each."""
         rows = []
         for name, run in self.runs().items():
-            entry = self._keep("entry", run, lambda _, run=run: _entry(run)).value
+            try:
+                entry = _entry(self._read(run).value)
+            except DataError as error:
+                entry = {"problem": str(error)}
             rows.append({"name": name, "href": f"/run/{quote(name, safe='')}", "state": state(run), **entry})
         return rows
+
+    def _read(self, run: Path) -> Made:
+        return self._keep("numbers", run, _stamp(run), lambda: read_run(run, usd_per_hour=self.usd_per_hour))
 
     def compared(self, names: Sequence[str]) -> str:
         """The page of some runs side by side. Raises DataError or ConfigError for names that are none, or too few."""
@@ -136,13 +141,13 @@ class Site:
         compared = compare_runs(found, usd_per_hour=self.usd_per_hour)
         return "".join(comparison_page(compared, home="/", recipes=recipes_block(compared)))
 
-    def _keep(self, kind: str, run: Path, make: Callable[[str], Any]) -> Made:
+    def _keep(self, kind: str, run: Path, stamp: str, make: Callable[[], Any]) -> Made:
         """The result of ``make``; the last one while nothing has changed, or only a moment ago."""
         with self._lock:
-            kept, stamp, started = self._kept.get((kind, run)), _stamp(run), time.monotonic()
+            kept, started = self._kept.get((kind, run)), time.monotonic()
             if kept and (kept.stamp == stamp or started - kept.made < kept.seconds / MAX_SHARE):
                 return kept
-            value, made = make(stamp), time.monotonic()
+            value, made = make(), time.monotonic()
             self._kept.pop((kind, run), None)
             self._kept[kind, run] = Made(value, stamp, made, made - started)
             pages = [key for key in self._kept if key[0] == "page"]
@@ -151,25 +156,21 @@ class Site:
             return self._kept[kind, run]
 
 
-def _entry(run: Path) -> dict[str, Any]:
+def _entry(read: Reading) -> dict[str, Any]:
     """A run in a few numbers, for a list."""
-    try:
-        case = read_case(run)
-        severities = [finding.severity for finding in diagnose(case)]
-        measured = evaluation(run)["measured"]
-        tested = [one["shares"]["correct"]["fraction"] for one in measured if one["shares"]]
-        earned = [one["mean_reward"]["value"] for one in measured if one["mean_reward"]]
-    except DataError as error:
-        return {"problem": str(error)}
-    is_supervised = bool(case.config.get("sft"))
+    facts = read.facts
+    severities = [finding["severity"] for finding in facts["findings"]]
+    measured = facts["evaluation"]["measured"]
+    tested = [one["shares"]["correct"]["fraction"] for one in measured if one["shares"]]
+    earned = [one["mean_reward"]["value"] for one in measured if one["mean_reward"]]
+    is_supervised = bool(read.config.get("sft"))
     curve = "sft/loss" if is_supervised else "reward/mean"  # every demonstration has a reward of 1
-    values = [value for row in case.metrics if (value := finite(row.get(curve))) is not None]
-    last = values[-1] if values else None
+    values, last = read.table.curve(curve), read.table.last(curve)
     return {
-        "steps_done": max((step for step, _ in case.rows), default=0),
-        "steps_planned": finite(case.number("run.steps")),
-        "model": str(case.config.get("model") or ""),
-        "recipe": recipe_of(case.config),
+        "steps_done": facts["steps_done"],
+        "steps_planned": facts["steps_planned"],
+        "model": str(read.config.get("model") or ""),
+        "recipe": recipe_of(read.config),
         "severe": severities.count("severe"),
         "warnings": severities.count("warning"),
         "tested": tested[-1] if tested else None,

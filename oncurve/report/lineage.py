@@ -9,7 +9,8 @@ from typing import Any
 
 from oncurve.doctor.read import read_config
 from oncurve.errors import DataError
-from oncurve.observe.record import METRICS, read_json, read_metrics
+from oncurve.observe.columns import read_columns
+from oncurve.observe.record import METRICS, json_if_there
 from oncurve.observe.run_model import MODEL
 
 MAX_STAGES = 8
@@ -68,16 +69,17 @@ def _run_behind(run: Path, config: Mapping[str, Any]) -> Path | None:
 def _stage(run: Path, shown_in: Path) -> dict[str, Any]:
     """A run in a few facts."""
     try:
-        config, rows = read_config(run), read_metrics(run)
+        config, status = read_config(run), json_if_there(run / "status.json")
+        done = status.get("step") if status else max(read_columns(run).steps, default=0)
     except DataError:
-        config, rows = {}, []
+        config, done = {}, 0
     kind = "supervised" if config.get("sft") is not None else str((config.get("algorithm") or {}).get("type") or "-")
     is_own = run.resolve() == shown_in.resolve()
     page = run / "report.html"
     return {
         "name": run.name or run.resolve().name,
         "what": kind,
-        "steps": max((row["step"] for row in rows), default=0),
+        "steps": done,
         "is_own": is_own,
         "path": str(run.resolve()),
         "href": os.path.relpath(page.resolve(), shown_in.resolve()) if page.is_file() and not is_own else None,
@@ -88,10 +90,7 @@ def _stage(run: Path, shown_in: Path) -> dict[str, Any]:
 
 def _accuracy(run: Path, name: str) -> dict[str, Any] | None:
     """Correct test problems with their interval; None where they were not measured."""
-    path = run / "evaluations" / f"{name}.json"
-    if not path.is_file():
-        return None
-    measured = read_json(path)
+    measured = json_if_there(run / "evaluations" / f"{name}.json")
     share = measured.get("correct")
     if not isinstance(share, dict):
         return None

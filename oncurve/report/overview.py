@@ -5,41 +5,40 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve.doctor.case import Case
 from oncurve.doctor.diagnose import CHECKS, diagnose
 from oncurve.doctor.read import read_case
-from oncurve.errors import DataError
+from oncurve.observe.columns import Columns
 from oncurve.observe.lock import writer_lives
-from oncurve.observe.record import METRICS, read_json
+from oncurve.observe.record import METRICS, json_if_there, read_json
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
 from oncurve.report.lineage import stages
-from oncurve.report.usage import elapsed_seconds, phases, spending, total
+from oncurve.report.usage import elapsed_seconds, phases, spending
 
 _LOG_LINES = 40
 
 
-def overview(run: Path, *, usd_per_hour: float | None = None) -> dict[str, Any]:
-    """The run as its folder tells it, finished or not.
+def overview(run: Path, case: Case | None = None, *, usd_per_hour: float | None = None) -> dict[str, Any]:
+    """The run as its folder tells it, finished or not; ``case`` if it has been read already.
 
     Raises DataError if there is no run, or a file of it is broken.
     """
-    if not (run / METRICS).is_file():
-        raise DataError(f"{run}: is no run folder, {METRICS} is missing. Name the folder that `oncurve train` made.")
-    case = read_case(run)
+    case = read_case(run) if case is None else case
+    metrics = case.columns
     manifest = json_if_there(run / "manifest.json")
-    steps = [step for step, _ in case.rows if step > 0]
     return {
         "name": run.name or run.resolve().name,
-        "steps_done": max(steps, default=0),
+        "steps_done": max(metrics.steps, default=0),
         "steps_planned": finite(case.number("run.steps")),
         "state": state(run),
-        "facts": [*_facts(manifest, case.config), *_weights(case.metrics)],
+        "facts": [*_facts(manifest, case.config), *_weights(metrics)],
         "arithmetic": _arithmetic(case.config, manifest),
-        "spent": _spent(case.metrics, manifest, usd_per_hour),
+        "spent": _spent(metrics, manifest, usd_per_hour),
         "stages": stages(run, case.config),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
@@ -138,14 +137,15 @@ def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[
     return [[name, str(value)] for name, value in rows if value]
 
 
-def _weights(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _weights(metrics: Columns) -> list[list[str]]:
     """How weights went to rollout servers, where differences were sent."""
-    sent = [row for row in rows if "weights/sent_mb" in row and row["weights/changed_fraction"] < 1]
-    if not sent:
+    keys = ("weights/sent_fraction", "weights/sent_mb", "weights/sync_seconds")
+    if not any(changed < 1 for changed in metrics.values("weights/changed_fraction")):
         return []
+    whole = {step for step, changed in zip(*metrics.column("weights/changed_fraction"), strict=True) if not changed < 1}
     share, size, seconds = (
-        statistics.median(row[key] for row in sent)
-        for key in ("weights/sent_fraction", "weights/sent_mb", "weights/sync_seconds")
+        statistics.median(value for step, value in zip(*metrics.finite(key), strict=True) if step not in whole)
+        for key in keys
     )
     text = f"{size:.3g} MB per step, {share:.2%} of all; servers sampled from them {seconds:.2g} s later"
     return [["weights sent", text]]
@@ -159,28 +159,21 @@ def _arithmetic(config: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[
         return []
 
 
-def _spent(
-    rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], usd_per_hour: float | None
-) -> dict[str, Any]:
-    money = spending(rows, manifest, usd_per_hour=usd_per_hour)
-    steps = sum("time/step_seconds" in row for row in rows)
+def _spent(metrics: Columns, manifest: Mapping[str, Any], usd_per_hour: float | None) -> dict[str, Any]:
+    money = spending(metrics, manifest, usd_per_hour=usd_per_hour)
+    steps = len(metrics.values("time/step_seconds"))
     return {
-        "elapsed_seconds": elapsed_seconds(rows),
-        "phases": [[phase.name, phase.seconds, phase.tokens] for phase in phases(rows)],
-        "sampled_tokens": total(rows, "tokens/sampled"),
-        "trained_tokens": total(rows, "tokens/trained"),
-        "seconds_per_step": total(rows, "time/step_seconds") / steps if steps else None,
+        "elapsed_seconds": elapsed_seconds(metrics),
+        "phases": [[phase.name, phase.seconds, phase.tokens] for phase in phases(metrics)],
+        "sampled_tokens": metrics.total("tokens/sampled"),
+        "trained_tokens": metrics.total("tokens/trained"),
+        "seconds_per_step": metrics.total("time/step_seconds") / steps if steps else None,
         "device": money.device,
         "devices": money.count,
         "hours": money.hours,
         "usd": money.usd,
         "basis": money.basis,
     }
-
-
-def json_if_there(path: Path) -> dict[str, Any]:
-    """A file of a run; empty where it was not written."""
-    return read_json(path) if path.is_file() else {}
 
 
 def _text_if_there(path: Path) -> str:

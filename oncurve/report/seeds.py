@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,9 @@ class SeedComparison:
         """The interval of a difference as text; nothing for one seed."""
         if len(one.differences) < 2:
             return ""
-        low, high = (self.shown(end, signed=True).removesuffix(" points") for end in one.interval)
+        least = -1.0 if self.is_share else -math.inf
+        ends = (self.shown(min(max(end, least), -least), signed=True) for end in one.interval)
+        low, high = (end.removesuffix(" points") for end in ends)
         return f" [{low}, {high}]"
 
     def shown(self, value: float, *, signed: bool = False) -> str:
@@ -179,10 +181,9 @@ def _names(groups: Sequence[Sequence[Side]]) -> list[str]:
     return found
 
 
-def seeds_table(found: SeedComparison) -> Table:
-    """One row per recipe."""
-    heads, rows = _texts(found)
-    return tables.terminal("by recipe, over seeds", heads, rows)
+def seeds_table(found: SeedComparison, width: int) -> Iterator[Table]:
+    """One row per recipe, in parts that a terminal of ``width`` characters can show."""
+    return tables.in_parts("by recipe, over seeds", *_texts(found), width, kept=1)
 
 
 def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
@@ -193,8 +194,8 @@ def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
     by_name = {one.name: one for one in found.differences}
     rows: list[list[str]] = []
     for recipe in found.recipes:
-        low, high = (found.shown(end) for end in recipe.interval)
-        each = ", ".join(
+        low, high = (found.shown(min(max(end, 0.0), 1.0) if found.is_share else end) for end in recipe.interval)
+        each = (", " if are_same else ",\n").join(
             found.shown(score) if are_same else f"{seed}: {found.shown(score)}"
             for seed, score in sorted(recipe.scores.items(), key=lambda item: item[0])
         )

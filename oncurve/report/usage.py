@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from oncurve.observe.columns import Columns
 from oncurve.plan.hardware import Device, load_devices
 
 PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
@@ -24,28 +24,23 @@ class Phase:
     """Sampled or trained tokens; None for a phase that moves none."""
 
 
-def phases(rows: Sequence[Mapping[str, Any]]) -> list[Phase]:
+def phases(metrics: Columns) -> list[Phase]:
     """Time and tokens by phase, and the rest of the steps as "other"; phases that took no time are left out."""
     found: list[Phase] = []
     for name in PHASES:
-        seconds = total(rows, f"time/{name}_seconds")
+        seconds = metrics.total(f"time/{name}_seconds")
         moved = {"sample": "tokens/sampled", "train": "tokens/trained"}.get(name)
         if seconds > 0:
-            found.append(Phase(name, seconds, total(rows, moved) if moved else None))
+            found.append(Phase(name, seconds, metrics.total(moved) if moved else None))
     inside = sum(phase.seconds for phase in found if phase.name not in ("evaluate", "save"))
-    if (other := total(rows, "time/step_seconds") - inside) > 0.01:
+    if (other := metrics.total("time/step_seconds") - inside) > 0.01:
         found.append(Phase("other", other, None))
     return found
 
 
-def total(rows: Iterable[Mapping[str, Any]], key: str) -> float:
-    """The sum of a metric over the rows that have a finite value of it."""
-    return sum(value for row in rows if math.isfinite(value := row.get(key, math.nan)))
-
-
-def elapsed_seconds(rows: Sequence[Mapping[str, Any]]) -> float:
+def elapsed_seconds(metrics: Columns) -> float:
     """Wall time up to the last row. The clock starts anew when a run is resumed, so that its falls are added up."""
-    clock = [value for row in rows if math.isfinite(value := row.get("time/elapsed_seconds", math.nan))]
+    clock = metrics.values("time/elapsed_seconds")
     return sum(before for before, after in pairwise(clock) if after < before) + (clock[-1] if clock else 0.0)
 
 
@@ -69,9 +64,7 @@ class Spending:
         return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
 
 
-def spending(
-    rows: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], *, usd_per_hour: float | None = None
-) -> Spending:
+def spending(metrics: Columns, manifest: Mapping[str, Any], *, usd_per_hour: float | None = None) -> Spending:
     """Hours times the price of the planner's table, or ``usd_per_hour`` for all devices together.
 
     A run of several processes has one device each. Steps that a crash lost, and the measurement after training, are not
@@ -79,7 +72,7 @@ def spending(
     """
     hardware = manifest.get("hardware") or {}
     gpus = [str(gpu.get("name", "GPU")) for gpu in hardware.get("gpus") or []]
-    hours = elapsed_seconds(rows) / 3600
+    hours = elapsed_seconds(metrics) / 3600
     device = gpus[0] if gpus else f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
     count = int(manifest.get("processes") or 1) if gpus else 1
     if usd_per_hour is not None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from oncurve import __version__
-from oncurve.observe.record import read_metrics, write_pieces
+from oncurve.doctor.read import read_case
+from oncurve.observe.record import write_pieces
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, Blocks, make_blocks, pack
-from oncurve.report.curves import PANELS, columns, glossary, key_groups
+from oncurve.report.curves import PANELS, Table, block_size, glossary, key_groups
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview
 from oncurve.report.page import pieces
@@ -45,30 +46,48 @@ def write_report(run: Path, output: Path | None = None, **options: Any) -> Writt
     return Written(path, path.stat().st_size, len(blocks.recorded), len(blocks.texts))
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All that a page says of a run besides its completions."""
+
+    facts: dict[str, Any]
+    """What ``overview`` says."""
+    table: Table
+    config: Mapping[str, Any]
+    """The resolved recipe."""
+
+
+def read_run(run: Path, *, usd_per_hour: float | None = None) -> Reading:
+    """A run's folder, its metrics read once. Raises DataError if there is no run, or a file of it is broken."""
+    case = read_case(run)
+    table = Table(case.columns, block_size([case.columns]))
+    return Reading(overview(run, case, usd_per_hour=usd_per_hour), table, case.config)
+
+
 def report_page(
     run: Path,
     *,
+    read: Reading | None = None,
     usd_per_hour: float | None = None,
     text_budget: int = TEXT_BUDGET,
     token_budget: int = TOKEN_BUDGET,
     live: Mapping[str, Any] | None = None,
 ) -> tuple[Iterator[str], Blocks]:
     """The report of a run in parts of HTML, and its completions. What does not fit into the budgets is left out evenly,
-    and the page says what.
+    and the page says what. ``read`` is what ``read_run`` has found already.
 
     ``live`` is for a page of the dashboard, which loads itself again: its stamp, where the list of runs is, how often
     to ask, and the pages of other runs by their folders.
     """
-    facts = overview(run, usd_per_hour=usd_per_hour)
+    read = read or read_run(run, usd_per_hour=usd_per_hour)
+    facts, table = read.facts, read.table
     if live is not None:
         pages = live["pages"]
         for stage in facts["stages"]:
             stage["href"] = None if stage["is_own"] else pages.get(stage["path"])
-    rows = read_metrics(run)
-    table = columns(rows)
     blocks = make_blocks(run, text_budget=text_budget, token_budget=token_budget)
     groups = example_groups(run)
-    embedded = {"metrics": pack(table)}
+    embedded = {"metrics": pack(table.as_json())}
     left_out = _left_out(blocks)
     if groups:
         embedded["examples"], fitted = packed_examples(groups)
@@ -88,7 +107,7 @@ def report_page(
         "num_examples": len(groups),
         "left_out": left_out,
         "panels": PANELS,
-        "glossary": glossary(list(table)),
+        "glossary": glossary(table.keys),
         "key_groups": key_groups(),
     }
     title = f"{facts['name']} · oncurve"

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncurve.errors import ConfigError, DataError
+from oncurve.observe.columns import read_columns
 from oncurve.observe.record import RunFolder, read_json, read_metrics, read_rollouts, to_json, write_lines
 from oncurve.observe.tokens import TokenRecord
 from oncurve.records import Completion, Group, Prompt, Reward
@@ -46,6 +51,25 @@ def test_metrics_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert math.isnan(rows[0]["policy/loss"])
     assert math.isnan(rows[1]["policy/gradient_norm"])
     assert [row["step"] for row in rows] == [1, 2]
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.floats() | st.integers()), max_size=12), st.data()
+)
+def test_columns_say_what_the_rows_say_whatever_their_order(values: list[dict[str, Any]], data: st.DataObject) -> None:
+    steps = data.draw(st.lists(st.integers(0, 5), min_size=len(values), max_size=len(values)))
+    written = [{"step": step, **row} for step, row in zip(steps, values, strict=True)]
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written) + '{"step"')
+        rows, found = read_metrics(folder), read_columns(folder)
+    assert found.steps == [row["step"] for row in rows]
+    for key in "abc":
+        is_there = {row["step"]: abs(row[key]) <= 1e100 for row in rows if key in row}
+        assert found.broken(key) == [step for step, is_finite in is_there.items() if not is_finite]
+        assert found.finite(key) == (
+            [step for step, is_finite in is_there.items() if is_finite],
+            [row[key] for row in rows if is_there.get(row["step"])],
+        )
 
 
 def test_numbers_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None:

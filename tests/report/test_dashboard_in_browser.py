@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import write_step
+from made_runs import CONFIG, write_step
 
 from oncurve.observe.record import RunFolder
 from oncurve.report import dashboard
@@ -157,6 +157,11 @@ def test_a_phone_can_read_it(made_run: MakeRun, open_page: OpenPage, start: Any)
     small = """() => [...document.querySelectorAll('button:not(.sort), select')]
         .filter((one) => one.offsetHeight && one.offsetHeight < 32).map((one) => one.outerHTML)"""
     assert page.evaluate(small) == []  # a finger needs room
+    long = made_run("long-" * 12, config={**CONFIG, "model": "m" * 60})
+    page = open_page(start(long, made_run("other")).address, viewport={"width": 390, "height": 844}, has_touch=True)
+    page.wait_for_selector("text=other")
+    slides = "[...document.querySelectorAll('*')].filter((one) => one.scrollWidth > one.clientWidth && one.clientWidth)"
+    assert page.evaluate(f"{slides}.map((one) => one.outerHTML.slice(0, 80))") == []
 
 
 def test_hostile_completions_stay_text(made_run: MakeRun, open_page: OpenPage, start: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from made_runs import CONFIG
+from rich.console import Console
 
 from oncurve.errors import ConfigError, DataError
-from oncurve.report.comparing import compare_runs
+from oncurve.report.comparing import MOST_COLUMNS, compare_runs, comparison_tables
 
 MakeRun = Callable[..., Path]
 
@@ -79,6 +81,20 @@ def test_runs_are_compared_with_intervals_and_recipes(made_run: MakeRun, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "optimizer.learning_rate" in done.stdout
     assert (tmp_path / "both.html").is_file()
+
+
+@pytest.mark.parametrize("count", [2, 5, 6, 8])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_breaks_no_word_of_a_comparison(made_run: MakeRun, count: int, width: int) -> None:
+    config = {**CONFIG, "optimizer": {"learning_rate": 3e-5}}
+    compared = compare_runs([made_run(f"run-number-{n}", config=config if n % 2 else CONFIG) for n in range(count)])
+    out = Console(width=width, file=io.StringIO())
+    out.print(*comparison_tables(compared, width))
+    printed = out.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, printed.splitlines())) <= width
+    words = {word for _, cells in compared.rows for cell in cells for word in cell.text.split()}
+    assert len(compared.sides) > MOST_COLUMNS or words <= set(printed.split())
+    assert {f"run-number-{n}" for n in range(count)} | {"optimizer.learning_rate"} <= set(printed.split())
 
 
 def test_other_problems_are_not_paired(made_run: MakeRun) -> None:

@@ -72,6 +72,20 @@ def test_a_group_is_opened_and_the_address_leads_back_to_it(made_run: MakeRun, o
     again.wait_for_selector("text=Step 4, group 3")
 
 
+def test_a_long_run_is_drawn_in_means_and_told_in_its_own_numbers(
+    made_run: MakeRun, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncurve.report.curves.MOST_POINTS", 3)
+    page = open_page(report_of(made_run()), offline=True)
+    assert "Each point is the mean of 5 steps" in page.inner_text("#curves")
+    reward = page.locator("#curves .chart", has_text="reward, training").first
+    assert "reward, training 0.8" in reward.locator(".legend").inner_text()  # of step 8
+    assert reward.locator("path.raw").count() >= 1
+    reward.locator("svg").press("Home")
+    reward.locator("svg").press("ArrowRight")
+    assert "reward, training 0.3" in reward.locator(".legend").inner_text()  # the mean of steps 1 to 5
+
+
 def test_steps_are_switched_by_buttons_and_keys(made_run: MakeRun, open_page: OpenPage) -> None:
     page = open_page(report_of(made_run()), offline=True)
     page.wait_for_selector("text=Step 8, group 3")  # whose rewards differ most

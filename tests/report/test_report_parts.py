@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from made_runs import CONFIG, MANIFEST, make_episode_run, make_run, row, write_s
 
 from oncurve.errors import DataError
 from oncurve.evaluate.evaluation import read_evaluation
+from oncurve.observe.columns import Columns
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
 from oncurve.report.blocks import MAX_CHARACTERS, episode_shown, make_blocks, pack, read_step, shorten, spread
-from oncurve.report.curves import PANELS, columns, glossary
+from oncurve.report.curves import PANELS, Table, block_size, glossary
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview, state
 from oncurve.report.page import in_markup, render
@@ -93,9 +95,24 @@ def test_a_half_surrogate_survives_packing() -> None:
     assert unpacked(pack(["\ud83d", "\u2028", "é"])) == ["\ud83d", "\u2028", "é"]
 
 
-def test_columns_have_a_value_or_nothing_for_every_step() -> None:
-    rows = [{"step": 1, "a/b": math.nan}, {"step": 2, "a/c": 1 / 3}]
-    assert columns(rows) == {"step": [1, 2], "a/b": [None, None], "a/c": [None, 0.333333]}
+def test_a_table_has_a_value_or_nothing_for_every_step() -> None:
+    table = Table(Columns([{"step": 1, "a/b": math.nan}, {"step": 2, "a/c": 1 / 3}]), 1).as_json()
+    assert (table["step"], table["columns"]) == ([1, 2], {"a/b": [None, None], "a/c": [None, 0.333333]})
+    assert (table["ends"], table["spread"]) == ({"a/c": [0.333333, 0.333333]}, {})
+
+
+def test_a_long_run_is_drawn_in_blocks_whose_ends_and_sums_are_those_of_its_steps() -> None:
+    rows = [{"step": step, "a/b": float(step % 7), "time/step_seconds": 3.6} for step in range(1, 100_001)]
+    found = Columns([{"step": 0, "evaluation/x": 0.5}, *rows, {"step": 100_000, "evaluation/x": 0.75}])
+    size = block_size([found, Columns(rows[:5])])
+    table = Table(found, size).as_json()
+    assert (size, len(table["step"]), table["step"][:2], table["step"][-1]) == (50, 2001, [0, 50], 100_000)
+    second = [row["a/b"] for row in rows[50:100]]
+    shown = [table["columns"]["a/b"][2], *(end[2] for end in table["spread"]["a/b"])]
+    assert shown == [pytest.approx(fmean(second)), min(second), max(second)]
+    assert (table["ends"]["a/b"], table["ends"]["evaluation/x"]) == ([1.0, 100_000 % 7], [0.5, 0.75])
+    assert table["along"]["hours"][-1] == pytest.approx(100.0)
+    assert block_size([Columns(rows[:2000])]) == block_size([]) == 1
 
 
 def test_panels_draw_metrics_that_the_glossary_knows() -> None:
@@ -197,8 +214,8 @@ def test_the_state_of_a_run_follows_its_writer(tmp_path: Path) -> None:
 
 
 def test_time_is_told_by_phase_and_the_rest_of_the_steps() -> None:
-    rows = [{**row(step), "time/evaluate_seconds": 1.0} for step in (1, 2)]
-    told = {phase.name: (phase.seconds, phase.tokens) for phase in phases(rows)}
+    rows = [{"step": step, **row(step), "time/evaluate_seconds": 1.0} for step in (1, 2)]
+    told = {phase.name: (phase.seconds, phase.tokens) for phase in phases(Columns(rows))}
     assert told["sample"] == (2.4, 2000.0)
     assert told["train"] == (1.4, 1600.0)
     assert told["evaluate"] == (2.0, None)
@@ -206,9 +223,9 @@ def test_time_is_told_by_phase_and_the_rest_of_the_steps() -> None:
 
 
 def test_the_clock_of_a_resumed_run_is_added_up() -> None:
-    rows = [{"time/elapsed_seconds": seconds} for seconds in (10.0, 20.0, 5.0, 30.0)]
-    assert elapsed_seconds(rows) == 50.0
-    assert elapsed_seconds([]) == 0.0
+    rows = [{"step": step, "time/elapsed_seconds": seconds} for step, seconds in enumerate((10.0, 20.0, 5.0, 30.0))]
+    assert elapsed_seconds(Columns(rows)) == 50.0
+    assert elapsed_seconds(Columns()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -231,7 +248,7 @@ def test_a_drivers_name_finds_its_row(name: str, found: str | None) -> None:
 
 
 def test_cost_is_hours_times_price_times_devices() -> None:
-    rows = [{"time/elapsed_seconds": 1800.0}]
+    rows = Columns([{"step": 1, "time/elapsed_seconds": 1800.0}])
     manifest = {**MANIFEST, "processes": 2, "hardware": {"gpus": [{"name": "NVIDIA H200"}] * 8}}
     price = load_devices()["H200"].on_demand
     assert price is not None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oncurve.observe.columns import Columns
 from oncurve.report.comparing import RunComparison, Side
 from oncurve.report.seeds import compare_seeds
 from oncurve.stats import t_interval
@@ -25,7 +26,7 @@ def side(name: str, rate: float, seed: int, score: float, *, is_binary: bool = T
         mean_reward=SimpleNamespace(value=score),
         examples=[SimpleNamespace(question="1 + 1?")],
     )
-    return Side(name, Path(name), [], {}, config, {"trained": measured})
+    return Side(name, Path(name), Columns(), {}, config, {"trained": measured})
 
 
 def compared(*scores: tuple[str, float, list[float]], is_binary: bool = True) -> RunComparison:

@@ -12,7 +12,7 @@ const cursor = {
 /** How curves are drawn: measurements in a running mean (0: about a twentieth of the run). */
 const drawing = { smooth: 0 };
 
-const runningWindow = (length) => drawing.smooth || 2 * Math.floor(length / 40) + 1;
+const runningWindow = (length, size = 1) => (drawing.smooth ? Math.round(drawing.smooth / size) : 2 * Math.floor(length / 40) + 1);
 
 /** Centred running mean; gaps are left out and stay open. */
 function smoothed(values, window) {
@@ -46,6 +46,9 @@ function thinned(points, width) {
   return kept;
 }
 
+/** What a long run's curves show, in a sentence. */
+const thinning = (table, spread = "; the thin line goes from the lowest to the highest of them") => (table.size > 1 ? el("span", { class: "soft small" }, `Each point is the mean of ${number(table.size)} steps${spread}.`) : null);
+
 /** Round marks from low to high. */
 function ticks(low, high, many, isWhole = false) {
   const rough = Math.max(isWhole ? 1 : 0, (high - low) / Math.max(1, many)) || 1;
@@ -66,7 +69,7 @@ function tickText(value) {
 }
 
 /**
- * One panel. `series` are {name, xs, values, low, high, colour, key}; `band` is {name, xs, low, high} or null.
+ * One panel. `series` are {name, xs, values, low, high, colour, key, spread, size, last}; `band` is {name, xs, low, high} or null.
  * `zero` puts 0 on the axis, `least` is the least that its upper end may be. `onpick(x)` is told where somebody clicked or pressed Enter.
  */
 class Chart {
@@ -113,7 +116,7 @@ class Chart {
       for (const x of [one.xs[0], one.xs[one.xs.length - 1]]) {
         if (isNumber(x)) { xlow = Math.min(xlow, x); xhigh = Math.max(xhigh, x); } // all panels of a run span the same steps
       }
-      if (one.low) { see(one.xs, one.low); see(one.xs, one.high); }
+      for (const ends of [[one.low, one.high], one.spread]) if (ends && ends[0]) ends.forEach((end) => see(one.xs, end));
     }
     if (this.band) { see(this.band.xs, this.band.low); see(this.band.xs, this.band.high); }
     if (this.zero) low = Math.min(0, low);
@@ -137,7 +140,7 @@ class Chart {
     this.y = (value) => top + (1 - (value - edges.low) / (edges.high - edges.low)) * (height - top - bottom);
     const drawn = svg("svg", {
       width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "img",
-      "aria-label": `${this.title}: ${this.series.map((one) => `${one.name} ends at ${number(lastOf(one.values))}`).join(", ")}. Arrow keys move the cursor.`,
+      "aria-label": `${this.title}: ${this.series.map((one) => `${one.name} ends at ${number(last(one))}`).join(", ")}. Arrow keys move the cursor.`,
     });
     for (const mark of marks) {
       const at = Math.round(this.y(mark)) + 0.5;
@@ -170,14 +173,15 @@ class Chart {
     const points = pairs(one.xs, one.values);
     const path = (list) => `M${thinned(list, width).map(([x, value]) => `${this.x(x).toFixed(1)} ${this.y(value).toFixed(1)}`).join("L")}`;
     const isSparse = points.length < 0.5 * one.xs.length || points.length <= 2;
-    const window = isSparse ? 1 : runningWindow(one.xs.length);
+    const window = isSparse ? 1 : runningWindow(one.xs.length, one.size);
     const colour = `k${one.colour}`;
     if (one.isBand) drawn.append(this.drawBand(one, width));
     else if (one.low) {
       const bars = one.xs.map((x, at) => (isNumber(one.low[at]) && isNumber(one.high[at]) ? `M${this.x(x).toFixed(1)} ${this.y(one.low[at]).toFixed(1)}V${this.y(one.high[at]).toFixed(1)}` : "")).join("");
       if (bars) drawn.append(svg("path", { class: `bars ${colour}`, d: bars }));
     }
-    if (window > 1) drawn.append(svg("path", { class: `raw ${colour}`, d: path(points) }));
+    const spread = one.spread && one.xs.flatMap((x, at) => (isNumber(one.spread[0][at]) ? one.spread.map((end) => [x, end[at]]) : []));
+    if (spread || window > 1) drawn.append(svg("path", { class: `raw ${colour}`, d: path(spread || points) }));
     drawn.append(svg("path", { class: `line ${colour}${one.isSame ? " same" : ""}`, d: path(window > 1 ? pairs(one.xs, smoothed(one.values, window)) : points) }));
     if (isSparse && points.length <= 80) {
       for (const [x, value] of points) drawn.append(svg("circle", { class: colour, cx: this.x(x).toFixed(1), cy: this.y(value).toFixed(1), r: 3 }));
@@ -209,7 +213,7 @@ class Chart {
   point(at) {
     if (!this.mark) return;
     const entries = this.series.map((one) => {
-      const value = at === null ? lastOf(one.values) : one.values[one.xs.indexOf(at)];
+      const value = at === null ? last(one) : one.values[one.xs.indexOf(at)];
       return el("span", {}, el("span", { class: `swatch k${one.colour}` }), `${one.name} `, el("b", {}, number(value)));
     });
     fill(this.legend, entries, at === null ? null : el("span", { class: "at" }, `${this.xname} ${number(at)}`));
@@ -223,7 +227,9 @@ class Chart {
   }
 }
 
-function lastOf(values) {
+/** The last value of a curve: of the run, or of what is drawn. */
+function last({ last, values }) {
+  if (isNumber(last)) return last;
   for (let at = values.length - 1; at >= 0; at--) if (isNumber(values[at])) return values[at];
   return null;
 }
@@ -257,7 +263,7 @@ class Curves {
     this.controls = el("div", { class: "controls" },
       el("label", {}, "smoothing", choice("smoothing", [["0", "auto"], ["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]], "0", (value) => { drawing.smooth = Number(value); this.draw(); })));
     this.node = el("section", { id: "curves" },
-      el("div", { class: "head" }, el("h2", {}, "Curves"), el("span", { class: "grow" }), this.controls),
+      el("div", { class: "head" }, el("h2", {}, "Curves"), thinning(table), el("span", { class: "grow" }), this.controls),
       (this.nothing = el("p", { class: "soft" }, "No step is finished yet.")),
       grid(this.panels.slice(0, 4), "half"),
       el("div", { class: "spaced" }), grid(this.panels.slice(4), "third"), this.more);
@@ -265,12 +271,12 @@ class Curves {
   }
 
   draw() {
-    const { table } = this, column = (key) => table.columns[key] || table.steps.map(() => null);
+    const { table } = this, column = (key) => table.curve(key).values;
     this.boot.panels.forEach((panel, at) => {
       const isDrawn = (line) => !line.unless_equal_to || JSON.stringify(table.columns[line.key]) !== JSON.stringify(table.columns[line.unless_equal_to]);
       const isBase = (key) => column(key).every((value, place) => !isNumber(value) || table.steps[place] === 0); // measured once
       const series = panel.lines.filter(isDrawn).map((line, colour) => ({
-        name: isBase(line.key) ? `${line.name}, before training` : line.name, key: line.key, xs: table.steps, values: column(line.key), colour,
+        ...table.curve(line.key), name: isBase(line.key) ? `${line.name}, before training` : line.name, colour,
         low: line.low && column(line.low), high: line.high && column(line.high),
       }));
       const band = panel.band && { name: panel.band[2], xs: table.steps, low: column(panel.band[0]), high: column(panel.band[1]), colour: 0 };
@@ -283,7 +289,7 @@ class Curves {
 
   drawOthers() {
     if (!this.more.open) return;
-    const keys = this.table.keys().filter((key) => this.table.has(key));
+    const keys = Object.keys(this.table.ends);
     const groups = [...this.boot.key_groups, ...keys.map((key) => key.split("/")[0])].filter((group, at, all) => all.indexOf(group) === at);
     const fresh = keys.some((key) => !this.others.has(key));
     for (const key of keys) {
@@ -294,7 +300,7 @@ class Curves {
         this.others.set(key, chart);
       }
       const name = (this.boot.glossary[key] || [""])[0] || "value";
-      this.others.get(key).show([{ name, key, xs: this.table.steps, values: this.table.columns[key], colour: 0 }], null);
+      this.others.get(key).show([{ ...this.table.curve(key), name, colour: 0 }], null);
     }
     if (!fresh) return;
     fill(this.all, groups.map((group) => {

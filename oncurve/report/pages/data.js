@@ -12,33 +12,27 @@ async function blockOf(id) {
   return node === null ? null : unpack(node.textContent);
 }
 
-/** Metrics as one list per key, ordered by step; rows of one step are merged, later values over earlier ones. */
+/** Metrics as one list per key, ordered by step: of each step or, in a long run, means of `size` steps and their lowest and highest. */
 class Table {
-  constructor(columns) {
-    this.columns = columns && columns.step ? columns : { step: [] };
-  }
-
-  get steps() {
-    return this.columns.step;
-  }
-
-  keys() {
-    return Object.keys(this.columns).filter((key) => key !== "step");
+  constructor({ size, step, along, columns, spread, ends }) {
+    Object.assign(this, { size, steps: step, columns, spread, ends, places: { ...along, step } });
   }
 
   has(key) {
-    return (this.columns[key] || []).some(isNumber);
+    return key in this.ends;
   }
 
   last(key) {
-    const values = this.columns[key] || [];
-    for (let at = values.length - 1; at >= 0; at--) if (isNumber(values[at])) return values[at];
-    return null;
+    return this.has(key) ? this.ends[key][1] : null;
   }
 
   first(key) {
-    const found = (this.columns[key] || []).find(isNumber);
-    return found === undefined ? null : found;
+    return this.has(key) ? this.ends[key][0] : null;
+  }
+
+  /** A metric as a chart draws it, along steps, hours or tokens. */
+  curve(key, kind = "step") {
+    return { key, xs: this.places[kind], values: this.columns[key] || this.steps.map(() => null), spread: this.spread[key], size: this.size, last: this.last(key) };
   }
 }
 

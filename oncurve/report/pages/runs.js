@@ -111,8 +111,7 @@ function showComparison(root, boot, tables) {
     chart.xname = away.x;
     if (boot.recipes) chart.show(boot.recipes.groups.map((group, at) => ({ name: group.name, key, colour: at % 6, isBand: true, ...overSeeds(group.runs.map((place) => tables[place]), key, away.x) })), null);
     else chart.show(tables.map((table, at) => {
-      const column = (name) => table.columns[name] || table.steps.map(() => null);
-      return { name: boot.runs[at].name, key, xs: along(table, away.x), values: column(key), colour: at % 6, low: low && column(low), high: high && column(high) };
+      return { ...table.curve(key, away.x), name: boot.runs[at].name, colour: at % 6, low: low && table.curve(low).values, high: high && table.curve(high).values };
     }), null);
   });
   charts.forEach(({ chart }, at) => chart.node.classList.add(at < 4 ? "half" : "third"));
@@ -120,7 +119,7 @@ function showComparison(root, boot, tables) {
     el("header", { class: "top" }, boot.home ? el("a", { class: "brand", href: boot.home }, "← runs") : null, el("div", { class: "grow" }, el("h1", {}, boot.runs.length > MOST_COLUMNS ? count(boot.runs.length, "run") : boot.runs.map((run) => run.name).join(" · "))), themeButton()),
     boot.recipes ? el("section", { id: "by-recipe" }, el("div", { class: "head" }, el("h2", {}, "By recipe, over seeds")), recipesTable(boot.recipes)) : null,
     el("section", { id: "table" }, el("div", { class: "head" }, el("h2", {}, "Results")), comparisonTable(boot)),
-    el("section", { id: "curves" }, el("div", { class: "head" }, el("h2", {}, "Curves"), el("span", { class: "grow" }),
+    el("section", { id: "curves" }, el("div", { class: "head" }, el("h2", {}, "Curves"), thinning(tables[0], boot.recipes ? "" : undefined), el("span", { class: "grow" }),
       el("label", {}, "along", choice("horizontal axis", [["step", "steps"], ["hours", "hours"], ["M tokens", "sampled tokens, millions"]], "step", (value) => { away.x = value; draw(); })),
       el("label", {}, "smoothing", choice("smoothing", [["0", "auto"], ["1", "none"], ["15", "15 steps"], ["51", "51 steps"]], "0", (value) => { drawing.smooth = Number(value); draw(); }))),
     el("div", { class: "grid" }, charts.map(({ chart }) => chart.node)),
@@ -130,27 +129,16 @@ function showComparison(root, boot, tables) {
   draw();
 }
 
-/** A run's steps as steps, as hours spent in steps and evaluations, or as millions of sampled tokens. */
-function along(table, kind) {
-  if (kind === "step") return table.steps;
-  const keys = kind === "hours" ? ["time/step_seconds", "time/evaluate_seconds"] : ["tokens/sampled"];
-  const unit = kind === "hours" ? 3600 : 1e6;
-  let sum = 0;
-  return table.steps.map((_, at) => {
-    for (const key of keys) sum += (table.columns[key] && table.columns[key][at]) || 0;
-    return sum / unit;
-  });
-}
-
 /** The mean of a metric over runs, step by step, with its lowest and highest value. */
 function overSeeds(tables, key, kind) {
   const found = new Map();
   for (const table of tables) {
-    const xs = along(table, kind);
-    (table.columns[key] || []).forEach((value, at) => {
+    const { xs, values } = table.curve(key, kind);
+    values.forEach((value, at) => {
       if (!isNumber(value) || !isNumber(xs[at])) return;
-      if (!found.has(table.steps[at])) found.set(table.steps[at], []);
-      found.get(table.steps[at]).push([xs[at], value]);
+      const block = Math.ceil(table.steps[at] / table.size);
+      if (!found.has(block)) found.set(block, []);
+      found.get(block).push([xs[at], value]);
     });
   }
   const points = [...found].sort(([a], [b]) => a - b).map(([, both]) => both);
