@@ -66,7 +66,7 @@ _BETWEEN = 3
 def in_parts(
     title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]], width: int, *, kept: int, right: bool = True
 ) -> Iterator[Table]:
-    """A table in parts that a terminal of ``width`` characters shows without breaking a word, each with ``kept`` columns."""
+    """A table in parts, each with the ``kept`` first columns, that a terminal shows without breaking a word."""
     rows = list(rows)
     texts = [[str(row[place]) for row in (heads, *rows)] for place in range(len(heads))]
     words = [max((len(word) for text in column for word in text.split()), default=0) for column in texts]

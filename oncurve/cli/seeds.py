@@ -73,8 +73,9 @@ def _compare(runs: Sequence[Path]) -> None:
 
     found = compare_seeds(compare_runs(runs))
     if found is not None:
-        console().print(seeds_table(found))
-        console().print(f"more: oncurve compare {' '.join(map(str, runs))}", markup=False, highlight=False)
+        out = console()
+        out.print(*seeds_table(found, out.width))
+        out.print(f"more: oncurve compare {' '.join(map(str, runs))}", markup=False, highlight=False)
 
 
 def _gpus() -> list[str]:

@@ -139,13 +139,12 @@ def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[
 
 def _weights(metrics: Columns) -> list[list[str]]:
     """How weights went to rollout servers, where differences were sent."""
-    keys = ("weights/sent_fraction", "weights/sent_mb", "weights/sync_seconds")
-    if not any(changed < 1 for changed in metrics.values("weights/changed_fraction")):
+    sent = {step for step, changed in zip(*metrics.finite("weights/changed_fraction"), strict=True) if changed < 1}
+    if not sent:
         return []
-    whole = {step for step, changed in zip(*metrics.column("weights/changed_fraction"), strict=True) if not changed < 1}
     share, size, seconds = (
-        statistics.median(value for step, value in zip(*metrics.finite(key), strict=True) if step not in whole)
-        for key in keys
+        statistics.median(value for step, value in zip(*metrics.finite(key), strict=True) if step in sent)
+        for key in ("weights/sent_fraction", "weights/sent_mb", "weights/sync_seconds")
     )
     text = f"{size:.3g} MB per step, {share:.2%} of all; servers sampled from them {seconds:.2g} s later"
     return [["weights sent", text]]

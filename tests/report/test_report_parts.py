@@ -222,6 +222,16 @@ def test_time_is_told_by_phase_and_the_rest_of_the_steps() -> None:
     assert told["other"][0] == pytest.approx(0.2)
 
 
+def test_differences_of_weights_are_told_by_the_median_of_the_steps_that_sent_some(made_run: MakeRun) -> None:
+    sent = {"weights/sent_fraction": 0.125, "weights/sent_mb": 3.0, "weights/sync_seconds": 0.5}
+    run = made_run(metrics={"weights/changed_fraction": 0.25, **sent})
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "weights/changed_fraction": 1.0, **dict.fromkeys(sent, 99.0)}) + "\n")
+    assert ["weights sent", "3 MB per step, 12.50% of all; servers sampled from them 0.5 s later"] in overview(run)[
+        "facts"
+    ]
+
+
 def test_the_clock_of_a_resumed_run_is_added_up() -> None:
     rows = [{"step": step, "time/elapsed_seconds": seconds} for step, seconds in enumerate((10.0, 20.0, 5.0, 30.0))]
     assert elapsed_seconds(Columns(rows)) == 50.0
