@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from oncurve import __version__
 from oncurve.observe.record import json_if_there, write_pieces
 from oncurve.report.blocks import pack
-from oncurve.report.curves import Table as Curves
-from oncurve.report.curves import block_size
+from oncurve.report.curves import CurveTable, block_size
 from oncurve.report.page import pieces
 
 if TYPE_CHECKING:
@@ -326,7 +325,7 @@ def comparison_page(
         "recipes": recipes,
     }
     size = block_size(side.metrics for side in compared.sides)
-    tables = (Curves(side.metrics, size).as_json() for side in compared.sides)
+    tables = (CurveTable(side.metrics, size).as_json() for side in compared.sides)
     blocks = {f"metrics-{place}": pack(table) for place, table in enumerate(tables)}
     return pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks)
 

@@ -146,7 +146,7 @@ ALONG = {"hours": (("time/step_seconds", "time/evaluate_seconds"), 3600), "M tok
 """What curves may be drawn along besides steps: sums of metrics, and their unit."""
 
 
-class Table:
+class CurveTable:
     """The metrics of a run as a page draws them: one value per step or, of a long run, per block of steps.
 
     A block ends with a step that ``size`` divides; the first step, 0, is one of its own. Of its values a page gets the

@@ -12,7 +12,7 @@ from oncurve import __version__
 from oncurve.doctor.read import read_case
 from oncurve.observe.record import write_pieces
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, Blocks, make_blocks, pack
-from oncurve.report.curves import PANELS, Table, block_size, glossary, key_groups
+from oncurve.report.curves import PANELS, CurveTable, block_size, glossary, key_groups
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview
 from oncurve.report.page import pieces
@@ -52,7 +52,7 @@ class Reading:
 
     facts: dict[str, Any]
     """What ``overview`` says."""
-    table: Table
+    table: CurveTable
     config: Mapping[str, Any]
     """The resolved recipe."""
 
@@ -60,7 +60,7 @@ class Reading:
 def read_run(run: Path, *, usd_per_hour: float | None = None) -> Reading:
     """A run's folder, its metrics read once. Raises DataError if there is no run, or a file of it is broken."""
     case = read_case(run)
-    table = Table(case.columns, block_size([case.columns]))
+    table = CurveTable(case.columns, block_size([case.columns]))
     return Reading(overview(run, case, usd_per_hour=usd_per_hour), table, case.config)
 
 

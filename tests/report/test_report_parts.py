@@ -24,7 +24,7 @@ from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
 from oncurve.report.blocks import MAX_CHARACTERS, episode_shown, make_blocks, pack, read_step, shorten, spread
-from oncurve.report.curves import PANELS, Table, block_size, glossary
+from oncurve.report.curves import PANELS, CurveTable, block_size, glossary
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview, state
 from oncurve.report.page import in_markup, render
@@ -96,7 +96,7 @@ def test_a_half_surrogate_survives_packing() -> None:
 
 
 def test_a_table_has_a_value_or_nothing_for_every_step() -> None:
-    table = Table(Columns([{"step": 1, "a/b": math.nan}, {"step": 2, "a/c": 1 / 3}]), 1).as_json()
+    table = CurveTable(Columns([{"step": 1, "a/b": math.nan}, {"step": 2, "a/c": 1 / 3}]), 1).as_json()
     assert (table["step"], table["columns"]) == ([1, 2], {"a/b": [None, None], "a/c": [None, 0.333333]})
     assert (table["ends"], table["spread"]) == ({"a/c": [0.333333, 0.333333]}, {})
 
@@ -105,7 +105,7 @@ def test_a_long_run_is_drawn_in_blocks_whose_ends_and_sums_are_those_of_its_step
     rows = [{"step": step, "a/b": float(step % 7), "time/step_seconds": 3.6} for step in range(1, 100_001)]
     found = Columns([{"step": 0, "evaluation/x": 0.5}, *rows, {"step": 100_000, "evaluation/x": 0.75}])
     size = block_size([found, Columns(rows[:5])])
-    table = Table(found, size).as_json()
+    table = CurveTable(found, size).as_json()
     assert (size, len(table["step"]), table["step"][:2], table["step"][-1]) == (50, 2001, [0, 50], 100_000)
     second = [row["a/b"] for row in rows[50:100]]
     shown = [table["columns"]["a/b"][2], *(end[2] for end in table["spread"]["a/b"])]
