@@ -30,7 +30,7 @@ from oncurve.observe.run_model import locate
 from oncurve.records import Completion
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "ahead_vllm.json"
-STEPS, PROMPTS, GROUP, STALENESS, SERVER_DIES = 30, 8, 4, 2, 12
+STEPS, PROMPTS, GROUP, STALENESS, SERVER_DIES = 30, 16, 2, 2, 12
 TEMPERATURE = 1.2
 RECIPE = f"""
 model: embedded
@@ -39,7 +39,7 @@ algorithm: {{group_size: {GROUP}, correction: truncate}}
 rollouts:
   type: servers
   vllm_servers: 2
-  vllm_options: [--max-num-seqs=4]
+  vllm_options: [--max-num-seqs=2]
   staleness: {STALENESS}
   in_flight: true
   max_completion_tokens: 96
