@@ -82,8 +82,15 @@ def test_recorded_completions_are_trained_on_where_the_run_was_measured_in_betwe
     assert not found.is_sampled
 
 
-def test_a_run_of_two_processes_is_done_again_by_two(nursery: Nursery, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recorded_recipe(tmp_path, steps=3)), encoding="utf-8")
+IN_FLIGHT = {"type": "servers", "own_servers": 1, "staleness": 2, "in_flight": True, "max_completion_tokens": 24}
+
+
+@pytest.mark.parametrize("rollouts", [{}, IN_FLIGHT], ids=["sampling themselves", "on a server in flight"])
+def test_a_run_of_two_processes_is_done_again_by_two(
+    nursery: Nursery, tmp_path: Path, rollouts: dict[str, Any]
+) -> None:
+    tree = recorded_recipe(tmp_path, steps=3, rollouts=rollouts)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     done = nursery.run_python("-m", "oncurve", "train", tmp_path / "recipe.yaml", "--processes", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     data = tmp_path / "found.json"
