@@ -28,8 +28,9 @@ from oncurve.run.training_request import ProgramObjects, request_of_tree
 from oncurve.trl.checkpoints import find_run, load_best, load_state, name_checkpoint, note_best
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
-from oncurve.trl.logs import LogWindow, measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
+from oncurve.trl.logs import OF_AN_UPDATE, LogWindow, measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
 from oncurve.trl.overridden import TrlAttributes, refuse_overridden
+from oncurve.trl.rewards_of_scripts import REWARDS
 from oncurve.trl.script_arguments import require_kinds
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
@@ -119,7 +120,7 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
             environments=asked.environment_factory,
         )
         self.oncurve = Trainer(
-            request_of_tree(found.recipe(), found.rows, found.rewards or None, found.measured(), objects, {})
+            request_of_tree(found.recipe(), found.rows, self._taken_rewards() or None, found.measured(), objects, {})
         )
         self.oncurve.on_load = self._loaded
         self._options = self.args.options()
@@ -287,7 +288,7 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
         metrics = speeds("train", seconds, samples=samples, steps=self.state.global_step - first)
         metrics |= {"total_flos": self.state.total_flos, "train_loss": loss}
         self._taken("train")  # of the measurement at the end
-        self.log({**self._window.rest(), **metrics})
+        self._say({**self._window.rest(), **metrics})
         self._callbacks.call("on_train_end")
         if self.args.push_to_hub and not self.control.should_training_stop:
             try:
@@ -312,6 +313,8 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
 
     def _take_changed_options(self) -> None:
         """Take options changed in ``args`` since the trainer was made. Raises ConfigError for what TRL read then."""
+        if self._has_columns != self._replaces(REWARDS):
+            self._ask_again(reward_funcs=self.reward_funcs)
         if changed := changed_options(self._options, self.args.options()):
             self._ask_again(args=self.args)
             said = ", ".join(changed)
@@ -355,7 +358,8 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
         asked, updates = self.control.should_log, self.state.global_step
         row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
         if row is not None:
-            self.log(row)
+            self._metrics["train"].update({name: [row[name]] for name in row if name not in OF_AN_UPDATE})  # as in TRL
+            self._say(row)
         if self.args.log_completions and self.is_world_process_zero():
             folder = Path(self.args.output_dir or "trainer_output") / "completions"
             write_table(folder, step, make_algorithm(self.oncurve.config), self._reward_names(), self._extra)
@@ -374,8 +378,14 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
                 name_checkpoint(saved, self.args.output_dir, self.state)
             self._callbacks.call("on_save")
 
+    def _say(self, logs: dict[str, Any]) -> None:
+        with self._in_mode():
+            self.log(logs)
+
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Put a row into ``state.log_history`` and show it to callbacks."""
+        """Put a row into ``state.log_history``, with what is in ``_metrics``, and show it to callbacks."""
+        kind = "eval_" if self._mode == "eval" else ""
+        logs.update({f"{kind}{name}": value for name, value in self._taken(self._mode).items()})
         row = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step}
         self.state.log_history.append(row)
         self._callbacks.call("on_log", logs=row)
@@ -391,9 +401,8 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
             raise CheckpointError("evaluate: the trainer has no eval_dataset. Pass one")
         config = self.oncurve.config
         count = self.args.num_generations_eval or self.args.num_generations
-        function = make_reward_function(
-            config.rewards, seed=config.run.seed, given={reward.name: reward for reward, _ in self.translation.rewards}
-        )
+        given = {str(one.name): reward for one, (reward, _) in zip(config.rewards, self._taken_rewards(), strict=False)}
+        function = make_reward_function(config.rewards, seed=config.run.seed, given=given)
         measured: dict[str, float] = {}
         self._mode = "eval"
         for prefix, rows in sets.items():
@@ -411,7 +420,7 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
                 f"{name}_{key}": value for name in dict.fromkeys(("eval", prefix)) for key, value in logs.items()
             }
             metrics |= speeds(prefix, time.perf_counter() - started, samples=len(rows) * count, steps=batches)
-            self.log(metrics)  # a row for each set, where TRL names all but loss and speed "eval_"
+            self._say(metrics)  # a row for each set, where TRL names all but loss and speed "eval_"
             self._callbacks.call("on_evaluate", metrics=metrics)
             measured |= metrics
         self._mode = "train"

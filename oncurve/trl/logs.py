@@ -48,6 +48,8 @@ def clip_logs(metrics: Mapping[str, float], loss_type: str) -> dict[str, float]:
 
 LATEST = ("grad_norm", "learning_rate", "num_tokens", "policy/gradient_norm", "policy/learning_rate")
 """What a row of several steps says of the last of them; of the rest it says the mean."""
+OF_AN_UPDATE = ("loss", "grad_norm", "learning_rate")
+"""What transformers' trainer logs by itself, where TRL adds the rest."""
 
 
 class LogWindow:
@@ -73,9 +75,7 @@ class LogWindow:
 
     def rest(self) -> dict[str, float]:
         """TRL's additions to the last row: the steps that no row was due for, without what the optimizer says."""
-        return {
-            name: value for name, value in self._row().items() if name not in ("loss", "grad_norm", "learning_rate")
-        }
+        return {name: value for name, value in self._row().items() if name not in OF_AN_UPDATE}
 
     def _row(self) -> dict[str, float]:
         found: dict[str, list[float]] = {}

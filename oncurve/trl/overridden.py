@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -41,10 +42,25 @@ ATTRIBUTES = (
 """Attributes of GRPOTrainer beside those of transformers' Trainer."""
 CALLED = (
     "log", "evaluate", "save_model", "train", "push_to_hub", "create_model_card", "__init__", "create_optimizer",
-    "create_scheduler", "compute_loss", "_compute_loss", "_generate_and_score_completions",
+    "create_scheduler", "compute_loss", "_compute_loss", "_generate_and_score_completions", "_calculate_rewards",
+    "_prepare_inputs", "predict", "hyperparameter_search", "get_num_trainable_parameters", "get_learning_rates",
 )  # fmt: skip
-"""What is called here as there, so that a subclass may replace it."""
+"""What is called here as there, or by nothing in either, so that a subclass may replace it."""
 WHY = "Say it in GRPOConfig or as a reward, or write the loop yourself with oncurve's verbs (docs/python.md)"
+_ROWS = "rows are taken by their place: put them in the order of training, with GRPOConfig(shuffle_dataset=False)"
+_MEASURED = "replace evaluate, which samples, measures and logs"
+INSTEAD = {
+    **dict.fromkeys(("get_train_dataloader", "_get_train_sampler", "_get_dataloader", "data_collator"), _ROWS),
+    **dict.fromkeys(("evaluation_loop", "prediction_step", "get_eval_dataloader", "_get_eval_sampler"), _MEASURED),
+    "training_step": "replace compute_loss, which sees every loss, or take a callback's on_pre_optimizer_step, in which "
+    "the gradients are there, and on_step_end",
+    "optimizer_step": "take a callback's on_pre_optimizer_step and on_optimizer_step",
+    "_save_checkpoint": "replace save_model, or take a callback's on_save",
+    "create_optimizer_and_scheduler": "replace create_optimizer and create_scheduler",
+    "_maybe_log_save_evaluate": "replace log, save_model and evaluate, or take a callback",
+    "_inner_training_loop": "replace train, or take callbacks",
+}
+"""What to use in the place of a method that is not called."""
 
 
 class NotHere(ConfigError, AttributeError):
@@ -65,8 +81,14 @@ def refuse_overridden(kind: type, base: type) -> None:
     replaced = [name for name in replaced if not name.startswith("__")]
     if replaced:
         raise ConfigError(
-            f"{kind.__name__} replaces {listed(replaced)} of TRL's GRPOTrainer, which nothing calls here. {WHY}"
+            f"{kind.__name__} replaces {listed(replaced)} of TRL's GRPOTrainer, which nothing calls here. "
+            f"{instead_of(replaced)}"
         )
+
+
+def instead_of(names: Iterable[str]) -> str:
+    """What a script can use in the place of methods that are not called here."""
+    return ". ".join(dict.fromkeys(f"For {name}: {INSTEAD[name]}" if name in INSTEAD else WHY for name in names))
 
 
 class TrlNames(type):
@@ -91,7 +113,8 @@ class TrlNames(type):
             patched = sorted(name for name in now if name in of_trl() and name not in CALLED and name[:2] != "__")
             if patched:
                 raise ConfigError(
-                    f"the script replaces {listed(patched)} of {kind.__name__}, which nothing calls here. {WHY}"
+                    f"the script replaces {listed(patched)} of {kind.__name__}, which nothing calls here. "
+                    f"{instead_of(patched)}"
                 )
 
 
@@ -114,7 +137,7 @@ class TrlAttributes(metaclass=TrlNames):
         """Raises ConfigError for what TRL's trainer would read and nothing here does."""
         is_own = name in vars(self) or inspect.isdatadescriptor(inspect.getattr_static(type(self), name, None))
         if self._is_made and not is_own and name in of_trl() and name not in CALLED:
-            where = f"Set it in GRPOConfig({name}=...)" if name in table() else WHY
+            where = f"Set it in GRPOConfig({name}=...)" if name in table() else instead_of([name])
             raise ConfigError(f"trainer.{name} is set by the script, and nothing here reads it. {where}")
         object.__setattr__(self, name, value)
 
@@ -122,4 +145,4 @@ class TrlAttributes(metaclass=TrlNames):
 def _missing(shown: str, name: str, kind: type) -> AttributeError:
     if name not in of_trl():
         return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-    return NotHere(f"{shown} is TRL's, and oncurve's trainer has none. {WHY}")
+    return NotHere(f"{shown} is TRL's, and oncurve's trainer has none. {instead_of([name])}")

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from oncurve.episodes.from_settings import give_rewards
 from oncurve.errors import ConfigError
 from oncurve.records import SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.custom import from_function
+from oncurve.rewards.foreign_code import run_async
+from oncurve.trl.chat import is_conversational
 
+REWARDS = "_calculate_rewards"
+NO_COLUMNS = ("prompt", "completion", "completion_ids")
+"""What a row may hold and a reward does not get as a column."""
 PATIENCE_SECONDS = 3600.0
 """TRL waits for an async reward without end."""
 
@@ -73,19 +82,101 @@ class RewardModel:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """The first output for every text."""
-        texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        asked = [prompt.row[SOURCE_ROW]["prompt"] if self.messages else prompt.text for prompt in prompts]
+        said = [[{"role": "assistant", "content": one.text}] if self.messages else one.text for one in completions]
+        return [Reward(value=score) for score in self.scores(asked, said)]
+
+    def scores(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
+        """The first output for every text, of prompts and completions as text or as lists of messages."""
+        texts = [
+            str(self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
+            if self.messages
+            else prompt + completion
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         inputs = self.tokenizer(
             texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
         ).to(self.model.device)
         with torch.inference_mode():
-            scores = self.model(**inputs).logits[:, 0].float().tolist()
-        return [Reward(value=score) for score in scores]
+            return self.model(**inputs).logits[:, 0].float().tolist()
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _text(self, prompt: Prompt, completion: Completion) -> str:
-        if not self.messages:
-            return prompt.text + completion.text
-        said = [*prompt.row[SOURCE_ROW]["prompt"], {"role": "assistant", "content": completion.text}]
-        return str(self.tokenizer.apply_chat_template(said, tokenize=False))
+
+class ScriptRewards:
+    """The part of a trainer that computes rewards. A script may replace `_calculate_rewards`."""
+
+    translation: Any
+    model: Any
+    _has_columns: bool
+    """`_calculate_rewards` was the script's own when the trainer was made."""
+    _columns: tuple[Any, Tensor, list[int]] | None = None
+    """What the script's own method made of which completions, and the columns of it that were read."""
+
+    @property
+    def reward_weights(self) -> Tensor:
+        """The weight of every reward [functions]."""
+        return torch.tensor([weight for _, weight in self.translation.rewards], dtype=torch.float32)
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Sequence[Any], completions: Sequence[Any], completion_ids_list: Any
+    ) -> Tensor:
+        """The reward of every completion by every function [N, functions]; NaN where it has no opinion."""
+        asked = self.translation.asked
+        named = {name: [row[name] for row in inputs] for name in inputs[0] if name not in NO_COLUMNS} | asked.extras
+        found = []
+        for function, (reward, _) in zip(asked.reward_funcs, self.translation.rewards, strict=True):
+            if isinstance(reward, RewardModel):
+                values: Any = reward.scores(prompts, completions)
+            else:
+                values = function(
+                    prompts=prompts, completions=completions, completion_ids=completion_ids_list, **named
+                )
+            if inspect.isawaitable(values):
+                [values] = run_async([values], PATIENCE_SECONDS)
+            if isinstance(values, BaseException):
+                raise values
+            found.append([math.nan if value is None else float(value) for value in values])
+        return torch.tensor(found, dtype=torch.float32).T
+
+    def _taken_rewards(self) -> list[tuple[RewardFunction, float]]:
+        """The rewards of the script; columns of what its own method computes, where it has one.
+
+        Raises ConfigError where that could not be all of them.
+        """
+        asked, given = self.translation.asked, self.translation.rewards
+        self._has_columns = self._replaces(REWARDS)
+        if not self._has_columns:
+            return given
+        if asked.environment_factory is not None and give_rewards(asked.environment_factory):
+            raise ConfigError(
+                f"{REWARDS} is replaced, and environments have a get_reward, which it does not compute here. Let a "
+                f"reward function read it: it gets `environments`"
+            )
+        messages = is_conversational({"prompt": self.translation.rows[0][SOURCE_ROW]["prompt"]})
+        method, made = self._calculate_rewards, []
+        code = method.__func__ if isinstance(method, MethodType) else method
+        for place, (reward, weight) in enumerate(given):
+            one: Any = reward_of(partial(self._column, place), reward.name, messages=messages, extras=asked.extras)
+            one.__wrapped__ = partial(code, asked.reward_funcs[place])  # whose change a resume notices
+            made.append((one, weight))
+        return made
+
+    def _column(self, place: int, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        """What the script's method says of completions for one function: it is asked once for all of them."""
+        asked = (prompts, completions, completion_ids)
+        if self._columns is None or self._columns[0] != asked or place in self._columns[2]:
+            names = columns.keys() - self.translation.asked.extras.keys()
+            inputs = [
+                {"prompt": prompt, **{name: columns[name][row] for name in names}} for row, prompt in enumerate(prompts)
+            ]
+            with self._in_mode():
+                made = self._calculate_rewards(inputs, *asked)
+            shape = (len(prompts), len(self.translation.rewards))
+            if not isinstance(made, Tensor) or made.shape != shape:
+                found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                raise ConfigError(f"{REWARDS} returns {found}, not a tensor of completions and functions {shape}")
+            self._columns = (asked, made, [])
+        self._columns[2].append(place)
+        return self._columns[1][:, place].tolist()

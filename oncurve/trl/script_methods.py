@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -15,16 +17,20 @@ from oncurve.errors import ConfigError
 from oncurve.records import SOURCE_ROW
 from oncurve.run.parts import Parts
 from oncurve.trl.overridden import WHY, NotHere
+from oncurve.trl.rewards_of_scripts import ScriptRewards
 
 
-class ScriptMethods:
+class ScriptMethods(ScriptRewards):
     """The part of a trainer that computes. A replaced method may look, log and change advantages."""
 
     model: Any
     _loss: Tensor | None = None
     """Of the microbatch that is trained on."""
     _outputs: dict[str, Any] | None = None
-    """Of the step that is trained on."""
+    """Of the step that is trained on, or of one pass over a part of it."""
+    _rows: Sequence[Any] = ()
+    """Of the completions of that step."""
+    _mode: str
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -49,6 +55,23 @@ class ScriptMethods:
             )
         return dict(self._outputs)
 
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if self._outputs is None:
+            raise NotHere(f"GRPOTrainer._prepare_inputs is called by the script outside of training. {WHY}")
+        return dict(self._outputs)
+
+    @contextmanager
+    def _in_mode(self) -> Iterator[None]:
+        """While code of the script runs, its model says that it is trained, or measured, as it does with TRL.
+
+        Its layers are not told: dropout stays off.
+        """
+        self.model.training = self._mode == "train"
+        try:
+            yield
+        finally:
+            self.model.training = False
+
     def _watch(self, parts: Parts) -> Parts:
         """The parts with an algorithm that calls what the script replaces."""
         own = {field.name: getattr(parts.algorithm, field.name) for field in fields(Algorithm)}
@@ -62,7 +85,8 @@ class ScriptMethods:
         """Have the script look at a loss. Raises ConfigError where it makes another one of it."""
         self._loss = loss
         try:
-            given = self.compute_loss(self.model, tensors_of(microbatch))
+            with self._in_mode():
+                given = self.compute_loss(self.model, tensors_of(microbatch))
         finally:
             self._loss = None
         if given is not loss:
@@ -71,30 +95,36 @@ class ScriptMethods:
                 f"one's own is `algorithm.function` (docs/own_algorithm.md)"
             )
 
-    def _seen_step(self, batch: Batch, rows: Sequence[Any]) -> Batch:
-        """Have the script look at the completions of a step; their advantages are as it leaves them.
+    def _seen_rows(self, name: str, batch: Batch) -> Batch:
+        """Have a method of the script look at the completions of a step, or at those of one pass; their advantages are
+        as it leaves them.
 
         Raises ConfigError where it changes anything else.
         """
+        if not self._replaces(name):
+            return batch
+        method = self._prepare_inputs if name == "_prepare_inputs" else self._generate_and_score_completions
         self._outputs = tensors_of(batch)
         before = {name: value.clone() for name, value in self._outputs.items()}
         try:
-            given = self._generate_and_score_completions(list(rows))
+            with self._in_mode():
+                given = method(list(self._rows))
         finally:
             self._outputs = None
         if not isinstance(given, dict):
-            raise ConfigError(f"_generate_and_score_completions returns {type(given).__name__}, not TRL's dictionary")
+            raise ConfigError(f"{name} returns {type(given).__name__}, not TRL's dictionary")
         other = [name for name in before if name != "advantages" and not _is_same(given.get(name), before[name])]
         advantages = given.get("advantages")
         if other or not isinstance(advantages, Tensor) or advantages.shape != batch.advantages.shape:
             raise ConfigError(
-                f"_generate_and_score_completions changes {other[0] if other else 'the form of advantages'} of TRL's "
+                f"{name} changes {other[0] if other else 'the form of advantages'} of TRL's "
                 f"dictionary; here a script may change advantages, one for each completion. {WHY}"
             )
         return replace(batch, advantages=advantages.detach().to(batch.advantages))
 
 
-OWN = {name: vars(ScriptMethods)[name] for name in ("compute_loss", "_compute_loss", "_generate_and_score_completions")}
+STEP, PASS, REWARDS = "_generate_and_score_completions", "_prepare_inputs", "_calculate_rewards"
+OWN: dict[str, Any] = {name: inspect.getattr_static(ScriptMethods, name) for name in ("compute_loss", "_compute_loss", STEP, PASS, REWARDS)}
 """The methods as they are where no script has replaced them."""
 
 
@@ -109,14 +139,14 @@ class Watched(Algorithm):
         """The same, and what the script makes of the advantages."""
         batch = super().prepare(batch, rewards)
         trainer = self.trainer
-        if not trainer._replaces("_generate_and_score_completions"):
-            return batch
         step = trainer.state.global_step // self.parts.config.updates_per_step
         rows = [prompt.row.get(SOURCE_ROW, prompt.row) for prompt in self.parts.data.at(step)]
-        return trainer._seen_step(batch, [rows[group] for group in batch.group_ids.tolist()])
+        trainer._rows = [rows[group] for group in batch.group_ids.tolist()]
+        return trainer._seen_rows(STEP, batch)
 
     def loss(self, logprobs: Tensor, entropy: Tensor, microbatch: Batch) -> tuple[Tensor, Any]:
         """The same, and the script sees it."""
+        microbatch = self.trainer._seen_rows(PASS, microbatch)
         loss, statistics = super().loss(logprobs, entropy, microbatch)
         if self.trainer._replaces("compute_loss") or self.trainer._replaces("_compute_loss"):
             self.trainer._seen_loss(loss, microbatch)

@@ -119,7 +119,7 @@ def test_options_that_trl_reads_when_training_begins_are_taken_then(rows: Rows) 
     "name",
     ["ref_model", "reward_weights", "beta", "temperature", "loss_type", "epsilon_low", "num_generations",
      "num_iterations", "scale_rewards", "max_completion_length", "data_collator",
-     "compute_metrics", "generation_config", "_calculate_rewards", "_prepare_inputs", "get_train_dataloader"],
+     "compute_metrics", "generation_config", "_generate", "training_step", "get_train_dataloader"],
 )  # fmt: skip
 def test_what_nothing_reads_cannot_be_set(name: str, rows: Rows) -> None:
     trainer = trainer_of(rows)
@@ -148,9 +148,9 @@ def test_options_can_be_read_from_the_trainer_and_what_is_missing_is_named(rows:
 
 @pytest.mark.parametrize(
     "text",
-    ["GRPOTrainer._prepare_inputs = lambda self, inputs: inputs",
+    ["GRPOTrainer._generate = lambda self, inputs: inputs",
      "GRPOTrainer.training_step = lambda self, *a, **k: 0",
-     "original = GRPOTrainer._prepare_inputs",
+     "original = GRPOTrainer._tool_call_loop",
      "import trl.trainer.grpo_trainer as m; m.selective_log_softmax = print",
      "import trl.trainer.utils\ntrl.trainer.utils.pad = print"],
 )  # fmt: skip
@@ -161,7 +161,7 @@ def test_a_patched_method_is_refused_as_an_overridden_one_is(text: str, trl: Scr
     try:
         told = trl(f"{text}\n{train}")
     finally:
-        for name in set(vars(GRPOTrainer)) & {"_prepare_inputs", "training_step"}:
+        for name in set(vars(GRPOTrainer)) & {"_generate", "training_step"}:
             delattr(GRPOTrainer, name)
     assert isinstance(told.exception, ConfigError)
     said = str(told.exception)
@@ -223,6 +223,7 @@ def test_two_rewards_of_one_name_are_logged_as_their_mean_and_extra_columns_are_
     trainer.train()
     row = next(row for row in trainer.state.log_history if "reward" in row)
     assert row["rewards/r/mean"] == pytest.approx(row["reward"] / 2)
+    assert trainer.evaluate(rows[:2])["eval_rewards/r/mean"] > 2
     table = pandas.read_parquet("out/completions/completions_00001.parquet")
     assert list(table.columns) == ["step", "prompt", "completion", "r", "letters", "advantage"]
     assert list(table["letters"]) == [len(text) for text in table["completion"]]

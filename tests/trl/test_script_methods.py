@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import Result
 
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, RewardError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer
 
@@ -90,6 +90,93 @@ def test_another_loss_and_other_completions_are_refused(rows: Rows) -> None:
         made(Shorter, rows).train()
     with pytest.raises(ConfigError, match="computes nothing by itself"):
         made(GRPOTrainer, rows).compute_loss(None, {})
+
+
+class Counting(GRPOTrainer):
+    """Keeps rewards, gives functions other columns, pays the second function's double, and reads logs before TRL."""
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
+        assert [row["prompt"] for row in inputs] == prompts
+        assert len(completion_ids_list) == len(completions)
+        changed = [{**row, "gold": 100} for row in inputs]
+        self.kept = super()._calculate_rewards(changed, prompts, completions, completion_ids_list)
+        self.modes = [*vars(self).get("modes", []), self.model.training]
+        return torch.stack([self.kept[:, 0], 2 * self.kept[:, 1]], dim=1)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        outputs = super()._generate_and_score_completions(inputs)
+        self.paid = (self.kept * torch.tensor([1.0, 2.0]) * self.reward_weights).nansum(dim=1)
+        outputs["advantages"] = self.paid - self.paid.view(-1, 2).mean(dim=1).repeat_interleave(2)
+        return outputs
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        if self.model.training and "loss" in logs:
+            assert self._metrics["train"]["reward"][-1] == pytest.approx(float(self.paid.mean()))
+            self._metrics["train"]["mine/reward"].append(float(self.paid.mean()))
+        super().log(logs, start_time)
+
+
+async def goods(completions: list[str], gold: list[int], **_: Any) -> list[float | None]:
+    return [None if place == 1 else float(number) for place, number in enumerate(gold)]
+
+
+@pytest.mark.parametrize("kind", ["subclass", "instance", "after a training"])
+def test_rewards_that_a_script_computes_are_those_that_are_paid(kind: str, rows: Rows) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(EMBEDDED), AutoTokenizer.from_pretrained(EMBEDDED)
+    small: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 4, "num_generations": 2, "logging_steps": 1}
+    args = GRPOConfig("out", **small, max_completion_length=6, bf16=False, reward_weights=[1.0, 0.5])
+    trainer = (Counting if kind == "subclass" else GRPOTrainer)(
+        model, [lengths, goods], args, rows, rows[:2], processing_class=tokenizer
+    )
+    if kind != "subclass":
+        if kind == "after a training":
+            trainer.train()
+        own = trainer._calculate_rewards
+        trainer._calculate_rewards = lambda *given: own(*given).new_full((len(given[1]), 2), 3.0)  # type: ignore[method-assign]
+        trainer.train()
+        assert [row["reward"] for row in trainer.state.log_history if "reward" in row][-1] == pytest.approx(4.5)
+        return
+    trainer.train()
+    said = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["mine/reward"] for row in said] == [row["reward"] for row in said]
+    assert said[-1]["rewards/goods/mean"] == 200
+    trainer.evaluate()
+    assert trainer.modes[-1] is False, "the model says that it is measured"
+    assert not trainer.model.training
+
+
+def test_rewards_of_another_form_are_refused(rows: Rows) -> None:
+    class Flat(GRPOTrainer):
+        def _calculate_rewards(self, *given: Any) -> Any:
+            return super()._calculate_rewards(*given)[:, 0]
+
+    with pytest.raises(RewardError, match=r"_calculate_rewards returns \(1,\), not a tensor of completions"):
+        made(Flat, rows).train()
+
+
+def test_what_every_pass_trains_on_can_be_looked_at_and_weighed(rows: Rows) -> None:
+    class Silent(GRPOTrainer):
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            inputs = super()._prepare_inputs(generation_batch)
+            assert [row["prompt"][:11] for row in generation_batch] == ["How much is"] * 4
+            return {**inputs, "advantages": inputs["advantages"] * 0}
+
+    trainer = made(Silent, rows)
+    trainer.train()
+    assert [row["grad_norm"] for row in trainer.state.log_history if "loss" in row] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("get_train_dataloader", "shuffle_dataset=False"), ("_get_train_sampler", "shuffle_dataset=False"),
+     ("training_step", "on_pre_optimizer_step"), ("evaluation_loop", "replace evaluate"),
+     ("prediction_step", "replace evaluate"), ("_save_checkpoint", "save_model"), ("_generate", "docs/python.md")],
+)  # fmt: skip
+def test_a_method_that_is_not_called_is_refused_with_what_to_use(name: str, instead: str, rows: Rows) -> None:
+    with pytest.raises(ConfigError, match=f"{name}.* of TRL's GRPOTrainer, which nothing calls here") as refused:
+        made(type("Mine", (GRPOTrainer,), {name: lambda *_: None}), rows)
+    assert instead in str(refused.value)
+    assert made(type("Mine", (GRPOTrainer,), {"predict": lambda *_: 3}), rows).predict() == 3  # which TRL never calls
 
 
 def test_both_sides_of_clipping_are_logged(rows: Rows) -> None:
