@@ -1,16 +1,26 @@
-"""Functions and objects of the user's, named as module:name or file.py:name."""
+"""Functions and objects of the user's, named as module:name or file.py:name; what they break is put back."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oncurve.errors import ConfigError, Failure, attempt
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_reported: set[tuple[str, str]] = set()
 
 
 def load_function(location: str, *, where: str = "rewards: function") -> Any:
@@ -72,3 +82,48 @@ def _import_module(name: str, kind: str) -> Any:
     if isinstance(module, Failure):
         raise ConfigError(f"{kind}: module {name!r} cannot be imported: {module.detail}")
     return module
+
+
+@contextmanager
+def contained(name: str) -> Iterator[None]:
+    """While it lasts, a function of somebody's runs; afterwards the process is as it was before.
+
+    Put back, with one warning for each: the folder, handlers of signals, and torch's default type, number of threads
+    and gradient mode. A child process that the function forked ends here instead of training too.
+    """
+    process, before = os.getpid(), _state()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+        after = _state()
+        for what, (value, restore) in before.items():
+            if what in after and after[what][0] != value:
+                restore(value)
+                _warn_once(name, what, f"set {what} to {after[what][0]}")
+
+
+def _warn_once(name: str, what: str, did: str) -> None:
+    if (name, what) not in _reported:
+        _reported.add((name, what))
+        logger.warning("%s %s, which would change the run; it was put back", name, did)
+
+
+def _state() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
+    """The process-wide state that a function may change, each part with what sets it."""
+    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {"the working folder": (os.getcwd(), os.chdir)}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            found[f"the handler of {number.name}"] = (
+                signal.getsignal(number),
+                lambda handler, number=number: signal.signal(number, handler),
+            )
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found |= {
+            "torch's default type": (torch.get_default_dtype(), torch.set_default_dtype),
+            "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
+            "torch's gradient mode": (torch.is_grad_enabled(), torch.set_grad_enabled),
+        }
+    return found

@@ -41,7 +41,7 @@ class Fingerprint:
         if id(function) in self._met:
             return
         self._met.add(id(function))
-        function = inspect.unwrap(function)
+        function = inspect.unwrap(function, stop=_says_any_name)
         match function:
             case MethodType():
                 self.add_callable(function.__func__)
@@ -142,6 +142,11 @@ class Fingerprint:
             elif isinstance(value, (*PLAIN, list, tuple, dict, set, frozenset, re.Pattern)):
                 self._add(name)
                 self.add(value)
+
+
+def _says_any_name(one: Any) -> bool:
+    """It wraps nothing, even if it has an attribute of every name, as mocks and proxies have."""
+    return inspect.getattr_static(one, "__wrapped__", None) is None
 
 
 def fingerprint(given: Any) -> Fingerprint:

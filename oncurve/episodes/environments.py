@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
-from oncurve.episodes.tools import Tool, answer_text, declares, tools_of
+from oncurve.episodes.tools import Tool, answer_text, declares
 from oncurve.episodes.workers import Workers
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import NOT_APPLICABLE, Reward
@@ -25,6 +25,7 @@ RESERVED = ("reset", "get_reward", "close", "step")
 """Methods that are no tools; ``step`` is one where there is a ``get_reward`` or where reset is not Gymnasium's."""
 DEAD = ("MemoryError", "EOFError", "ConnectionError", *(kind.__name__ for kind in ConnectionError.__subclasses__()))
 """Exceptions that say that an environment is gone, and not that a call of it was wrong."""
+NO_REWARD = "its environment gave no reward. Let get_reward, or some step, return a number"
 Factory = Callable[[], Any]
 
 
@@ -58,18 +59,25 @@ class Kind:
 
         Raises ConfigError for an object that is none.
         """
+        if not callable(factory):
+            kind = type(factory).__name__
+            raise ConfigError(
+                f"environment {name}: it is a {kind} object. Give its class, or a function that makes one"
+            )
         made = attempt(factory)
         if isinstance(made, Failure):
             raise ConfigError(f"environment {name}: it cannot be made: {made.detail}. Its factory takes no arguments")
         try:
             methods = public_methods(made)
+            if problem := _objection(made, methods):
+                raise ConfigError(f"environment {name}: {problem}")
             if "reset" not in methods:
                 raise ConfigError(
                     f"environment {name}: {type(made).__name__} has no reset method. Write reset(self, **row), which "
                     f"begins an episode, and a public method for each tool (docs/episodes.md)"
                 )
             has_steps = "step" in methods and "get_reward" not in methods and is_step(methods["step"])
-            tools = {} if has_steps else methods_as_tools(made)
+            tools = {} if has_steps else methods_as_tools(made, where=f"environment {name}: ")
             if not has_steps and not tools and not isinstance(made, AdaptedEnvironment):
                 raise ConfigError(
                     f"environment {name}: {type(made).__name__} has no public method besides reset, so the policy can "
@@ -201,20 +209,51 @@ def _is_property(made: Any, name: str) -> bool:
     return isinstance(inspect.getattr_static(type(made), name, None), (property, cached_property))
 
 
-def methods_as_tools(made: Any) -> dict[str, Tool]:
-    """A tool for every public method, or those that an adapter knows."""
+def methods_as_tools(made: Any, *, where: str = "") -> dict[str, Tool]:
+    """A tool for every public method, or those that an adapter knows; ``where`` begins messages.
+
+    Raises ConfigError for a method that can be none.
+    """
     if isinstance(made, AdaptedEnvironment):
         return dict(made.tools)
-    methods = public_methods(made)
-    return tools_of(
-        method for name, method in methods.items() if name not in RESERVED[:3] and not isinstance(made, type)
-    )
+    found = {}
+    for name, method in public_methods(made).items():
+        if name in RESERVED[:3] or isinstance(made, type):
+            continue
+        try:
+            found[name] = Tool.of(method)
+        except ConfigError as error:
+            owner = next((kind for kind in type(made).__mro__ if name in vars(kind)), type(made))
+            remedy = (
+                "Every public method is a tool; let the name of one that is none begin with an underscore"
+                if owner is type(made)
+                else f"It comes from {owner.__name__}, whose methods would all be tools: keep such an object as an "
+                f"attribute instead"
+            )
+            raise ConfigError(f"{where}{error}. {remedy}") from None
+    return found
+
+
+def _objection(made: Any, methods: Mapping[str, Callable[..., Any]]) -> str | None:
+    """What an environment counts on and nothing here does; None where there is nothing of that."""
+    if {"__enter__", "__aenter__"} & {*dir(type(made))} and "close" not in methods:
+        return "it is a context manager, which nothing enters. Open what it needs in reset, and write close(self)"
+    if "get_reward" not in methods:
+        has = inspect.getattr_static(made, "get_reward", None) is not None
+        return "its get_reward is no method, and is called as one. Write get_reward(self)" if has else None
+    needed = [one.name for one in inspect.signature(methods["get_reward"]).parameters.values() if _is_needed(one)]
+    if needed:
+        return f"its get_reward needs {', '.join(needed)}, and gets nothing. Keep what it needs in reset(self, **row)"
+    return None
+
+
+def _is_needed(one: inspect.Parameter) -> bool:
+    return one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
 
 
 def is_step(method: Callable[..., Any]) -> bool:
     """Takes one action, as Gymnasium's step does."""
-    needed = [one for one in inspect.signature(method).parameters.values() if one.default is inspect.Parameter.empty]
-    return len([one for one in needed if one.kind is not inspect.Parameter.VAR_KEYWORD]) == 1
+    return sum(map(_is_needed, inspect.signature(method).parameters.values())) == 1
 
 
 def answer_of(reset: Callable[..., Any], row: Mapping[str, Any], seed: int) -> Any:
@@ -234,10 +273,12 @@ def reward_of(value: Any) -> Reward:
     Raises TypeError or ValueError for anything else.
     """
     if value is None:
-        return Reward(None, error=NOT_APPLICABLE, detail="its environment gave no reward")
+        return Reward(None, error=NOT_APPLICABLE, detail=NO_REWARD)
     if isinstance(value, Mapping):
-        parts = {str(key): float(part) for key, part in value.items() if key != "reward"}
-        return Reward(float(value["reward"]), parts)
+        if "reward" not in value:
+            raise ValueError(f"get_reward gave {sorted(map(str, value))} without 'reward'")
+        parts = {str(key): part for key, part in value.items() if key != "reward" and not isinstance(part, str)}
+        return Reward(float(value["reward"]), {key: float(part) for key, part in parts.items()})
     return Reward(float(value))
 
 

@@ -27,6 +27,7 @@ from oncurve.records import Completion, EpisodeEnd, FinishReason, Group, Prompt,
 from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids
 from oncurve.sample.streams import stream_keys, turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
+from oncurve.user_code import contained
 
 BOUND = {
     "can only be used in that same thread": "open the connection with check_same_thread=False, or in each call",
@@ -84,7 +85,8 @@ class EpisodeSampler:
         loop.turns = self.sampler.turns(params, step=step, post=self._workers.post)
         run = _Run(self, loop, self._dialect, environments=kept[1])
         try:
-            return run.all_groups(prompts, group_size, step)
+            with contained("tools or environments"):
+                return run.all_groups(prompts, group_size, step)
         finally:
             loop.turns.close()
             run.is_over = True
@@ -160,6 +162,11 @@ class _Run:
                 self._fail(episode, result, "reset")
                 return
             environment, words = result
+            if any(one is environment.inner for one in self.environments):
+                raise SamplerError(
+                    f"environment {kind.name}: its factory gave one and the same object for two episodes, which would "
+                    f"play in it together. Let it make a new one at each call"
+                )
             episode.environment = environment
             self.environments.append(environment.inner)
             if words:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from oncurve.errors import ConfigError, Failure, attempt
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_CHARACTERS = 100_000
 """Of an answer's text that is looked at; what is shown is limited in tokens."""
+_PLACE = re.compile(r" (object )?at 0x[0-9a-fA-F]{6,}")
+"""In how an object prints that says nothing of itself."""
 JSON = (dict, list, tuple, int, float, type(None))
 """What JSON has; str is text already."""
 
@@ -49,6 +53,8 @@ class Tool:
 
         if not callable(function):
             raise ConfigError(f"tools: {function!r:.60} cannot be called. Pass functions with types and a docstring")
+        if isinstance(function, partial):
+            raise ConfigError(f"tools: {function.func!r:.60} is given as a partial. Write a function that calls it")
         is_named = inspect.isroutine(function) or isinstance(function, type)
         own = name or (function if is_named else type(function)).__name__
         described = function if is_named else function.__call__  # type: ignore[operator]
@@ -56,10 +62,12 @@ class Tool:
         if isinstance(schema, Failure):
             raise ConfigError(
                 f"tool {own}: no schema can be made of it: {schema.detail}. Give every parameter a type, and write a "
-                f"docstring that says what the tool does and has a line for each parameter under Args:"
+                f"docstring that says what the tool does and has a line for each parameter under Args"
             )
         told = {**schema, "function": {**schema["function"], "name": own}}
-        return cls(own, function, told, is_deterministic=declares(function))
+        hints = {key: hint for key, hint in get_type_hints(described).items() if _names_enum(hint)}
+        call = partial(_with_members, function, hints) if hints else function
+        return cls(own, call, told, is_deterministic=declares(function))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -93,11 +101,44 @@ class CallRequest:
 
 
 def _without_nameless(schema: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """The schema of a function whose parameters can all be given by name. Raises TypeError for another."""
+    """The schema of a function whose parameters can all be given by name, of which ``**more`` is none.
+
+    Raises TypeError for another function.
+    """
+    told = schema["function"]["parameters"]
+    known = told.get("properties", {})
     for name, one in inspect.signature(function).parameters.items():
         if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL):
             raise TypeError(f"its parameter {name} cannot be given by name, as a call of the policy does")
+        if name not in known and one.default is one.empty:
+            raise TypeError(f"its parameter {name} is in no schema. Pass the method of an object, and not of its class")
+        if one.kind is one.VAR_KEYWORD:
+            known.pop(name)
+            told["required"] = [each for each in told.get("required", []) if each != name]
     return schema
+
+
+def _names_enum(hint: Any) -> bool:
+    return (isinstance(hint, type) and issubclass(hint, Enum)) or any(map(_names_enum, get_args(hint)))
+
+
+def _with_members(function: Callable[..., Any], hints: Mapping[str, Any], /, **arguments: Any) -> Any:
+    """Call a function with members of the enumerations that its types name, where a call has their values."""
+    return function(**{name: _member(hints.get(name), value) for name, value in arguments.items()})
+
+
+def _member(hint: Any, value: Any) -> Any:
+    """A value of JSON as its type says. Raises ValueError for what is no value of an enumeration."""
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    inner = [one for one in get_args(hint) if _names_enum(one)]
+    if not inner or value is None:
+        return value
+    if isinstance(value, list):
+        return [_member(inner[0], one) for one in value]
+    if isinstance(value, dict):
+        return {key: _member(inner[-1], one) for key, one in value.items()}
+    return _member(inner[0], value)
 
 
 def declares(thing: Any) -> bool:
@@ -125,17 +166,19 @@ def answer_text(value: Any) -> str:
     """A tool's result as text that can be encoded: as it is, as JSON, or as it prints; bytes as UTF-8, whatever they
     are.
 
-    Raises TypeError for a generator, whose values somebody has to ask for.
+    Raises TypeError for an iterator, and for an object that prints as its place in memory.
     """
     if isinstance(value, bytes):
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
-    if inspect.isgenerator(value) or inspect.isasyncgen(value):
-        raise TypeError("it gave a generator; return a text or a list")
+    if isinstance(value, (Iterator, AsyncIterator)):
+        raise TypeError(f"it gave a {type(value).__name__}, whose values nobody asks for; return a text or a list")
     if isinstance(value, JSON) or not isinstance(attempt(lambda: _plain(value)), (str, Failure)):
         made = attempt(lambda: json.dumps(value, ensure_ascii=False, default=_plain))
         value = value if isinstance(made, Failure) else made
     if not isinstance(value, str):
         made = attempt(lambda: str(value))
+        if not isinstance(made, Failure) and _PLACE.search(made):
+            raise TypeError(f"it gave {_PLACE.sub('', made)[:60]}, which is no text; return what is to be read of it")
         value = f"<{type(value).__name__}>" if isinstance(made, Failure) else made
     return value[:MAX_ANSWER_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
 
@@ -179,9 +222,12 @@ def sandboxed_tool(function: Callable[..., Any], wall_seconds: float) -> Tool:
     source = attempt(lambda: Path(inspect.getsourcefile(function) or "").read_text(encoding="utf-8"))
     if isinstance(source, Failure) or vars(sys.modules[function.__module__]).get(name) is not function:
         raise ConfigError(f"tool {name}: only a function at the top of a file can run in the sandbox. Put it there")
+    made = Tool.of(function)
+    if made.call is not function:
+        raise ConfigError(f"tool {name}: in the sandbox a member of an Enum would arrive as text. Write Literal[...]")
     sessions = _sessions(wall_seconds)
     call = partial(_in_sandbox, sessions, source, name)
-    return replace(Tool.of(function), call=call, close=sessions.close, limit_seconds=_SANDBOX_SECONDS)
+    return replace(made, call=call, close=sessions.close, limit_seconds=_SANDBOX_SECONDS)
 
 
 _SANDBOX_SECONDS = 300.0

@@ -272,11 +272,7 @@ def check_any_graded(rewards: Sequence[Reward], *, where: str) -> None:
     """
     if not rewards or any(reward.value is not None for reward in rewards):
         return
-    are_none = all(reward.error == NOT_APPLICABLE for reward in rewards)
-    remedy = ". Let a reward return a number for them; a function without `return` gives None" if are_none else ""
-    raise RewardError(
-        f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}{remedy}"
-    )
+    raise RewardError(f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}")
 
 
 def describe_failures(failed: Sequence[Reward]) -> str:

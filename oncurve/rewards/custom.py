@@ -13,14 +13,16 @@ from typing import Any, Literal
 from oncurve.errors import ConfigError, Failure, attempt, shortened
 from oncurve.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
 from oncurve.rewards.base import RewardFunction, ungraded
-from oncurve.rewards.foreign_code import contained, limited, run_async
+from oncurve.rewards.foreign_code import limited, run_async
 from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
+from oncurve.user_code import contained
 
 logger = logging.getLogger(__name__)
 
 CompletionsAs = Literal["auto", "text", "messages"]
 """How a function gets completions: as strings, as lists of chat messages, or as strings and, if it fails, messages."""
 
+RETURNED_NONE = "the function returned None, as one without `return` does. Let it return a number"
 _VALUE_KEYS = ("reward", "score", "value")
 LARGEST = 1e30
 """Rewards are float32 in a batch, and their squares float64."""
@@ -120,7 +122,7 @@ class _Adapted:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion; what the function breaks in this process is put back."""
-        with contained(self.name):
+        with contained(f"rewards: {self.name}"):
             return self._grade(prompts, completions)
 
     def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -282,7 +284,7 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
     if isinstance(value, Reward):
         return value
     if value is None:
-        return Reward(value=None, error=NOT_APPLICABLE, detail="the function returned None")
+        return Reward(value=None, error=NOT_APPLICABLE, detail=RETURNED_NONE)
     if isinstance(value, Mapping):
         return _from_mapping(value, nan_is_none=nan_is_none)
     try:

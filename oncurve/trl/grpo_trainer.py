@@ -28,7 +28,16 @@ from oncurve.run.training_request import ProgramObjects, request_of_tree
 from oncurve.trl.checkpoints import find_run, load_best, load_state, name_checkpoint, note_best
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
-from oncurve.trl.logs import OF_AN_UPDATE, LogWindow, measured_loss, num_tokens, rollout_logs, speeds, step_logs, training_flops
+from oncurve.trl.logs import (
+    OF_AN_UPDATE,
+    LogWindow,
+    measured_loss,
+    num_tokens,
+    rollout_logs,
+    speeds,
+    step_logs,
+    training_flops,
+)
 from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.rewards_of_scripts import REWARDS
 from oncurve.trl.script_arguments import require_kinds

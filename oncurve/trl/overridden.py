@@ -52,7 +52,7 @@ _MEASURED = "replace evaluate, which samples, measures and logs"
 INSTEAD = {
     **dict.fromkeys(("get_train_dataloader", "_get_train_sampler", "_get_dataloader", "data_collator"), _ROWS),
     **dict.fromkeys(("evaluation_loop", "prediction_step", "get_eval_dataloader", "_get_eval_sampler"), _MEASURED),
-    "training_step": "replace compute_loss, which sees every loss, or take a callback's on_pre_optimizer_step, in which "
+    "training_step": "replace compute_loss, which sees every loss, or take a callback's on_pre_optimizer_step, where "
     "the gradients are there, and on_step_end",
     "optimizer_step": "take a callback's on_pre_optimizer_step and on_optimizer_step",
     "_save_checkpoint": "replace save_model, or take a callback's on_save",

@@ -130,9 +130,7 @@ class ScriptRewards:
             if isinstance(reward, RewardModel):
                 values: Any = reward.scores(prompts, completions)
             else:
-                values = function(
-                    prompts=prompts, completions=completions, completion_ids=completion_ids_list, **named
-                )
+                values = function(prompts=prompts, completions=completions, completion_ids=completion_ids_list, **named)
             if inspect.isawaitable(values):
                 [values] = run_async([values], PATIENCE_SECONDS)
             if isinstance(values, BaseException):
@@ -163,7 +161,9 @@ class ScriptRewards:
             made.append((one, weight))
         return made
 
-    def _column(self, place: int, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+    def _column(
+        self, place: int, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any
+    ) -> list[float]:
         """What the script's method says of completions for one function: it is asked once for all of them."""
         asked = (prompts, completions, completion_ids)
         if self._columns is None or self._columns[0] != asked or place in self._columns[2]:

@@ -17,7 +17,7 @@ from oncurve.errors import ConfigError
 from oncurve.records import SOURCE_ROW
 from oncurve.run.parts import Parts
 from oncurve.trl.overridden import WHY, NotHere
-from oncurve.trl.rewards_of_scripts import ScriptRewards
+from oncurve.trl.rewards_of_scripts import REWARDS, ScriptRewards
 
 
 class ScriptMethods(ScriptRewards):
@@ -123,8 +123,10 @@ class ScriptMethods(ScriptRewards):
         return replace(batch, advantages=advantages.detach().to(batch.advantages))
 
 
-STEP, PASS, REWARDS = "_generate_and_score_completions", "_prepare_inputs", "_calculate_rewards"
-OWN: dict[str, Any] = {name: inspect.getattr_static(ScriptMethods, name) for name in ("compute_loss", "_compute_loss", STEP, PASS, REWARDS)}
+STEP, PASS = "_generate_and_score_completions", "_prepare_inputs"
+OWN: dict[str, Any] = {
+    name: inspect.getattr_static(ScriptMethods, name) for name in ("compute_loss", "_compute_loss", STEP, PASS, REWARDS)
+}
 """The methods as they are where no script has replaced them."""
 
 

@@ -150,7 +150,9 @@ def translate(asked: TrainerArguments) -> Translation:
         prefix: _rows(each, asked, tokenizer, options) for prefix, each in evaluation_sets(asked.eval_dataset).items()
     }
     draft = convert(found, processes=SETTINGS.processes or read_place().count, rows=len(rows))
-    every = int(draft.values.get("evaluation.every_steps", 0)) if evaluation else 0
+    every = int(draft.values.get("evaluation.every_steps", 0))
+    if every and not evaluation:
+        raise ConfigError("eval_strategy is set and there is no eval_dataset. Pass one, or set eval_strategy='no'")
     for key in [key for key in draft.values if key.startswith("evaluation.")]:
         del draft.values[key]
     draft.put("data.template", "as_is", comment="the prompt of the row as it is")

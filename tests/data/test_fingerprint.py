@@ -185,3 +185,16 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
         for _ in range(3)
     }
     assert len(said) == 1
+
+
+def test_an_object_that_has_an_attribute_of_every_name_is_looked_at() -> None:
+    """As mocks have, and proxies of other modules: its ``__wrapped__`` leads nowhere."""
+
+    class Proxy:
+        def __getattr__(self, name: str) -> Any:
+            return self
+
+        def __call__(self, completions: list[str], **_: Any) -> list[float]:
+            return [1.0 for _ in completions]
+
+    assert fingerprint(Proxy()).text == fingerprint(Proxy()).text != fingerprint(print).text

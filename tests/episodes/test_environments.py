@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hanging import Hanging
+from pydantic import BaseModel
 from scripted import make_sampler, one
 
 import oncurve
@@ -22,7 +23,7 @@ from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, SamplerError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Prompt, Reward
 from oncurve.rewards.base import Term, WeightedSum, grade
@@ -275,6 +276,52 @@ def test_objects_that_are_no_environments_are_refused() -> None:
         Kind.of("a", lambda: 1 / 0)
 
 
+class Pressed:
+    """An environment with one tool."""
+
+    def reset(self, **row: Any) -> None: ...
+
+    def press(self) -> str:
+        """Press."""
+        return "on"
+
+
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "entered": ({"__enter__": lambda self: self}, "a context manager, which nothing enters"),
+    "awaited": ({"__aenter__": lambda self: self}, r"write close\(self\)"),
+    "needs": ({"get_reward": lambda self, answer: 1.0}, "its get_reward needs answer, and gets nothing"),
+    "number": ({"get_reward": 1.0}, "its get_reward is no method"),
+    "helper": ({"helper": lambda self, x: x}, "begin with an underscore"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_nothing_here_would_call_is_refused_when_it_is_looked_at(kind: str) -> None:
+    body, says = ODD[kind]
+    with pytest.raises(ConfigError, match=f"environment e: .*{says}"):
+        Kind.of("e", type("Odd", (Pressed,), body))
+    if kind in ("entered", "awaited"):
+        Kind.of("e", type("Closing", (Pressed,), {**body, "close": lambda self: None}))
+
+
+def test_an_object_and_inherited_methods_are_no_environment() -> None:
+    class Inheriting(Pressed, BaseModel):
+        pass
+
+    with pytest.raises(ConfigError, match=r"it is a Pressed object\. Give its class"):
+        Kind.of("e", Pressed())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="It comes from BaseModel, whose methods would all be tools"):
+        Kind.of("e", Inheriting)
+
+
+def test_one_object_for_all_episodes_ends_the_run(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
+    shared = Pressed()
+    sampler = make_sampler(policy, lambda read: "go<|end|>", environments={"e": lambda: shared})
+    with pytest.raises(SamplerError, match="its factory gave one and the same object for two episodes"):
+        sampler.sample(make_prompts("q"), 2)
+    sampler.close()
+
+
 def real(
     sampler: Any, policy: TrainedPolicy, params: SamplingParams, factory: Callable[[], Any] = Echoing
 ) -> EpisodeSampler:
@@ -468,3 +515,6 @@ def test_a_step_that_gives_something_else_says_what_to_return() -> None:
 
 def test_no_reward_does_not_apply() -> None:
     assert reward_of(None).error == "not_applicable"
+    assert reward_of({"reward": 1, "why": "text", "found": True}).parts == {"found": 1.0}
+    with pytest.raises(ValueError, match=r"get_reward gave \['score'\] without 'reward'"):
+        reward_of({"score": 1.0})

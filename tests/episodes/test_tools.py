@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ import pytest
 from hanging import Hanging
 from scripted import HOSTILE, make_sampler, one
 
-from oncurve.episodes.tools import Tool, answer_text, calculator
+from oncurve.episodes.tools import Tool, answer_text, calculator, sandboxed_tool
 from oncurve.errors import ConfigError
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Prompt
@@ -307,8 +310,16 @@ def test_an_object_that_can_be_called_is_a_tool_and_what_cannot_be_called_by_nam
         """
         return sum(left)
 
-    for one_of_them in (several, partial(add, 2), lambda left: left, {"type": "function"}, "calculator", len):
-        with pytest.raises(ConfigError, match=r"no schema can be made|cannot be called"):
+    for one_of_them in (
+        several,
+        partial(add, 2),
+        Adder.__call__,
+        lambda left: left,
+        {"type": "function"},
+        "calculator",
+        len,
+    ):
+        with pytest.raises(ConfigError, match=r"no schema can be made|cannot be called|as a partial"):
             Tool.of(one_of_them)  # type: ignore[arg-type]
 
 
@@ -323,9 +334,81 @@ def test_a_result_is_json_or_as_it_prints(value: Any, text: str) -> None:
     assert answer_text(value) == text
 
 
-def test_a_generator_is_no_result() -> None:
-    with pytest.raises(TypeError, match="it gave a generator"):
-        answer_text(letter for letter in "ab")
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ((letter for letter in "ab"), "it gave a generator"), (map(str, [1]), "it gave a map"),
+        (threading.Event, None), (object(), "it gave <object>, which"), (Adder(), "Adder>, which is no text"),
+    ],
+)  # fmt: skip
+def test_what_has_no_text_is_no_result(value: Any, says: str | None) -> None:
+    if says is None:
+        assert answer_text(value) == "<class 'threading.Event'>"
+        return
+    with pytest.raises(TypeError, match=says):
+        answer_text(value)
+
+
+class Color(Enum):
+    """What a tool may be asked for."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
+def paint(color: Color, more: list[Color] | None = None, by: dict[str, Color] | None = None, **rest: str) -> str:
+    """
+    Paints.
+
+    Args:
+        color: Which.
+        more: Others.
+        by: Others by name.
+        rest: Anything.
+    """
+    assert isinstance(color, Color)
+    return f"{color.name} {[one.name for one in more or []]} {[one.name for one in (by or {}).values()]} {rest}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"color": "red"}, "RED [] [] {}"),
+        ({"color": "red", "more": ["blue", "red"], "by": {"a": "blue"}}, "RED ['BLUE', 'RED'] ['BLUE'] {}"),
+        ({"color": "green"}, "'green' is not a valid Color"),
+        ({"color": "red", "rest": "x"}, "has no argument rest"),
+    ],
+)
+def test_a_value_of_an_enumeration_arrives_as_its_member(
+    arguments: dict[str, Any], says: str, policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    call = json.dumps({"name": "paint", "arguments": arguments})
+    sampler = make_sampler(policy, calls_then_answers(call), tools=[paint, echo])
+    assert says in words(one(sampler, make_prompts("q")))[0]
+    sampler.close()
+    with pytest.raises(ConfigError, match="a member of an Enum would arrive as text"):
+        sandboxed_tool(paint, 1.0)
+
+
+def test_what_a_tool_breaks_in_the_process_is_put_back_and_an_exception_of_any_kind_is_told(
+    policy: TrainedPolicy, make_prompts: MakePrompts, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wanders(text: str) -> str:
+        """
+        Goes elsewhere.
+
+        Args:
+            text: Anything.
+        """
+        os.chdir("/")
+        raise asyncio.CancelledError("gone")
+
+    before = Path.cwd()
+    sampler = make_sampler(policy, calls_then_answers("x"), tools=[wanders])
+    assert "it raised CancelledError: gone" in words(one(sampler, make_prompts("q")))[0]
+    assert Path.cwd() == before
+    assert "tools or environments set the working folder to /, which would change the run" in caplog.text
+    sampler.close()
 
 
 def test_many_slow_tools_wait_beside_each_other(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
