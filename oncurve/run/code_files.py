@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,19 +34,34 @@ def is_local(path: Path) -> bool:
 
 def fingerprints(first: Path) -> dict[str, str]:
     """Fingerprints of a file and of the files that it imports from beside it, comments and layout apart, by name."""
-    root, found, waiting = first.resolve().parent, {}, [first.resolve()]
+    return {name: hashlib.sha256(ast.dump(tree).encode()).hexdigest() for name, tree in _trees(first).items()}
+
+
+def variables(first: Path) -> set[str]:
+    """The environment variables that these files ask for by name: `os.environ["NAME"]`, `os.getenv("NAME")`."""
+    nodes = [node for tree in _trees(first).values() for node in ast.walk(tree)]
+    asked = [(node.value, node.slice) for node in nodes if isinstance(node, ast.Subscript)]
+    asked += [(node.func, node.args[0]) for node in nodes if isinstance(node, ast.Call) and node.args]
+    return {
+        str(name.value)
+        for where, name in asked
+        if isinstance(name, ast.Constant) and re.search(r"\b(environ(\.get)?|getenv)$", ast.unparse(where))
+    }
+
+
+def _trees(first: Path) -> dict[str, ast.Module]:
+    """A file and the files that it imports from beside it, by name."""
+    root, waiting, found = first.resolve().parent, [first.resolve()], dict[str, ast.Module]()
     while waiting:
         path = waiting.pop()
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
         if name in found:
             continue
         try:
-            text = path.read_bytes()
-            tree = ast.parse(text)
+            found[name] = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):  # whoever imports it says what is wrong
             continue
-        found[name] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-        waiting += [each for each in _imported(tree, path, root) if is_local(each)]
+        waiting += [each for each in _imported(found[name], path, root) if is_local(each)]
     return found
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -21,6 +23,7 @@ from oncurve.errors import ConfigError, counted
 from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
+from oncurve.observe.run_model import resolve_model
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.teacher import OutsideTeacher
@@ -29,7 +32,7 @@ from oncurve.records import SOURCE_ROW, Group, Prompt
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
-from oncurve.run.code_files import file_of, fingerprints
+from oncurve.run.code_files import file_of, fingerprints, variables
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
@@ -212,6 +215,7 @@ def identity(parts: Parts) -> dict[str, Any]:
         "recipe_sha256": "recipe",
         "given": "rows or rewards",
         "code": "code of rewards, tools or environments",
+        "model_files": "configuration or tokenizer",
     }
     for rank, theirs in enumerate(parts.policy.processes.all_gather({key: facts.get(key) for key in names})):
         if other := [text for key, text in names.items() if theirs[key] != facts.get(key)]:
@@ -245,6 +249,8 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         },
         **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
         "code": code_fingerprints(parts.config),
+        "model_files": model_fingerprints(str(config["model"])),
+        "environment": redact_tree(read_variables(parts.config)),
         "columns": column_fingerprints(train),
         "rank": 0,
         "world_size": parts.policy.processes.count,
@@ -256,6 +262,19 @@ def own_identity(parts: Parts) -> dict[str, Any]:
 
 def code_fingerprints(config: Config) -> dict[str, str]:
     """Fingerprints of the code files that the recipe names, by their use and name."""
+    return {
+        f"{kind}: {name}": digest for kind, file in _code_files(config) for name, digest in fingerprints(file).items()
+    }
+
+
+def read_variables(config: Config) -> dict[str, str | None]:
+    """The environment variables that this code asks for by name, and what they are."""
+    names = {name for _, file in _code_files(config) for name in variables(file)}
+    return {name: os.environ.get(name) for name in sorted(names)}
+
+
+def _code_files(config: Config) -> Iterator[tuple[str, Path]]:
+    """The code files that the recipe names, each with its use."""
     algorithm, rollouts = config.algorithm, config.rollouts
     named: list[tuple[str, Any]] = []
     for one in config.rewards:
@@ -264,13 +283,25 @@ def code_fingerprints(config: Config) -> dict[str, str]:
     named += [(f"tool {place}", place) for place in rollouts.tools]
     named += [(f"environment {name}", place) for name, place in rollouts.environments.items()]
     named.append(("agent", rollouts.agent))
-    found: dict[str, str] = {}
     for kind, place in named:
         if not isinstance(place, str) or place.startswith("given:") or not (":" in place or place.endswith(".py")):
             continue
         if (file := file_of(place)) is not None:
-            found |= {f"{kind}: {name}": digest for name, digest in fingerprints(file).items()}
-    return found
+            yield kind, file
+
+
+MODEL_FILES = (
+    "config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json",
+    "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template.jinja",
+)  # fmt: skip
+
+
+def model_fingerprints(model: str) -> dict[str, str]:
+    """Fingerprints of what a folder says of a model beside its weights: its shape, its tokenizer, its end tokens."""
+    folder = Path(resolve_model(str(Path(model).expanduser())))
+    files = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def column_fingerprints(prompts: Sequence[Prompt]) -> dict[str, str]:

@@ -363,31 +363,23 @@ def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     differences = [
         f"{text}: {manifest.get(key)} -> {facts[key]}" for key, text in names.items() if manifest.get(key) != facts[key]
     ]
-    differences += _changed_files(manifest.get("code"), facts.get("code", {}))
-    differences += _changed_columns(manifest.get("columns"), facts.get("columns", {}))
-    was, now = manifest.get("given") or {}, facts.get("given") or {}
-    changed = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
-    return [
-        *differences,
-        *(
-            f"{name}: not as when the run began (a function counts with its source, an object with its attributes)"
-            for name in changed
-        ),
-    ]
+    given = "(a function counts with its source, an object with its attributes)"
+    for key, text in (
+        ("code", "the file of the {}: not as when the run began"),
+        ("model_files", "the model's {}: not as when the run began"),
+        ("columns", "the column {!r} of the training rows: not as when the run began"),
+        ("given", f"{{}}: not as when the run began {given}"),
+    ):
+        was, now = manifest.get(key, {} if key == "given" else None), facts.get(key, {})
+        differences += [text.format(name) for name in _changed(was, now, ignores_new=key == "columns")]
+    return differences
 
 
-def _changed_files(was: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
-    """Files of the user's code that say something else; of a checkpoint that knows none, nothing is said."""
-    if was is None:
-        return []
-    changed = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
-    return [f"the file of the {name}: not as when the run began" for name in changed]
-
-
-def _changed_columns(was: Mapping[str, str] | None, now: Mapping[str, str]) -> list[str]:
-    """Columns of the training rows that hold something else, or are gone; a new one is read by nobody."""
-    changed = [name for name in sorted(was or {}) if (was or {})[name] != now.get(name)]
-    return [f"the column {name!r} of the training rows: not as when the run began" for name in changed]
+def _changed(was: Mapping[str, Any] | None, now: Mapping[str, Any], *, ignores_new: bool = False) -> list[str]:
+    """Names of what is otherwise; a new column is read by nobody. Of a checkpoint that knows none, nothing is said."""
+    known = was or {}
+    names = known.keys() | (set() if ignores_new or was is None else now.keys())
+    return [name for name in sorted(names) if known.get(name) != now.get(name)]
 
 
 def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:
@@ -398,3 +390,7 @@ def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, wa
             if isinstance(old, Mapping):
                 old, new = ({k: v for k, v in one.items() if old.get(k) != new.get(k)} for one in (old, new))
             warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")
+    was, now = manifest.get("environment"), facts["environment"]
+    for name in _changed(was, now):
+        old, new = (was or {}).get(name), now.get(name)
+        warn(f"the environment variable {name}: {old!r} when it was saved, {new!r} now, and your code reads it")

@@ -1,4 +1,4 @@
-"""Thirty changes between a stop and a resume: each is noticed, or changes nothing that is trained."""
+"""Forty changes between a stop and a resume: each is noticed, or changes nothing that is trained."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pytest
 from rich.console import Console
 
 import oncurve
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, OncurveError
+from oncurve.observe.run_model import EMBEDDED
 from oncurve.recipe.load import load_config
 from oncurve.run.parts import code_fingerprints
 from oncurve.run.resume import finished
 from oncurve.run.training import recipe_steps, resume_run
 
 RECIPE = """
-model: embedded
-data: {type: jsonl, path: rows.jsonl}
+model: base
+data: {type: jsonl, path: rows.jsonl, template: ask.txt}
 rewards:
   - {type: custom, function: "mine.py:good", name: good}
 algorithm: {type: custom, group_size: 4, function: "algo.py:loss", advantage_function: "algo.py:advantage"}
@@ -35,11 +36,12 @@ FILES = {
     "helper.py": "from inner.deep import SIGN\n\ndef worth(text, target):\n"
     "    return SIGN * (len(text) % (2 + len(target)))\n",
     "inner/__init__.py": "",
-    "inner/deep.py": "SIGN = 1.0\n",
+    "inner/deep.py": "import os\n\nSIGN = float(os.getenv('SIGN_OF_REWARD', '1'))\n",
     "algo.py": "import torch\nfrom factors import TIMES\n\n"
     "def loss(logprobs, old_logprobs, advantages, mask):\n    return -TIMES * advantages[:, None] * logprobs\n\n"
     "def advantage(rewards):\n    return rewards.values - rewards.values.mean(dim=1, keepdim=True)\n",
     "factors.py": "TIMES = 1.0\n",
+    "ask.txt": "Q: {question}\nA: <answer>",
 }
 
 
@@ -56,6 +58,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     os.chdir(folder)
+    shutil.copytree(EMBEDDED, "base")
     try:
         quiet = Console(file=io.StringIO())
         steps = recipe_steps(load_config("recipe.yaml"), RECIPE, console=quiet, owns_process=False)
@@ -91,14 +94,38 @@ def put(name: str, text: str) -> Callable[[], None]:
     return lambda: Path(name).write_text(text) and None
 
 
+def swap(name: str, **changed: Any) -> Callable[[], None]:
+    """Other values in a file of the model."""
+    path = Path("base", name)
+    return lambda: path.write_text(json.dumps({**json.loads(path.read_text()), **changed})) and None
+
+
+def other_tokens() -> None:
+    """Two words of the tokenizer change places."""
+    path = Path("base/tokenizer.json")
+    made = json.loads(path.read_text())
+    words = made["model"]["vocab"]
+    one, other = [word for word in words if word.isalpha()][:2]
+    words[one], words[other] = words[other], words[one]
+    path.write_text(json.dumps(made))
+
+
 LINES = rows().splitlines(keepends=True)
 FILE_CHANGES = {
     "the reward's own file": (edit("mine.py", "return helper", "return 1 - helper"), "reward good: mine.py"),
     "a module beside the reward": (edit("helper.py", "SIGN *", "3 *"), "reward good: helper.py"),
-    "a package beside the module": (edit("inner/deep.py", "1.0", "-1.0"), "reward good: inner/deep.py"),
+    "a package beside the module": (edit("inner/deep.py", "'1'", "'-1'"), "reward good: inner/deep.py"),
     "the loss": (edit("algo.py", "-TIMES", "TIMES"), "loss: algo.py"),
     "the advantage": (edit("algo.py", "rewards.values -", "5 * rewards.values -"), "advantage: algo.py"),
     "a constant beside the loss": (edit("factors.py", "1.0", "5.0"), "loss: factors.py"),
+    "the template": (edit("ask.txt", "Q:", "Question:"), "the training prompts"),
+    "the model's shape": (swap("config.json", rms_norm_eps=0.5), r"the model's config.json: not as when"),
+    "the end tokens": (swap("generation_config.json", eos_token_id=[5, 6]), "the model's generation_config.json"),
+    "the tokenizer": (other_tokens, "the model's tokenizer.json"),
+    "the settings of the tokenizer": (swap("tokenizer_config.json", model_max_length=7), "tokenizer_config.json"),
+    "the model's place": (lambda: os.rename("base", "away"), "no such folder"),
+    "the place of the rows": (lambda: os.rename("rows.jsonl", "away.jsonl"), "Correct data.path"),
+    "the name of the reward": (edit("mine.py", "def good", "def best"), "has no 'good'. It has: best"),
     "a column that the reward reads": (put("rows.jsonl", rows(target="x")), "the column 'target'"),
     "the answers": (put("rows.jsonl", rows(answer="7")), "the training prompts"),
     "the questions": (put("rows.jsonl", rows(question="8?")), "rows have the same question|the training prompts"),
@@ -129,6 +156,8 @@ HARMLESS = {
     "blank lines in a module": (edit("helper.py", "def worth", "\n\ndef worth"), ()),
     "a file that nothing imports": (put("other.py", "SIGN = 9\n"), ()),
     "a new column": (put("rows.jsonl", rows(note="seen")), ()),
+    "a comment in the recipe": (edit("runs/kept/config.yaml", "model:", "# why\nmodel:"), ()),
+    "ends of lines": (lambda: Path("rows.jsonl").write_bytes(rows().replace("\n", "\r\n").encode()) and None, ()),
     "how often it is saved": (put("other.py", ""), ("run.save_every_steps=2", "run.keep_checkpoints=5")),
 }
 
@@ -145,7 +174,7 @@ def resumed(*overrides: str, allow_change: bool = False) -> str:
 def test_a_changed_file_is_named(what: str, again: None) -> None:
     change, named = FILE_CHANGES[what]
     change()
-    with pytest.raises((ConfigError, oncurve.errors.DataError), match=named):
+    with pytest.raises(OncurveError, match=named):
         resumed()
 
 
@@ -160,7 +189,15 @@ def test_what_changes_nothing_may_change(what: str, again: None) -> None:
     change, overrides = HARMLESS[what]
     change()
     said = resumed(*overrides)
+    assert "environment variable" not in said
     assert "not as when the run began" not in said
+    assert "run finished" in said
+
+
+def test_a_variable_that_a_reward_reads_is_named(again: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGN_OF_REWARD", "-1")
+    said = resumed()
+    assert "the environment variable SIGN_OF_REWARD: None when it was saved, '-1' now, and your code reads it" in said
     assert "run finished" in said
 
 
