@@ -147,6 +147,10 @@ def attempt(
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C raises it too
             raise
         return Failure("crashed", "it raised KeyboardInterrupt", _trace(error))
+    except BaseException as error:  # asyncio.CancelledError, and those of others
+        if type(error).__module__.startswith("oncurve."):
+            raise
+        return Failure("crashed", f"it raised {one_line(error)}", _trace(error))
 
 
 def _trace(error: BaseException) -> str:

@@ -178,10 +178,8 @@ class Workers:
                 future.cancel()
         except SystemExit as error:
             raise RuntimeError(f"it called sys.exit({error.code})") from None
-        except BaseException as error:  # of any kind: signals reach the main thread alone
-            if isinstance(error, Exception):
-                raise
-            raise RuntimeError(f"it raised {type(error).__name__}: {error}") from None
+        except (KeyboardInterrupt, GeneratorExit) as error:  # raised by the call: signals reach the main thread alone
+            raise RuntimeError(f"it raised {type(error).__name__}") from None
 
     def _event_loop(self) -> EventLoopThread:
         with self._lock:

@@ -29,8 +29,8 @@ from oncurve.trl.checkpoints import find_run, load_best, load_state, name_checkp
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import (
-    OF_AN_UPDATE,
     LogWindow,
+    ScriptLogs,
     measured_loss,
     num_tokens,
     rollout_logs,
@@ -50,7 +50,7 @@ from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
 
 
-class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
+class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAttributes):
     """The trainer of a script for TRL. Its arguments become a recipe, Python objects and a run of oncurve.
 
     Everything that would be learned otherwise than with TRL is one message when it is made; the rest is said in lines.
@@ -84,10 +84,8 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
         self.args = args if args is not None else GRPOConfig(f"{name.rstrip('/').split('/')[-1]}-GRPO")
         self._saved_type = loaded_type(model, self.args.model_init_kwargs)
         self.state, self.control = TrainerState(), TrainerControl()
-        self._metrics: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in ("train", "eval")}
-        """Numbers that rewards and subclasses add to the next row of logs."""
-        self._mode = "train"
-        self._extra: dict[str, list[Any]] = defaultdict(list)
+        self._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
+        self._mode, self._extra = "train", defaultdict(list)
         self._optimizers = optimizers
         has_own = any(part is not None for part in optimizers)
         lost = {"rollout_func": rollout_func, "optimizers": has_own and SETTINGS.instead_of_training is not None}
@@ -367,7 +365,6 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
         asked, updates = self.control.should_log, self.state.global_step
         row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
         if row is not None:
-            self._metrics["train"].update({name: [row[name]] for name in row if name not in OF_AN_UPDATE})  # as in TRL
             self._say(row)
         if self.args.log_completions and self.is_world_process_zero():
             folder = Path(self.args.output_dir or "trainer_output") / "completions"
@@ -386,18 +383,6 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
             if saved is not None and self.is_world_process_zero():
                 name_checkpoint(saved, self.args.output_dir, self.state)
             self._callbacks.call("on_save")
-
-    def _say(self, logs: dict[str, Any]) -> None:
-        with self._in_mode():
-            self.log(logs)
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Put a row into ``state.log_history``, with what is in ``_metrics``, and show it to callbacks."""
-        kind = "eval_" if self._mode == "eval" else ""
-        logs.update({f"{kind}{name}": value for name, value in self._taken(self._mode).items()})
-        row = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step}
-        self.state.log_history.append(row)
-        self._callbacks.call("on_log", logs=row)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -443,18 +428,6 @@ class GRPOTrainer(ScriptFiles, ScriptOptimizer, ScriptMethods, TrlAttributes):
     def remove_callback(self, callback: Any) -> None:
         """The same callback, no more."""
         self._callbacks.remove(callback)
-
-    def _log_metric(self, name: str, value: float) -> None:
-        self._metrics[self._mode][name].append(float(value))
-
-    def _taken(self, mode: str) -> dict[str, float]:
-        """Means of what was added since the last row."""
-        found = {name: fmean(values) for name, values in self._metrics[mode].items() if values}
-        self._metrics[mode].clear()
-        return found
-
-    def _log_extra(self, column: str, values: Sequence[Any]) -> None:
-        self._extra[column].extend(values)
 
 
 def _listed(given: Any) -> list[Any]:

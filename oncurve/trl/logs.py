@@ -165,3 +165,43 @@ def training_flops(model: nn.Module, tokens: int) -> float:
 
 def _spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
+
+
+class ScriptLogs:
+    """The part of a trainer that logs. A script may replace `log`, and reads and adds to ``_metrics``."""
+
+    state: Any
+    _callbacks: Any
+    _in_mode: Any
+    _mode: str
+    """"train" or "eval"."""
+    _metrics: dict[str, dict[str, list[float]]]
+    """Numbers of the next row of logs, of training and of evaluation."""
+    _extra: dict[str, list[Any]]
+
+    def _say(self, logs: dict[str, Any]) -> None:
+        """Log as TRL does: what is beside loss and rate is in ``_metrics`` when `log` is called."""
+        if self._mode == "train":
+            self._metrics["train"].update({name: [logs[name]] for name in logs if name not in OF_AN_UPDATE})
+        with self._in_mode():
+            self.log(logs)
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Put a row into ``state.log_history``, with what is in ``_metrics``, and show it to callbacks."""
+        kind = "eval_" if self._mode == "eval" else ""
+        logs.update({f"{kind}{name}": value for name, value in self._taken(self._mode).items()})
+        row = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step}
+        self.state.log_history.append(row)
+        self._callbacks.call("on_log", logs=row)
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self._metrics[self._mode][name].append(float(value))
+
+    def _taken(self, mode: str) -> dict[str, float]:
+        """Means of what was added since the last row."""
+        found = {name: fmean(values) for name, values in self._metrics[mode].items() if values}
+        self._metrics[mode].clear()
+        return found
+
+    def _log_extra(self, column: str, values: Sequence[Any]) -> None:
+        self._extra[column].extend(values)
