@@ -42,9 +42,9 @@ _THINKING_ENDS = (
 _HASH = re.compile(r"(?<!#)####(?!#)")
 _BETWEEN_BOXES = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?\\?(?:text\{\s*)?(?:and|or)(?:\s*\})?|&)[\s$]*")
 _NAMED = re.compile(r"[a-zA-Z]\s*=[\s$]*$")
-_MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*>\s+", re.MULTILINE)
+_MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*=?>\s+", re.MULTILINE)
 _DOUBTED = re.compile(
-    r"(?:(?:\b(?:not|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是"
+    r"(?:(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是"
     r"|\b(?:about|approximately|around|roughly|nearly|almost|perhaps|maybe|probably|possibly|at least|at most"
     r"|more than|less than))"
     r"[\s:$]*$",
@@ -107,7 +107,7 @@ def answer_tag(text: str) -> str | None:
     >>> answer_tag("... </think> <answer> 42 </answer>\\nUser: thanks")
     '42'
     """
-    _, opening, rest = text[-MAX_TEXT_CHARACTERS:].rpartition("<answer>")
+    _, opening, rest = text.rpartition("<answer>")
     content, closing, _ = rest.partition("</answer>")
     return content.strip() if opening and closing else None
 
@@ -265,7 +265,8 @@ def find_answer(text: str, place: AnswerPlace) -> str | None:
                 if marked and ((letter := chosen_letter(marked)) or re.search(r"\b[A-J]\b", marked)):
                     return letter
             return chosen_letter(said)
-    return _unboxed(answer) or None if answer is not None else None
+    inner = None if answer is None else last_boxed(answer)
+    return (answer if inner is None else inner) or None
 
 
 def marked_answer(text: str) -> str | None:
@@ -277,8 +278,3 @@ def _any_answer(text: str) -> str | None:
     lines = text.strip().splitlines()
     is_marked = bool(lines) and _HASH.match(lines[-1].lstrip()) is not None  # else it is a heading
     return answer_tag(text) or last_boxed(text) or (after_hash(text) if is_marked else None) or last_expression(text)
-
-
-def _unboxed(answer: str) -> str:
-    inner = last_boxed(answer)
-    return answer if inner is None else inner

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from oncurve.rewards.answers import after_thinking
+from oncurve.rewards.answers import after_thinking, answer_tag
 
 _OPENING = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^`]*)$")
 _LANGUAGE = re.compile(r"(?:[\w+#.-]+|\{[^{}]*\})?(?:[ \t]+\w+=.*)?")
@@ -113,15 +113,8 @@ def program_in(text: str, *, require_fence: bool = True, names: Collection[str] 
     found = last_program(said, names)
     if found is not None or require_fence:
         return found
-    bare = (_answer_tag(said) or said).replace("\r\n", "\n")
+    bare = (answer_tag(said) or said).replace("\r\n", "\n")
     return textwrap.dedent(bare).strip("\n") if bare.strip() else None
-
-
-def _answer_tag(text: str) -> str | None:
-    """The text between the last ``<answer>`` and the first ``</answer>`` after it, however long."""
-    _, opening, rest = text.rpartition("<answer>")
-    content, closing, _ = rest.partition("</answer>")
-    return content.strip() if opening and closing else None
 
 
 def _is_python(block: FencedBlock) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
-from oncurve.errors import ConfigError, Failure, attempt, shortened
+from oncurve.errors import ConfigError, Failure, attempt, listed, shortened
 from oncurve.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
 from oncurve.rewards.base import RewardFunction, ungraded
 from oncurve.rewards.foreign_code import limited, run_async
@@ -27,6 +27,7 @@ _VALUE_KEYS = ("reward", "score", "value")
 LARGEST = 1e30
 """Rewards are float32 in a batch, and their squares float64."""
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
@@ -114,10 +115,6 @@ class _Adapted:
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
         self._taken = completion_parameter(list(parameters))
-        first = next(iter(parameters.values()), None)
-        self._is_first = first is None or (
-            first.name == self._taken and first.kind is not inspect.Parameter.KEYWORD_ONLY
-        )
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -138,8 +135,16 @@ class _Adapted:
     def close(self) -> None:
         """Nothing to end: a function owns no processes that we know of."""
 
-    def _declared(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in arguments.items() if self._takes_all or key in self._parameters}
+    def _called(self, given: dict[str, Any]) -> Any:
+        """The result of a call with arguments by name: those that stand first by place, the others as keywords."""
+        first = next(iter(self._parameters), None)
+        by_place = [
+            given.pop(name)
+            for name, p in self._parameters.items()
+            if name in given
+            and (p.kind in _BY_PLACE or (name == first == self._taken and p.kind is not inspect.Parameter.KEYWORD_ONLY))
+        ]
+        return self.function(*by_place, **given)
 
     def _in_either_form(self, call: Callable[[bool], Any]) -> Any:
         """Calls with completions as text, then as messages if the function takes no text; what worked once stays.
@@ -175,7 +180,7 @@ class _Batched(_Adapted):
             self.completions_as = "text" if isinstance(prompts[0].row[SOURCE_ROW]["prompt"], str) else "messages"
         with limited(self.timeout_seconds * max(len(completions), 1)):
             values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
-            if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
+            if isinstance(values, (str, Mapping, Set)) or not isinstance(values, Iterable):
                 raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
             found = list(islice(values, len(completions) + 1))  # one too many is noticed
         return [self._reward(value) for value in found]
@@ -189,7 +194,7 @@ class _Batched(_Adapted):
         }
         arguments |= {
             "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
-            "completions": [_completion_in_form(completion, as_messages=as_messages) for completion in completions],
+            "completions": [messages_of(completion) if as_messages else completion.text for completion in completions],
             "completion_ids": [list(completion.token_ids) for completion in completions],
             "trainer_state": None,
             "log_extra": _log,
@@ -199,7 +204,8 @@ class _Batched(_Adapted):
         environments = [completion.environment for completion in completions]
         if any(made is not None for made in environments) or asks_for(self.function, "environments"):
             arguments["environments"] = environments
-        return self._wait_for(self.function(**self._declared(arguments)))
+        declared = {key: value for key, value in arguments.items() if self._takes_all or key in self._parameters}
+        return self._wait_for(self._called(declared))
 
 
 class _PerSample(_Adapted):
@@ -227,11 +233,8 @@ class _PerSample(_Adapted):
         arguments = self._arguments(prompt)
 
         def call(as_messages: bool) -> Any:
-            shown = _completion_in_form(completion, as_messages=as_messages)
-            if self._is_first:
-                result = self.function(shown, **arguments)
-            else:
-                result = self.function(**{str(self._taken): shown}, **arguments)
+            shown = messages_of(completion) if as_messages else completion.text
+            result = self._called({**arguments, str(self._taken): shown})
             is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
             return self._wait_for(result) if is_undecided else result
 
@@ -246,8 +249,7 @@ class _PerSample(_Adapted):
         named = [
             key
             for key, p in self._parameters.items()
-            if key != self._taken
-            and p.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            if key != self._taken and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         ]
         row = prompt.source_row if ANSWER_AS_GIVEN in prompt.row else prompt.row
         answer = row.get("answer")
@@ -291,8 +293,9 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
         number = float(value)
     except (TypeError, ValueError) as error:
         found = shortened(repr(value), 60)
+        lists = ". A function of lists has a parameter `completions`" if isinstance(value, (list, tuple)) else ""
         raise type(error)(
-            f"the function returned {found}; a reward is a number, None, or {{'reward': number}}"
+            f"the function returned {found}; a reward is a number, None, or {{'reward': number}}{lists}"
         ) from None
     if abs(number) > LARGEST:
         raise ValueError(f"the function returned {number:.3g}; a reward is finite, within ±1e30")
@@ -308,18 +311,17 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
 def _from_mapping(values: Mapping[str, Any], *, nan_is_none: bool) -> Reward:
     key = next((key for key in _VALUE_KEYS if key in values), None)
     if key is None:
-        raise ValueError(f"the function returned {sorted(values)} without a 'reward'")
-    parts = {
-        _PART_NAMES.get(part, part): float(value)
-        for part, value in values.items()
-        if part != key and isinstance(value, (bool, int, float))
-    }
+        raise ValueError(f"the function returned a dictionary of {listed(map(str, values))}, without a 'reward'")
+    parts: dict[str, float] = {}
+    for name, value in values.items():
+        if name != key and isinstance(value, SupportsFloat):
+            reward = to_reward(value, nan_is_none=nan_is_none)
+            if reward.is_failure:
+                raise ValueError(f"the function returned {str(name)!r} as NaN; a part is a finite number, or None")
+            if reward.value is not None:
+                parts[_PART_NAMES.get(str(name), str(name))] = reward.value
     reward = to_reward(values[key], nan_is_none=nan_is_none)
     return Reward(value=reward.value, parts=parts, error=reward.error, detail=reward.detail)
-
-
-def _completion_in_form(completion: Completion, *, as_messages: bool) -> Any:
-    return messages_of(completion) if as_messages else completion.text
 
 
 def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:

@@ -21,15 +21,11 @@ class EnvironmentReward:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        return [_reward_of(completion) for completion in completions]
+        nothing = Reward(value=None, error="not_applicable", detail="the environment gave no reward")
+        return [completion.environment_reward or nothing for completion in completions]
 
     def close(self) -> None:
         """Nothing to end: whoever runs episodes closes their environments."""
-
-
-def _reward_of(completion: Completion) -> Reward:
-    given = completion.environment_reward
-    return given or Reward(value=None, error="not_applicable", detail="the environment gave no reward")
 
 
 class EnvironmentSection(RewardSection):

@@ -8,13 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from oncurve.rewards.arithmetic import evaluate
-from oncurve.rewards.exact import (
-    Quantity,
-    read_amount,
-    read_quantity,
-    same_quantity,
-    split_unit,
-)
+from oncurve.rewards.exact import Quantity, read_amount, read_quantity, same_quantity, split_unit
 from oncurve.rewards.latex import compact, nesting, split_top, tidy
 from oncurve.rewards.shapes import (
     MAX_NESTING,
@@ -26,6 +20,7 @@ from oncurve.rewards.shapes import (
     list_members,
     marks_of,
     named_members,
+    pairs_up,
     plain_braces,
     read_chain,
     read_congruence,
@@ -273,15 +268,9 @@ def _same_marked(candidate: str, gold: str, oracle: Oracle) -> bool:
         if opening == r"\{":
             return False
         return all(_equal(one[1], other[1], oracle) for one, other in zip(found, wanted, strict=True))
-    if not all(marks):
-        return False
-    left = list(wanted)
-    for name, value in found:
-        match = next((pair for pair in left if pair[0] == name and _equal(value, pair[1], oracle)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return True
+    return all(marks) and pairs_up(
+        found, wanted, lambda one, other: one[0] == other[0] and _equal(one[1], other[1], oracle)
+    )
 
 
 def _same_tuple(candidate: str, gold: str, oracle: Oracle) -> bool:
@@ -297,17 +286,9 @@ def _same_tuple(candidate: str, gold: str, oracle: Oracle) -> bool:
 def _same_set(candidate: str, gold: str, oracle: Oracle) -> bool:
     """Every member has its own equal among the others, in any order."""
     opening, inside, _ = bracketed(candidate)
-    if opening in ("(", "["):
-        return False
-    members, left = list_members(inside), list_members(bracketed(gold)[1])
-    if len(members) != len(left):
-        return False
-    for member in members:
-        match = next((other for other in left if _equal(member, other, oracle)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return not left
+    members, wanted = list_members(inside), list_members(bracketed(gold)[1])
+    is_set = opening not in ("(", "[") and len(members) == len(wanted)
+    return is_set and pairs_up(members, wanted, lambda one, other: _equal(one, other, oracle))
 
 
 def _ask_without_units(candidate: str, gold: str, oracle: Oracle) -> bool:

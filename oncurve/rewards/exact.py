@@ -114,8 +114,11 @@ def read_quantity(answer: str) -> Quantity | None:
     if (based := _BASED.fullmatch(answer)) is not None:
         return _read_based(based)
     if not any(sign.isdigit() for sign in answer):
-        value = number_in_words(answer)
-        return None if value is None else Quantity(value)
+        if (value := number_in_words(answer)) is not None:
+            return Quantity(value)
+        words, _, last = answer.rpartition(" ")
+        value, unit = number_in_words(words), read_unit(f" {last}")
+        return Quantity(value, unit) if value is not None and unit and not unit.label else None
     match = _NUMBER.fullmatch(_ORDINAL.sub("", answer))
     value = _value(match) if match else None
     if match is None or value is None:

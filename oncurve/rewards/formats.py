@@ -67,7 +67,7 @@ class _Form:
     reads_answer_only = False
     """It is given what stands after the thinking."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, *, name: str = "format") -> None:
         self.name = name
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class TagFormat(_Form):
         is_signed: bool = False,
         name: str = "format",
     ) -> None:
-        super().__init__(name)
+        super().__init__(name=name)
         if not tags or len(set(tags)) != len(tags):
             raise ConfigError(f"rewards: tags are {list(tags)}; name at least one tag, each once.")
         self.tags = tuple(tags)
@@ -139,9 +139,6 @@ class BoxedFormat(_Form):
 
     reads_answer_only = True
 
-    def __init__(self, *, name: str = "format") -> None:
-        super().__init__(name)
-
     def has_form(self, prompt: Prompt, text: str) -> bool:
         """Whether there is one box."""
         return len(_BOX.findall(text)) == 1 and bool(last_boxed(text))
@@ -151,9 +148,6 @@ class HashFormat(_Form):
     """Exactly one ``####``, at the start of the last line after the thinking, with an answer after it."""
 
     reads_answer_only = True
-
-    def __init__(self, *, name: str = "format") -> None:
-        super().__init__(name)
 
     def has_form(self, prompt: Prompt, text: str) -> bool:
         """Whether the last line is the marked answer."""
@@ -165,7 +159,7 @@ class StepFormat(_Form):
     """A chain of thought in numbered steps, "Step 1: ..." or "2. ...", from 1 without a gap, none said twice."""
 
     def __init__(self, *, min_steps: int = 2, name: str = "format") -> None:
-        super().__init__(name)
+        super().__init__(name=name)
         self.min_steps = min_steps
 
     def has_form(self, prompt: Prompt, text: str) -> bool:

@@ -146,7 +146,7 @@ class JsonSchema:
         if failure is not None and not is_filled:
             return failure
         if task.check is None:
-            return _paid(0.0, SchemaVerdict("invalid", task.problem), 0.0)
+            return paid(0.0, SchemaVerdict("invalid", task.problem), 0.0)
         verdict = verdicts[task.check]
         if verdict.is_failure:
             return failure_of(verdict)
@@ -155,12 +155,12 @@ class JsonSchema:
         if is_filled or task.is_struct:
             value, gold = without_nulls(value) if task.is_struct else value, without_nulls(gold)
         fraction = float(is_valid) if task.gold_check is None else fields_fraction(value, gold)
-        return _paid(self._value(verdict, fraction), verdict, fraction)
+        return paid(value_of(verdict, fraction, self.scale), verdict, fraction)
 
-    def _value(self, verdict: SchemaVerdict, fraction: float) -> float:
-        if self.scale == "binary":
-            return float(verdict.level == "valid" and fraction == 1.0)
-        return graded(verdict, fraction)
+
+def value_of(verdict: SchemaVerdict, fraction: float, scale: JsonScale) -> float:
+    """The value of JSON that was read, on a scale."""
+    return float(verdict.level == "valid" and fraction == 1.0) if scale == "binary" else graded(verdict, fraction)
 
 
 def graded(verdict: SchemaVerdict, fraction: float) -> float:
@@ -176,7 +176,8 @@ def graded(verdict: SchemaVerdict, fraction: float) -> float:
             return 0.0
 
 
-def _paid(value: float, verdict: SchemaVerdict, fraction: float) -> Reward:
+def paid(value: float, verdict: SchemaVerdict, fraction: float) -> Reward:
+    """The reward of a completion with what a validator says of it, and the share of right fields."""
     is_valid = verdict.level == "valid"
     parts = {
         "correct": float(is_valid and fraction == 1.0),

@@ -96,6 +96,7 @@ def _hedge(case: _Case) -> str:
 
 
 PROBES: dict[str, Callable[[_Case], str]] = {
+    "gold": lambda case: case.gold(case.prompt.row),
     "empty": lambda case: "",
     "question_repeated": lambda case: case.question,
     "prompt_repeated": lambda case: case.prompt.text,
@@ -115,7 +116,7 @@ PROBES: dict[str, Callable[[_Case], str]] = {
     "long_repetition": lambda case: " ".join(["so"] * LONG_WORDS),
     "long_form": lambda case: case.formed(case.other, " ".join([_FILLER] * 20)),
 }
-"""Every kind of completion by its name."""
+"""Every kind of completion by its name, the perfect one first."""
 
 
 def run_probes(
@@ -127,28 +128,14 @@ def run_probes(
     max_rows: int = 20,
     encode: Encode | None = None,
 ) -> list[ProbeResult]:
-    """The rewards of every probe on a sample of the rows.
+    """The rewards of the gold completions, and then of every probe, on a sample of the rows.
 
     ``gold`` writes the perfect completion of a row; given a row whose answer was exchanged, it writes the form around
     another answer. ``encode`` makes tokens of a text, for rewards that count them; without it, words and signs count.
-    Every probe is one call of ``grade``: a reward that costs money is asked 18 times the number of rows.
+    Every probe is one call of ``grade``: a reward that costs money is asked 19 times the number of rows.
     """
     cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
     return [_measured(name, grade, cases, write, encode or _words) for name, write in PROBES.items()]
-
-
-def probe_gold(
-    grade: Grade,
-    prompts: Sequence[Prompt],
-    *,
-    gold: Callable[[Row], str],
-    seed: int,
-    max_rows: int = 20,
-    encode: Encode | None = None,
-) -> ProbeResult:
-    """The rewards of the gold completions on the rows that ``run_probes`` takes with the same seed."""
-    cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
-    return _measured("gold", grade, cases, lambda case: case.gold(case.prompt.row), encode or _words)
 
 
 def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: float = MAX_SHARE) -> list[ProbeResult]:

@@ -89,14 +89,12 @@ class HeldOut:
         """One reward per completion."""
         rewards = self.training(prompts, completions)
         observed = grade(self.held_out, prompts, completions)
-        return [_with_part(reward, self.part, other.value) for reward, other in zip(rewards, observed, strict=True)]
+        return [
+            reward if other.value is None else replace(reward, parts={**reward.parts, self.part: other.value})
+            for reward, other in zip(rewards, observed, strict=True)
+        ]
 
     def close(self) -> None:
         """Closes both."""
         self.training.close()
         self.held_out.close()
-
-
-def _with_part(reward: Reward, name: str, value: float | None) -> Reward:
-    """The same reward with one more part, unless it has no value."""
-    return reward if value is None else replace(reward, parts={**reward.parts, name: value})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
@@ -98,6 +99,7 @@ class Repetition(_PerCompletion):
         return len(distinct) / num_all - 1.0
 
 
+@dataclass(eq=False)
 class CosineLength:
     """Correctness, worth more when short; and wrong answers, less bad when long.
 
@@ -108,24 +110,17 @@ class CosineLength:
     arXiv:2502.03373, section 4.1.
     """
 
-    def __init__(
-        self,
-        correctness: RewardFunction,
-        *,
-        max_tokens: int,
-        correct: tuple[float, float] = (1.0, 0.5),
-        wrong: tuple[float, float] = (-1.0, -0.5),
-        exceeded: float = -1.0,
-        name: str = "cosine_length",
-    ) -> None:
-        if max_tokens < 1:
-            raise ConfigError(f"rewards: max_tokens is {max_tokens}; give the limit of a completion.")
-        self.name = name
-        self.correctness = correctness
-        self.max_tokens = max_tokens
-        self.correct = correct
-        self.wrong = wrong
-        self.exceeded = exceeded
+    correctness: RewardFunction
+    _: KW_ONLY
+    max_tokens: int
+    correct: tuple[float, float] = (1.0, 0.5)
+    wrong: tuple[float, float] = (-1.0, -0.5)
+    exceeded: float = -1.0
+    name: str = "cosine_length"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ConfigError(f"rewards: max_tokens is {self.max_tokens}; give the limit of a completion.")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""

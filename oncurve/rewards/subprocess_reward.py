@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from oncurve.records import Completion, Prompt, Reward, Segment, ToolCall
@@ -35,8 +36,9 @@ class SubprocessReward:
         workers: int = 1,
         nan_is_none: bool = False,
     ) -> None:
-        self.name = name or location.rpartition(":")[2]
-        self.location, self.nan_is_none = location, nan_is_none
+        place, _, function = location.rpartition(":")
+        self.name, self.nan_is_none = name or function, nan_is_none
+        self.location = f"{Path(place).resolve()}:{function}" if place.endswith(".py") else location
         self._pool = WorkerPool(
             "oncurve.rewards.subprocess_reward:call",
             workers=workers,
@@ -49,7 +51,9 @@ class SubprocessReward:
         """One reward per completion."""
         pairs = zip(prompts, completions, strict=True)
         items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
-        outcomes = self._pool.map(self._payload(item) for item in items)
+        rows = ([[asdict(prompt), _fields(completion)] for prompt, completion in item] for item in items)
+        told = {"location": self.location, "nan_is_none": self.nan_is_none}
+        outcomes = self._pool.map({**told, "rows": listed} for listed in rows)
         return [
             reward for item, outcome in zip(items, outcomes, strict=True) for reward in _rewards_of(outcome, len(item))
         ]
@@ -57,13 +61,6 @@ class SubprocessReward:
     def close(self) -> None:
         """Ends the processes."""
         self._pool.close()
-
-    def _payload(self, item: Sequence[tuple[Prompt, Completion]]) -> dict[str, Any]:
-        return {
-            "location": self.location,
-            "nan_is_none": self.nan_is_none,
-            "rows": [[asdict(prompt), _fields(completion)] for prompt, completion in item],
-        }
 
 
 def _rewards_of(outcome: Outcome, num_completions: int) -> list[Reward]:

@@ -36,7 +36,7 @@ from sympy.core.relational import Relational
 
 from oncurve.errors import Failure, attempt
 from oncurve.rewards.equality import equal_answers
-from oncurve.rewards.shapes import is_region
+from oncurve.rewards.shapes import is_region, pairs_up
 from oncurve.rewards.symbolic_sets import Region, read_region, same_region, with_members
 
 for _noisy in ("math_verify", "latex2sympy2_extended"):
@@ -99,7 +99,7 @@ def same(answer: Any, reference: Any) -> bool:
     if _is_relation(reference) or _is_relation(answer):
         return _is_relation(reference) and _is_relation(answer) and _same_relation(answer, reference)
     if isinstance(reference, FiniteSet) or isinstance(answer, FiniteSet):
-        return isinstance(answer, type(reference)) and _same_members(list(answer.args), list(reference.args))
+        return isinstance(answer, type(reference)) and pairs_up(answer.args, reference.args, same)
     if isinstance(reference, (Tuple, tuple)):
         return (
             isinstance(answer, (Tuple, tuple))
@@ -120,15 +120,6 @@ def same(answer: Any, reference: Any) -> bool:
         allow_set_relation_comp=True,
         timeout_seconds=None,
     )
-
-
-def _same_members(members: list[Any], left: list[Any]) -> bool:
-    for member in members:
-        match = next((other for other in left if same(member, other)), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return not left
 
 
 def _is_relation(expression: Any) -> bool:

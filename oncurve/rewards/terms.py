@@ -147,8 +147,7 @@ def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = Fal
         lines.append(f"rewards: {names} take turns of {every} steps; all are logged at every step, one pays")
     for reward in rewards:
         if reward.held_out:
-            name = reward.key
-            lines.append(f"rewards: {name} is held out: logged as reward/held_out/{name}, never trained on")
+            lines.append(f"rewards: {reward.key} is held out: logged as reward/held_out/{reward.key}, never trained on")
     return [*lines, *_describe_limit(rewards)]
 
 

@@ -14,7 +14,7 @@ from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, said_by
 from oncurve.rewards.base import RewardFunction
-from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, graded
+from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
@@ -278,16 +278,8 @@ class ToolCalls:
         return self._paid(task.calls, worst, float(worst.level == "valid"))
 
     def _paid(self, calls: Sequence[Call] | None, verdict: SchemaVerdict, fraction: float) -> Reward:
-        is_valid = verdict.level == "valid"
-        is_correct = is_valid and fraction == 1.0
-        parts = {
-            "correct": float(is_correct),
-            "format": float(is_valid),
-            "fields_fraction": fraction,
-            "over_limit": float(verdict.level == "over_limit"),
-        }
-        value = float(is_correct) if self.scale == "binary" or calls is None else graded(verdict, fraction)
-        return Reward(value=value, parts=parts, detail=verdict.detail)
+        value = value_of(verdict, fraction, "binary" if calls is None else self.scale)
+        return paid(value, verdict, fraction)
 
 
 def _bare(call: Call) -> Call:

@@ -117,7 +117,7 @@ class _Worker:
         deadline, latest = started + seconds, min(started + _STARVED_FACTOR * seconds, ends)
         while not _has_more(connection, min(deadline, latest)):
             used = _cpu_seconds(self.process.pid) - cpu_before
-            if deadline >= latest or used >= 0.9 * seconds or not _is_running(self.process.pid):
+            if deadline >= latest or used >= 0.9 * seconds or _stat(self.process.pid)[:1] != ["R"]:
                 raise ChildSilent
             deadline = time.monotonic() + seconds - used
         return connection.receive(time.monotonic() + seconds, MAX_FRAME_BYTES)
@@ -366,7 +366,7 @@ def _empty_environment() -> dict[str, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat after the name; empty where there is no such file."""
+    """The fields of /proc/<pid>/stat after the name, "R" first for one that runs; empty where there is no such file."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -377,8 +377,3 @@ def _stat(pid: int) -> list[str]:
 def _cpu_seconds(pid: int) -> float:
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
-
-
-def _is_running(pid: int) -> bool:
-    fields = _stat(pid)
-    return bool(fields) and fields[0] == "R"

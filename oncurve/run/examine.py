@@ -30,7 +30,7 @@ from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
-from oncurve.rewards.probes import describe_probes, judge_probes, probe_gold, run_probes
+from oncurve.rewards.probes import describe_probes, judge_probes, run_probes
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
 from oncurve.run.assemble import make_policy
@@ -241,7 +241,6 @@ def probe(
         "seed": seed,
         "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }
-    best = probe_gold(pays, prompts, **options)
-    results = run_probes(pays, prompts, **options)
+    best, *results = run_probes(pays, prompts, **options)
     options = {"has_right_answer": have_right_answer(rewards)}
     return describe_probes(results, best, **options), judge_probes(results, best, **options)

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,9 @@ from oncurve.policy.distributed import ALONE, Processes
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
 _MEANS = {"SIGUSR1": "SIGTERM"}
 """SLURM's ``--signal`` announces the end by another signal than the one that ends."""
+
+
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else a pool's processes tell us their signals
 
 
 class Interrupted(BaseException):
@@ -86,7 +89,7 @@ class Interruption:
         numbers = {number: self._receive for number in signal.Signals if number.name in _SIGNALS}
         if not self._is_alone:
             numbers[signal.SIGUSR2] = self._nudged
-        self._handlers = numbers
+        self._handlers, self._process_id = numbers, os.getpid()
         self._previous = {number: signal.signal(number, handler) for number, handler in numbers.items()}
         try:
             with self._overheard():
@@ -119,7 +122,7 @@ class Interruption:
     def interruptible(self) -> Iterator[None]:
         """While it lasts, a signal raises Interrupted wherever it meets the program, if that is alone."""
         self.check()
-        with self.own_share() if self._is_alone else _nothing():
+        with self.own_share() if self._is_alone else nullcontext():
             yield
 
     @contextmanager
@@ -154,6 +157,9 @@ class Interruption:
             self.check()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process_id:  # a process that a reward function forked ends as any other
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         name = signal.Signals(number).name
         self._num_received += 1
         if self._num_received > 1:
@@ -218,8 +224,3 @@ class Interruption:
         cursor = "\x1b[?25h" if sys.stdout.isatty() else ""
         os.write(2, f"{cursor}oncurve: {why}\n".encode())
         os._exit(self.exit_code)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -103,6 +103,24 @@ def sample_messages(completion: list[dict[str, str]], answer: str) -> float:
     return float(completion[-1]["content"] == answer)
 
 
+class Odd(BaseException):
+    """No ordinary exception."""
+
+
+def stops_by_itself(completion: str, answer: str) -> float:
+    raise Odd("enough")
+
+
+def sample_by_place(prompt: str, completion: str, answer: str, /, level: int) -> float:
+    return float(prompt.startswith("2 + 3") and completion == answer and level == 1)
+
+
+def trl_by_place(prompts: list[str], completions: list[str], /, **kwargs: Any) -> list[float]:
+    return [
+        float(prompt.startswith("2 + 3") and text == "5") for prompt, text in zip(prompts, completions, strict=True)
+    ]
+
+
 async def sample_async(completion: str, answer: str) -> float:
     await asyncio.sleep(60 if completion == "slow" else 0.05)
     if completion == "bad":

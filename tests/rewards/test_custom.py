@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def values_of(function: Any, *texts: str, **options: Any) -> list[float | None]:
         (examples.trl_async_messages, [1.0, 2.0]),
         (examples.Callable(), [1.0, 1.0]),
         (examples.sample, [1.0, 0.0]),
+        (examples.sample_by_place, [1.0, 0.0]),
+        (examples.trl_by_place, [1.0, 0.0]),
         (examples.sample_other_names, [1.0, 0.0]),
         (examples.sample_any_second_name, [1.0, 0.0]),
         (examples.sample_columns, [1.0, 1.0]),
@@ -127,7 +130,19 @@ def test_async_samples_run_together_and_the_late_and_the_bad_are_errors() -> Non
         (lambda completion, answer: (1.0, 0.5), "the function returned (1.0, 0.5); a reward is a number"),
         (lambda completion, answer: float("inf"), "finite"),
         (lambda completion, answer: -1e303, "the function returned -1e+303; a reward is finite, within"),
+        (
+            lambda completion, answer: [0.5],
+            "[0.5]; a reward is a number, None, or {'reward': number}. A function of lists has",
+        ),
+        (lambda completions: {len(text) for text in completions}, "returned set, not one value per completion"),
+        (examples.stops_by_itself, "Odd: enough"),
         (lambda completion, answer: {"points": 1.0}, "without a 'reward'"),
+        (lambda completion, answer: {3: 1.0, "points": 1.0}, "a dictionary of '3', 'points', without a 'reward'"),
+        (
+            lambda completion, answer: {"reward": 1.0, "words": float("nan")},
+            "'words' as NaN; a part is a finite number",
+        ),
+        (lambda completion, answer: {"reward": 1.0, "words": float("inf")}, "finite"),
     ],
 )
 def test_a_mistake_in_the_function_is_an_error_that_says_what(function: Any, detail: str) -> None:
@@ -142,6 +157,15 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
         assert to_reward(number).value == 0.5
     assert to_reward(True).value == 1.0
     assert values_of(lambda completions: numpy.array([0.5] * len(completions)), "a", "b") == [0.5, 0.5]
+    given = {
+        "reward": numpy.float32(0.5),
+        "correct": numpy.bool_(True),
+        "words": Fraction(3),
+        7: 2,
+        "why": "x",
+        "no": None,
+    }
+    assert to_reward(given).parts == {"correct": 1.0, "words": 3.0, "7": 2.0}
 
 
 def test_names_come_from_the_function_the_class_or_the_caller() -> None:
@@ -165,6 +189,9 @@ def test_a_function_is_loaded_from_a_module_and_from_a_file(tmp_path: Path) -> N
     assert values_of(load_function(f"{path}:pays"), "x") == [0.5]
     assert values_of(load_function("custom_examples:Callable"), "x") == [1.0]
     assert load_function("custom_examples:Native").name == "native"
+    assert load_function(f"{path}:pays") is load_function(f"{path}:pays")  # what a file holds is there once
+    path.write_text(path.read_text() + "\n")
+    assert load_function(f"{path}:pays") is load_function(f"{path}:pays")
 
 
 def test_a_file_of_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import logging
 import os
@@ -23,6 +24,7 @@ from oncurve.errors import RewardError
 from oncurve.records import Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.custom import from_function
+from oncurve.run.interruption import Interruption
 
 ROW = {"answer": "5", "level": 1}
 QUICK: dict[str, Any] = {
@@ -156,6 +158,54 @@ def test_what_belongs_to_everybody_is_put_back_and_said(
     assert sorted(text.split(" set ")[1].split(" to ")[0] for text in said) == [
         "the handler of SIGTERM", "the working folder", "torch's default type", "torch's gradient mode",
     ]  # fmt: skip
+
+
+def test_a_run_finds_back_from_a_folder_that_the_function_removed(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removes(completion: str, answer: str) -> float:
+        (tmp_path / "gone").mkdir()
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+        return 1.0
+
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert graded(removes, "x")[0].value == 1.0
+    assert Path.cwd() == tmp_path
+    assert "removes set the working folder to one that was removed" in caplog.text
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_a_run_prints_is_seen_whatever_the_function_did_to_the_output(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def silences(completion: str, answer: str) -> float:
+        sys.stdout.close() if is_closed else setattr(sys, "stdout", io.StringIO())
+        return 1.0
+
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115  # as a command has it
+    assert graded(silences, "x")[0].value == 1.0
+    print("seen", flush=True)
+    assert capfd.readouterr().out == "seen\n"
+
+
+def test_a_pool_of_processes_that_a_function_starts_ends_within_a_run() -> None:
+    """Its processes have the handlers of the run, and are told to end by SIGTERM."""
+
+    def pools(completion: str, answer: str) -> float:
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+        os.kill(child, signal.SIGTERM)
+        return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    said: list[str] = []
+    interruption = Interruption(notify=said.append)
+    with interruption.listen():
+        assert [reward.value for reward in graded(pools, "x")] == [-float(signal.SIGTERM)]
+    assert not interruption.is_asked
+    assert not said
 
 
 def test_a_fork_does_not_go_on_as_a_second_trainer() -> None:

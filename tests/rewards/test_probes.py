@@ -16,7 +16,7 @@ from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import TagFormat
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
-from oncurve.rewards.probes import PROBES, ProbeResult, describe_probes, probe_gold, run_probes, suspicious
+from oncurve.rewards.probes import PROBES, ProbeResult, describe_probes, run_probes, suspicious
 from oncurve.rewards.r1_zero import R1Zero
 from oncurve.rewards.shaping import LengthWindow
 
@@ -52,10 +52,9 @@ def checker() -> Iterator[AnswerChecker]:
 
 def found(function: RewardFunction, write: Callable[[Mapping[str, Any]], str] = gold) -> set[str]:
     pays = partial(grade, function)
-    best = probe_gold(pays, prompts(), gold=write, seed=SEED)
+    best, *results = run_probes(pays, prompts(), gold=write, seed=SEED)
     assert best.mean_reward > 0
-    results = run_probes(pays, prompts(), gold=write, seed=SEED)
-    assert [result.name for result in results] == list(PROBES)
+    assert [result.name for result in (best, *results)] == list(PROBES)
     return {result.name for result in suspicious(results, best.mean_reward)}
 
 
@@ -142,9 +141,10 @@ def test_the_sample_follows_from_the_seed() -> None:
         return [Reward(0.0)] * len(completions)
 
     for seed in (1, 1, 2):
-        probe_gold(watch, prompts(), gold=gold, seed=seed, max_rows=3)  # type: ignore[arg-type]
-    assert seen[0] == seen[1] != seen[2]
-    assert seen[0].count(",") == 2
+        run_probes(watch, prompts(), gold=gold, seed=seed, max_rows=3)  # type: ignore[arg-type]
+    first, again, other = seen[:: len(PROBES)]
+    assert first == again != other
+    assert first.count(",") == 2
 
 
 def test_a_single_row_is_enough() -> None:
@@ -156,9 +156,8 @@ def test_the_table_has_a_column_for_each_part_of_the_reward() -> None:
         return {"reward": 1.5, "correct": 1.0, "shape": 0.5} if completion else {"reward": 0.5, "shape": 0.5}
 
     pays = partial(grade, from_function(two))
-    table = describe_probes(
-        run_probes(pays, prompts(), gold=gold, seed=SEED), probe_gold(pays, prompts(), gold=gold, seed=SEED)
-    ).splitlines()[3:]
+    best, *results = run_probes(pays, prompts(), gold=gold, seed=SEED)
+    table = describe_probes(results, best).splitlines()[3:]
     assert table[0].split()[-2:] == ["correct", "shape"]
     assert table[1].split()[:7] == ["gold", "1.500", "1.500", "0", "0", "1.000", "0.500"]
     assert table[2].split()[:7] == ["empty", "0.500", "0.500", "0", "0", "-", "0.500"]

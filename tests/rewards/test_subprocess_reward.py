@@ -89,3 +89,11 @@ def test_a_function_that_does_not_exist_is_an_error_that_says_so(source: Path) -
     function = SubprocessReward(f"{source}:absent")
     assert "has no 'absent'" in graded(function, "5")[0].detail
     function.close()
+
+
+def test_a_file_is_found_from_the_folder_of_the_trainer(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    function = SubprocessReward("mine.py:pays")
+    monkeypatch.chdir("/")
+    assert [reward.value for reward in graded(function, "5", "6")] == [1.0, 0.0]
+    function.close()
