@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _reported: set[tuple[str, str]] = set()
+_contents: dict[str, Any] = {}
+"""The text of every imported file by the name of its module."""
 
 
 def load_function(location: str, *, where: str = "rewards: function") -> Any:
@@ -62,6 +64,9 @@ def _import_file(path: Path, kind: str) -> Any:
     if str(path.resolve().parent) not in sys.path:  # so that it may import the files beside it
         sys.path.append(str(path.resolve().parent))
     name = f"oncurve_custom_{path.stem}_{abs(hash(str(path.resolve())))}"
+    content = attempt(path.read_bytes)
+    if name in sys.modules and _contents.get(name) == content:  # what it holds, such as a judge, is there once
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise ConfigError(f"{kind}: {path} cannot be read as Python.")
@@ -72,6 +77,7 @@ def _import_file(path: Path, kind: str) -> Any:
     if isinstance(failure, Failure):
         del sys.modules[name]
         raise ConfigError(f"{kind}: {path} cannot be imported: {failure.detail}")
+    _contents[name] = content
     return module
 
 
@@ -88,20 +94,33 @@ def _import_module(name: str, kind: str) -> Any:
 def contained(name: str) -> Iterator[None]:
     """While it lasts, a function of somebody's runs; afterwards the process is as it was before.
 
-    Put back, with one warning for each: the folder, handlers of signals, and torch's default type, number of threads
-    and gradient mode. A child process that the function forked ends here instead of training too.
+    Put back, with one warning for each: the folder, handlers of signals, torch's default type, number of threads and
+    gradient mode, and sys.stdout and sys.stderr. A child process that the function forked ends here instead of training
+    too.
     """
-    process, before = os.getpid(), _state()
+    process, before, streams = os.getpid(), _state(), (sys.stdout, sys.stderr)
     try:
         yield
     finally:
         if os.getpid() != process:
             os._exit(0)
+        for (what, number), stream in zip({"stdout": 1, "stderr": 2}.items(), streams, strict=True):
+            _put_stream_back(name, what, number, stream)
         after = _state()
         for what, (value, restore) in before.items():
-            if what in after and after[what][0] != value:
+            found = after[what][0] if what in after else "one that was removed"
+            if found != value:
                 restore(value)
-                _warn_once(name, what, f"set {what} to {after[what][0]}")
+                _warn_once(name, what, f"set {what} to {found}")
+
+
+def _put_stream_back(name: str, what: str, number: int, stream: Any) -> None:
+    """Let sys.stdout or sys.stderr be the stream again that it was; one that was closed is opened anew."""
+    is_closed = attempt(lambda: stream.closed, log=False) is True
+    if vars(sys)[what] is not stream or is_closed:
+        opened = attempt(lambda: os.fdopen(number, "w", closefd=False), log=False) if is_closed else stream
+        vars(sys)[what] = None if isinstance(opened, Failure) else opened
+        _warn_once(name, what, f"replaced or closed sys.{what}")
 
 
 def _warn_once(name: str, what: str, did: str) -> None:
@@ -112,7 +131,9 @@ def _warn_once(name: str, what: str, did: str) -> None:
 
 def _state() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
     """The process-wide state that a function may change, each part with what sets it."""
-    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {"the working folder": (os.getcwd(), os.chdir)}
+    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
+    if not isinstance(folder := attempt(os.getcwd, log=False), Failure):
+        found["the working folder"] = folder, os.chdir
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             found[f"the handler of {number.name}"] = (
