@@ -132,10 +132,16 @@ def run_probes(
 
     ``gold`` writes the perfect completion of a row; given a row whose answer was exchanged, it writes the form around
     another answer. ``encode`` makes tokens of a text, for rewards that count them; without it, words and signs count.
-    Every probe is one call of ``grade``: a reward that costs money is asked 19 times the number of rows.
+    Every probe is one call of ``grade``: a reward that costs money is asked 19 times the number of rows. A reward that
+    fails on all of the gold ones is asked no more: it may take its whole time limit each time.
     """
     cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
-    return [_measured(name, grade, cases, write, encode or _words) for name, write in PROBES.items()]
+    results: list[ProbeResult] = []
+    for name, write in PROBES.items():
+        results.append(_measured(name, grade, cases, write, encode or _words))
+        if results[0].num_failed == results[0].num_tried:
+            break
+    return results
 
 
 def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: float = MAX_SHARE) -> list[ProbeResult]:

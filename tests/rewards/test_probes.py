@@ -133,6 +133,14 @@ def test_completions_that_cannot_be_graded_are_counted_apart() -> None:
     assert results["filler"].num_failed == 0
 
 
+def test_a_reward_that_fails_on_every_right_answer_is_not_asked_about_wrong_ones() -> None:
+    def broken(completion: str, answer: str) -> float:
+        raise RewardError(f"{completion[:0]}always")
+
+    results = run_probes(partial(grade, from_function(broken)), prompts(), gold=gold, seed=SEED)
+    assert [(one.name, one.num_failed, one.num_tried) for one in results] == [("gold", 6, 6)]
+
+
 def test_the_sample_follows_from_the_seed() -> None:
     seen: list[str] = []
 
