@@ -67,6 +67,7 @@ _BINDING = re.compile(r"[-\d\s]*\\(?:i?int|iiint|oint|sum|prod|lim)(?![a-zA-Z])"
 _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+_PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
 _CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
 _POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^\s*(?:\{\s*(\d{1,6})\s*\}|(\d))")
 _SIDE_BY_SIDE = re.compile(r"(?<![_^\d])\d+\.?(?:\s+\.?|\s*\{\s*)\d|(?<![\w^\]}])\{\s*\d+\s*\}\s*\{?\s*\d")
@@ -181,6 +182,8 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
         return False
     if is_hedged(candidate, gold_text) or is_region(candidate):
         return False
+    if not gold.unit and _PERIODIC.search(gold_text):  # which the oracle does not read
+        gold_text = rf"\frac{{{gold.value.numerator}}}{{{gold.value.denominator}}}"
     return _ask_without_units(candidate, gold_text, oracle)
 
 

@@ -58,7 +58,7 @@ _CONGRUENCE = re.compile(
     r"(?:\\pmod|\(?\s*(?:\\bmod|\\mod|\\text\{\s*mod\s*\}|mod)(?![a-zA-Z]))\s*\{?\s*(?P<modulus>\d{1,9})\s*\}?\s*\)?"
 )
 _BOUND = re.compile(r"(?P<name>[a-zA-Z])\s*(?P<sign><|>|\\(?:le|ge|lt|gt)(?![a-zA-Z]))(?P<value>[^<>]+)")
-_REGION = re.compile(r"<|>|\\(?:le|ge|lt|gt|neq|cup|cap|setminus|infty|mathbb)(?![a-zA-Z])")
+_REGION = re.compile(r"<|>|\\(?:in|le|ge|lt|gt|neq|cup|cap|setminus|infty|mathbb)(?![a-zA-Z])")
 _BUILDER = re.compile(
     r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid(?![a-zA-Z])|\\vert|\||:)(?P<rest>.+)\\\}",
     re.DOTALL,
