@@ -40,19 +40,38 @@ FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv
 """The reader of the ``datasets`` library for one file, by its suffix."""
 
 
-def read_json_lines(path: str | Path) -> list[tuple[int, Row]]:
-    """The objects of a JSON lines file, each with its line number counted from 1; blank lines are passed over.
+def read_json_lines(path: str | Path) -> list[Located]:
+    """The objects of a JSON lines file, each with its line counted from 1; blank lines are passed over.
 
-    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or not one object per line.
+    A file that is one JSON array of objects has rows, counted from 1, in the place of lines.
+
+    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or neither of the two.
     """
     try:
-        lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        text = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if text.lstrip()[:1] == b"[" and (rows := _array(path, text)):
+        return [(place := f"{path}, row {number}", _object(place, row)) for number, row in enumerate(rows, 1)]
+    numbered = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
     if not numbered:
         raise DataError(f"{path}: the file is empty. Write one JSON object per line.")
-    return [(number, _parsed(f"{path}, line {number}", line)) for number, line in numbered]
+    return [(place := f"{path}, line {number}", _parsed(place, line)) for number, line in numbered]
+
+
+def _array(path: str | Path, text: bytes) -> list[Any]:
+    """The members of a JSON array; none where it is not the whole of a text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return []
+        raise DataError(
+            f"{path}, line {error.lineno}: not JSON ({error.msg}, column {error.colno}). The file begins as one JSON "
+            f"array of rows: correct it there, or write one JSON object per line."
+        ) from error
+    except (ValueError, RecursionError):  # what its lines are told for
+        return []
 
 
 def read_csv(path: Path) -> list[Located]:
@@ -157,11 +176,12 @@ def read_stored(
         if file is None:
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
-        if may_wait and file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES:
+        is_large = file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES
+        if may_wait and is_large and not _begins_as_array(file):
             stored = stored_rows.JsonLines(file, _parsed)
             if len(stored) > stored_rows.MANY_ROWS:
                 return stored
-        return [(f"{file}, line {number}", row) for number, row in read_json_lines(file)]
+        return read_json_lines(file)
     if local.suffix in CSV_ENDINGS and (type == "csv" or local.is_file()):
         return read_csv(local)
     name = str(local) if local.exists() else str(path)
@@ -183,6 +203,15 @@ def _parsed(place: str, line: bytes) -> Row:
         raise DataError(f"{place}: a number has too many digits. Write it as text.") from error
     except RecursionError as error:
         raise DataError(f"{place}: nested too deep to be read. Write one flat JSON object per line.") from error
+    return _object(place, value)
+
+
+def _begins_as_array(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
+def _object(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else f"the value {json.dumps(value)[:40]}"
         raise DataError(f"{place}: {kind}, not an object. Write one JSON object {{...}} per line.")

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from oncurve.errors import ConfigError, Failure, attempt
+from oncurve.errors import ConfigError, Failure, attempt, listed
 
 if TYPE_CHECKING:
     from oncurve.sandbox.sessions import PythonSession, PythonSessions
@@ -58,11 +58,14 @@ class Tool:
         is_named = inspect.isroutine(function) or isinstance(function, type)
         own = name or (function if is_named else type(function)).__name__
         described = function if is_named else function.__call__  # type: ignore[operator]
-        schema = attempt(lambda: _without_nameless(get_json_schema(described), described))
-        if isinstance(schema, Failure):
+        missing = attempt(lambda: _missing(described))
+        schema = missing or attempt(lambda: _without_nameless(get_json_schema(described), described))
+        if isinstance(schema, (str, Failure)):
+            found = schema if isinstance(schema, str) else schema.detail.rstrip(".!")
             raise ConfigError(
-                f"tool {own}: no schema can be made of it: {schema.detail}. Give every parameter a type, and write a "
-                f"docstring that says what the tool does and has a line for each parameter under Args"
+                f"tool {own}: {found}. The policy reads of a tool its name, the types of its parameters (text, numbers, "
+                f"lists and dictionaries of those), and its docstring: what the tool does, then `Args:` and below it a "
+                f"line `name: what it is` for each parameter"
             )
         told = {**schema, "function": {**schema["function"], "name": own}}
         hints = {key: hint for key, hint in get_type_hints(described).items() if _names_enum(hint)}
@@ -98,6 +101,18 @@ class CallRequest:
     arguments: Mapping[str, Any]
     written: str
     problem: str = ""
+
+
+def _missing(function: Any) -> str:
+    """What a tool does not say of itself; empty where it says everything."""
+    if not function.__doc__:
+        return "it has no docstring"
+    asked = inspect.signature(function).parameters.values()
+    named = [one for one in asked if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and one.name != "self"]
+    if untyped := [one.name for one in named if one.annotation is one.empty]:
+        return f"no type is given for {listed(untyped)}"
+    untold = [one.name for one in named if not re.search(rf"^\s*{one.name}\s*(\(.*\))?\s*:", function.__doc__, re.M)]
+    return f"its docstring says nothing of {listed(untold)}" if untold else ""
 
 
 def _without_nameless(schema: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"5\n", "line 1", "the value 5, not an object"),
         (b'{"question": "\xff"}\n', "line 1", "not UTF-8"),
         (b"[" * 100_000 + b"\n", "line 1", "JSON"),
+        (b'[{"question": "a", "answer": "b"},\n {"question": }]', "line 2", "begins as one JSON array"),
         (b"", "a.jsonl", "empty"),
         (b"\n \n", "a.jsonl", "empty"),
         (b'{"question": "a", "answer": null}\n', "line 1", "'answer' is empty"),
@@ -61,7 +62,23 @@ def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, pl
 def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": "b"}\r\n')
-    assert read_json_lines(path) == [(1, {"question": "a", "answer": "b"})]
+    assert read_json_lines(path) == [(f"{path}, line 1", {"question": "a", "answer": "b"})]
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf \n"])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_one_array_of_rows_is_read_as_rows(
+    tmp_path: Path, mark: bytes, indent: int | None, is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"question": f"{k}?", "answer": str(k)} for k in range(20)]
+    path = tmp_path / "a.json"
+    path.write_bytes(mark + json.dumps(rows, indent=indent).encode())
+    monkeypatch.setattr("oncurve.data.stored_rows.MANY_ROWS", 5 if is_large else 1_000_000)
+    assert list(load_rows("jsonl", path=path)) == rows
+    path.write_bytes(mark + json.dumps([*rows, 5], indent=indent).encode())
+    with pytest.raises(DataError, match=r"a\.json, row 21: the value 5, not an object"):
+        load_rows("jsonl", path=path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -276,12 +276,26 @@ def test_limits_end_an_episode_each_with_a_reason_of_its_own(policy: TrainedPoli
         policy.model.config.max_position_embeddings = 100_000
 
 
-def test_a_tool_without_types_is_refused_with_what_to_write() -> None:
-    def untyped(x):  # type: ignore[no-untyped-def]
+def test_a_tool_that_says_too_little_is_refused_with_what_it_lacks() -> None:
+    def untold(x: int) -> int:
         return x
 
-    with pytest.raises(ConfigError, match="Give every parameter a type"):
-        Tool.of(untyped)
+    def untyped(x):  # type: ignore[no-untyped-def]
+        """Gives it back."""
+        return x
+
+    def half(x: int, y: int) -> int:
+        """
+        Adds.
+
+        Args:
+            x (int): The first, and y: nothing.
+        """
+        return x + y
+
+    for tool, lacks in ((untold, "no docstring"), (untyped, "no type is given for x"), (half, "says nothing of y")):
+        with pytest.raises(ConfigError, match=rf"tool {tool.__name__}: .*{lacks}.*`Args:`"):
+            Tool.of(tool)
 
 
 class Adder:
@@ -319,7 +333,7 @@ def test_an_object_that_can_be_called_is_a_tool_and_what_cannot_be_called_by_nam
         "calculator",
         len,
     ):
-        with pytest.raises(ConfigError, match=r"no schema can be made|cannot be called|as a partial"):
+        with pytest.raises(ConfigError, match=r"by name|no docstring|no type|as a partial|cannot be called|in no schema"):
             Tool.of(one_of_them)  # type: ignore[arg-type]
 
 

@@ -262,7 +262,7 @@ def test_rows_that_cannot_be_episodes_are_said(talks: Rows, talking: Any) -> Non
             "embedded", reward, args, talks, processing_class=talking, environment_factory={"one": IncrementEnv}
         )
     trainer = GRPOTrainer("embedded", reward, args, talks, processing_class=talking, tools=[untyped])
-    with pytest.raises(ConfigError, match=r"tool untyped: no schema can be made of it"):
+    with pytest.raises(ConfigError, match=r"tool untyped: no type is given for"):
         trainer.train()
 
 
