@@ -129,20 +129,22 @@ def adapt_given_rows(
 
     Raises DataError for everything that the rows lack.
     """
-    names = dict(columns or {})
+    adapted = given_adapter(rows[0] if rows else {}, columns or {}, adapt)
+    return [adapted(f"row {number}", dict(row)) for number, row in enumerate(rows)]
+
+
+def given_adapter(first: Row, columns: Mapping[str, str], adapt: Adapt | None) -> Callable[[str, Row], Row]:
+    """The same for one row after the other; the ``first`` says under which names questions and answers stand."""
+    names = dict(columns)
     for ours in ("question", "answer"):
-        usual = [name for name in USUAL_NAMES[ours] if rows and name in rows[0]]
-        if rows and ours not in names and ours not in rows[0] and usual:
+        usual = [name for name in USUAL_NAMES[ours] if name in first]
+        if ours not in names and ours not in first and usual:
             names[ours] = usual[0]
-    adapted: list[Row] = []
-    for number, row in enumerate(rows):
-        place = f"row {number}"
-        own = adapt(place, _renamed(place, dict(row), columns or {})) if adapt else None
-        if own is not None:
-            adapted.append(own)
-            continue
-        row = _renamed(place, dict(row), names)
-        adapted.append(_adapted("given", place, row, needs_answer=False))
+
+    def adapted(place: str, row: Row) -> Row:
+        own = adapt(place, _renamed(place, row, columns)) if adapt else None
+        return own or _adapted("given", place, _renamed(place, row, names), needs_answer=False)
+
     return adapted
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oncurve.data.datasets import adapt_given_rows, load_rows
+from oncurve.data.datasets import adapt_given_rows, given_adapter, load_rows
 from oncurve.data.demonstrations import demonstrated_row, taught_rows
 from oncurve.data.settings import DataSection, DemonstrationsData, GivenData
-from oncurve.data.stored_rows import StoredRows
+from oncurve.data.stored_rows import StoredRows, StoredTable
 from oncurve.errors import ConfigError
 from oncurve.records import SOURCE_ROW
 from oncurve.rewards.parameters import columns_of
@@ -23,7 +23,7 @@ def make_rows(
     data: DataSection,
     *,
     seed: int,
-    given: Rows | None = None,
+    given: Rows | StoredTable | None = None,
     needs_answer: bool = True,
     demonstrated: bool = False,
 ) -> Rows:
@@ -45,6 +45,10 @@ def make_rows(
                 "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
                 "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
             )
+        if isinstance(given, StoredTable):
+            adapted = given_adapter(given(0)[1], data.columns, adapt)
+            rows = StoredRows(given, adapted)[: data.limit]
+            return list(rows) if demonstrated else rows
         return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
 
     extra = data.model_dump(include={"levels", "function"})

@@ -11,8 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from oncurve.data.fingerprint import fingerprint, rows_fingerprint
+from oncurve.data import stored_rows
+from oncurve.data.fingerprint import Fingerprint, fingerprint, rows_fingerprint
 from oncurve.data.settings import FILE_TYPES
+from oncurve.data.stored_rows import StoredTable
 from oncurve.errors import ConfigError
 from oncurve.rewards.base import RewardFunction
 
@@ -27,9 +29,9 @@ NAMELESS = "given"
 class Given:
     """Objects that a run gets from Python instead of from files. None of them is written into the run's folder."""
 
-    rows: list[Row] | None = None
+    rows: list[Row] | StoredTable | None = None
     """Training rows; None where the recipe's data section names them."""
-    evaluation_rows: list[Row] | None = None
+    evaluation_rows: list[Row] | StoredTable | None = None
     rewards: Mapping[str, Any] = field(default_factory=dict)
     """Reward functions by the names of their sections."""
     model: Any = None
@@ -78,7 +80,10 @@ class Given:
             for name, one in ones.items()
         }
         for name, rows in (("the rows", self.rows), ("the evaluation rows", self.evaluation_rows)):
-            if rows is not None:
+            if isinstance(rows, StoredTable):
+                found[name] = Fingerprint()
+                found[name].add(rows.fingerprint)
+            elif rows is not None:
                 found[name] = rows_fingerprint(rows)
         return replace(
             self,
@@ -194,10 +199,10 @@ def like(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def data_section(
     data: Any, more: Mapping[str, Any], *, limit: int | None = None
-) -> tuple[dict[str, Any], list[Row] | None]:
+) -> tuple[dict[str, Any], list[Row] | StoredTable | None]:
     """The data section of a recipe, and the rows where they were passed; ``more`` holds further keys of the section.
 
-    A stream without a length is read up to ``limit`` rows.
+    A stream without a length is read up to ``limit`` rows. A ``datasets.Dataset`` of many rows stays where it is.
     """
     if isinstance(data, Mapping):
         if "rows" in data and "type" not in data:
@@ -216,6 +221,8 @@ def data_section(
     if isinstance(data, Iterable):
         if not isinstance(data, Sized):
             data = _read_at_most(data, limit)
+        if type(data).__module__ == "datasets.arrow_dataset" and len(data) > stored_rows.MANY_ROWS:
+            return {"type": "given", **more}, StoredTable(data, "the rows that were passed")
         rows = [dict(row) if isinstance(row, Mapping) else _no_row(place, row) for place, row in enumerate(data)]
         if not rows:
             raise ConfigError("data: there are no rows. Pass at least as many as a step takes (run.prompts_per_step)")

@@ -21,6 +21,8 @@ class PromptsOnDemand:
         self._rows, self._write, self._limit = rows, write, limit
         self.check: Callable[[Prompt], None] = lambda prompt: None
         """Called with every prompt that is written; what it raises ends the run."""
+        self.see: Callable[[list[Prompt]], object] = lambda prompts: None
+        """Called with the prompts of a step."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -49,6 +51,7 @@ class PromptsOnDemand:
             found[number] = prompt
         for prompt in found:
             self.check(prompt)
+        self.see(found)
         return found
 
     def _at(self, places: Sequence[int]) -> list[Prompt]:

@@ -187,7 +187,7 @@ def read_stored(
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
     if may_wait and len(rows) > stored_rows.MANY_ROWS:
-        return stored_rows.Table(rows, name)
+        return stored_rows.StoredTable(rows, name)
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows.to_list(), 1)]
 
 

@@ -103,7 +103,7 @@ class JsonLines:
         return where, self._parse(where, line)
 
 
-class Table:
+class StoredTable:
     """The rows of a data set of the ``datasets`` library, which stay on the disk."""
 
     def __init__(self, rows: Any, name: str) -> None:

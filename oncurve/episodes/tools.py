@@ -63,9 +63,9 @@ class Tool:
         if isinstance(schema, (str, Failure)):
             found = schema if isinstance(schema, str) else schema.detail.rstrip(".!")
             raise ConfigError(
-                f"tool {own}: {found}. The policy reads of a tool its name, the types of its parameters (text, numbers, "
-                f"lists and dictionaries of those), and its docstring: what the tool does, then `Args:` and below it a "
-                f"line `name: what it is` for each parameter"
+                f"tool {own}: {found}. The policy reads of a tool its name, the types of its parameters (text, "
+                f"numbers, lists and dictionaries of those), and its docstring: what the tool does, then `Args:` "
+                f"and below it a line `name: what it is` for each parameter"
             )
         told = {**schema, "function": {**schema["function"], "name": own}}
         hints = {key: hint for key, hint in get_type_hints(described).items() if _names_enum(hint)}

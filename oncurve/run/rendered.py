@@ -40,7 +40,8 @@ class Rendered:
     shown_during: list[Demonstration] = field(default_factory=list)
     """Held-out demonstrations, whose loss is measured during a supervised stage."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
-    """What the reference reads in the place of each training prompt, where ``algorithm.teacher_hint`` says more."""
+    """What the reference reads in the place of each training prompt, where ``algorithm.teacher_hint`` says more; of
+    prompts that are written on demand, those that have been."""
 
     @property
     def are_answered(self) -> bool:
@@ -68,8 +69,6 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     }
     own_seed = config.run.seed if isinstance(config.data, DemonstrationsData) else 0
     rows = make_rows(config.data, seed=own_seed, given=given.rows, **kind)
-    if isinstance(rows, StoredRows) and config.algorithm.teacher_hint is not None:
-        rows = list(rows)  # the hinted prompts are found by the plain ones
     few_shot: Rows = []
     during: Rows = []
     test: Rows
@@ -145,7 +144,12 @@ def make_prompts(
             f"run.prompts_per_step is {config.run.prompts_per_step}, but only {len(train)} training prompts are left: "
             f"{len(during) + len(test)} are held out and {len(excluded)} too long. Use more data, or smaller steps"
         )
-    hinted = writer.hinted(list(train)) if config.algorithm.teacher_hint is not None else {}
+    hinted: dict[tuple[int, ...], tuple[int, ...]] = {}
+    if config.algorithm.teacher_hint is not None:
+        if isinstance(train, PromptsOnDemand):
+            train.see = lambda prompts: hinted.update(writer.hinted(prompts))
+        else:
+            hinted = writer.hinted(train)
     return Rendered(train, middle, asked, excluded, demonstrations, shown_during, hinted)
 
 

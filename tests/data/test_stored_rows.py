@@ -116,3 +116,37 @@ def test_a_run_takes_such_rows_and_resumes_with_them(tmp_path: Path, capsys: pyt
     whole, resumed = (oncurve.open_run(tmp_path / name).step(3).groups for name in ("whole", "cut"))
     assert [group.prompt.text for group in whole] == [group.prompt.text for group in resumed]
     assert all("extra" in group.prompt.row for group in whole)
+
+
+def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_prompts_of_a_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"problem": row["question"], "label": row["answer"]} for row in ROWS])
+    asked: list[int] = []
+    read = stored_rows.StoredTable.__call__
+
+    def counted(self: Any, place: int) -> Any:
+        asked.append(place)
+        return read(self, place)
+
+    monkeypatch.setattr(stored_rows.StoredTable, "__call__", counted)
+    monkeypatch.setattr("oncurve.data.from_settings.FIRST_ROWS", 5)
+
+    def trainer(name: str, given: Any) -> oncurve.Trainer:
+        return oncurve.Trainer(
+            "embedded",
+            given,
+            "mathematics",
+            run={"steps": 2, "prompts_per_step": 3, "folder": str(tmp_path), "name": name},
+            rollouts={"max_completion_tokens": 4},
+            evaluation={"num_prompts": 4},
+            algorithm={"type": "distil", "reference": "frozen", "teacher_hint": "It is {answer}.", "group_size": 2},
+        )
+
+    result = trainer("hinted", rows).train()
+    assert "each is read when a step takes it" in capsys.readouterr().out
+    assert len(asked) < 50
+    assert all(row["policy/kl"] > 0.01 for row in oncurve.open_run(result.folder).metrics if row["step"])
+    with pytest.raises(ConfigError, match="the rows"):
+        trainer("hinted", rows.select(range(150))).resume()

@@ -293,7 +293,7 @@ def test_a_tool_that_says_too_little_is_refused_with_what_it_lacks() -> None:
         """
         return x + y
 
-    for tool, lacks in ((untold, "no docstring"), (untyped, "no type is given for x"), (half, "says nothing of y")):
+    for tool, lacks in ((untold, "no docstring"), (untyped, "no type is given for 'x'"), (half, "says nothing of 'y'")):
         with pytest.raises(ConfigError, match=rf"tool {tool.__name__}: .*{lacks}.*`Args:`"):
             Tool.of(tool)
 
