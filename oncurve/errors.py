@@ -31,7 +31,8 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     >>> did_you_mean("tran", ["train", "test"])
     "Did you mean 'train'? "
     """
-    near = get_close_matches(name, list(names), n=1)
+    known = list(names)
+    near = get_close_matches(name, known, n=1) or [one for one in known if len(name) > 2 and one.startswith(name)]
     return f"Did you mean {near[0]!r}? " if near else ""
 
 

@@ -37,7 +37,7 @@ def load_function(location: str, *, where: str = "rewards: function") -> Any:
             raise ConfigError(f"{kind}: {location} is a class that cannot be made without arguments: {made.detail}")
         found = made
     if not callable(found):
-        raise ConfigError(f"{kind}: {location} is {type(found).__name__}, which cannot be called.")
+        raise ConfigError(f"{kind}: {location} is {type(found).__name__}, which cannot be called. Name a function.")
     return found
 
 

@@ -10,7 +10,7 @@ import typer
 
 from oncurve.cli.arguments import Overrides
 from oncurve.cli.train import train
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, did_you_mean
 from oncurve.observe.terminal import quiet_libraries
 
 BASES = {
@@ -38,8 +38,8 @@ def prepare_base(output: Path, *, task: str, seed: int) -> tuple[str, list[str]]
 
     if task not in BASES and not (Path(task) / "base.yaml").is_file():
         raise ConfigError(
-            f"--task {task}: there is no such task. Use one of {', '.join(BASES)}, or the folder of a recipe with a "
-            f"base.yaml"
+            f"--task {task}: there is no such task. {did_you_mean(task, BASES)}Use one of {', '.join(BASES)}, "
+            f"or the folder of a recipe with a base.yaml"
         )
     refuse_existing(output, chosen_by="--output")
     recipe = BASES.get(task, f"{task}/base")

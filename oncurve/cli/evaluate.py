@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,11 @@ def evaluate(
         recorded = Path(target).expanduser() / "config.yaml"
         config = read_run_config(read_text(recorded), overrides or (), source=str(recorded))
     else:
+        if target == "embedded" or os.path.isfile(Path(target).expanduser() / "config.json"):
+            raise ConfigError(
+                f"{target}: is a model, and nothing says on what to evaluate it. Add --benchmark, such as --benchmark "
+                f"gsm8k, or name a run or recipe first and then --model {target}"
+            )
         config = load_config(find_recipe(target), overrides or ())
         model = model or config.model
     quiet_libraries()

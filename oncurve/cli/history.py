@@ -35,7 +35,8 @@ def replay(
     """Do a step of a past run again, compare it with the record, and lay it open: groups, tokens, gradient.
 
     With key=value or --reward, it also shows what the same completions teach under that setting. The run is not
-    changed. It needs `run.record=all`, and a checkpoint before the step (`run.keep_every_steps`).
+    changed. It begins at the newest checkpoint before the step (`run.keep_every_steps`), else at the run's start. Of a
+    run with `run.record=all` the completions are compared too, else the metrics.
 
     Example: `oncurve replay runs/first --step 12 algorithm.type=dapo`
     """

@@ -32,6 +32,8 @@ def train_seeds(
 
     A run that fails or is stopped ends the whole; what was done can be resumed with the same words and --resume.
     """
+    if own := [one for one in overrides if one.startswith("run.seed=")]:
+        raise ConfigError(f"--seeds and {own[0]}: --seeds gives every run its seed. Leave one of the two out")
     gpus = _gpus()
     left = list(seeds)
     running: dict[int, tuple[int, str | None, subprocess.Popen[bytes]]] = {}

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.data.from_settings import make_rows
+from oncurve.data.settings import FILE_TYPES
+from oncurve.data.sources import SAVED
 from oncurve.errors import ConfigError, DataError
 from oncurve.policy.model_folder import load_tokenizer, save_model
 from oncurve.recipe.load import parse_config, parse_tree
@@ -76,6 +78,12 @@ def write_from_data(
         raise ConfigError("--layers is the number of layers, 1 or more, of a model --like another; --size has its own")
     if not data.exists():
         raise DataError(f"--data {data}: there is no such file. Give JSON lines such as {{prompt, completion}}")
+    if data.is_dir() and not any((data / name).is_file() for name in ("train.jsonl", *SAVED)):
+        files = sorted(file.name for file in data.iterdir() if file.suffix in FILE_TYPES)
+        raise DataError(
+            f"--data {data}: is a folder without a train.jsonl or a saved data set. Name the file with the "
+            f"demonstrations{f', such as {data / files[0]}' if files else ''}"
+        )
     config = parse_config(recipe_of(data, folder), overrides, source="coldstart")
     rows = make_rows(config.data, seed=seed, demonstrated=True, needs_answer=False)
     if bare := next((row for row in rows if not _is_demonstration(row)), None):

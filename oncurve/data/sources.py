@@ -33,11 +33,16 @@ NO_NETWORK = (
     "Check its name and data.split. Without a network, put such rows into FOLDER/train.jsonl and FOLDER/test.jsonl, "
     "and give data.path=FOLDER and, where the recipe has evaluation.data, evaluation.data.path=FOLDER"
 )
+WRAPPERS = ("data", "rows", "examples", "instances", "items", "records", "train")
+"""Under these names other programs write a list of rows into one object."""
 LEAST_BYTES = 8
 """Of a row in a file."""
 CSV_ENDINGS = (".csv", ".tsv")
 FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 """The reader of the ``datasets`` library for one file, by its suffix."""
+
+SAVED = ("dataset_dict.json", "state.json")
+"""Files in a folder that the ``datasets`` library has saved a data set to."""
 
 
 def read_json_lines(path: str | Path) -> list[Located]:
@@ -214,7 +219,14 @@ def _begins_as_array(file: Path) -> bool:
 def _object(place: str, value: Any) -> Row:
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else f"the value {json.dumps(value)[:40]}"
-        raise DataError(f"{place}: {kind}, not an object. Write one JSON object {{...}} per line.")
+        raise DataError(f"{place}: {kind}, not an object. Write one JSON object {{...}} per row.")
+    if len(value) == 1 and isinstance(inner := next(iter(value.values())), list) and inner:
+        [name] = value
+        if name in WRAPPERS and all(isinstance(one, dict) for one in inner):
+            raise DataError(
+                f"{place}: one object that holds {counted(len(inner), 'row')} under {name!r}. Write the list alone, or "
+                f"one JSON object per line."
+            )
     return value
 
 
@@ -243,7 +255,7 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
     try:
         if local.is_file():
             loaded = datasets.load_dataset(str(builder), data_files=name, split="train")
-        elif (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
+        elif any((local / name).is_file() for name in SAVED):
             loaded = datasets.load_from_disk(name)
         else:
             loaded = datasets.load_dataset(name, subset, split=split, revision=revision)

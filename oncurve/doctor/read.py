@@ -29,7 +29,9 @@ def read_case(run: str | Path) -> Case:
     """
     folder = Path(run)
     if not folder.is_file() and not (folder / METRICS).is_file():
-        raise DataError(f"{folder}: is no run folder, {METRICS} is missing. Name the folder that `oncurve train` made.")
+        near = next((one for one in folder.resolve().parents[:2] if (one / METRICS).is_file()), None)
+        named = f"Its run is {near}." if near else "Name the folder that `oncurve train` made."
+        raise DataError(f"{folder}: is no run folder, {METRICS} is missing. {named}")
     if folder.is_file() and folder.suffix != ".jsonl":
         raise DataError(f"{folder}: is no run. Name a run folder or its {METRICS}.")
     metrics = read_columns(folder)

@@ -18,7 +18,7 @@ from oncurve.recipe.load import load_config
 from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
 from oncurve.records import Group, Reward
-from oncurve.rewards.base import RewardFunction, grade
+from oncurve.rewards.base import RewardFunction, check_any_graded, grade
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import make_reward_function
@@ -229,6 +229,8 @@ def _add_step(found: Regrade, run: PastRun, step: PastStep, function: RewardFunc
     prompts = [group.prompt for group in step.groups for _ in group.completions]
     completions = [one for group in step.groups for one in group.completions]
     flat = grade(function, prompts, completions)
+    if not found.steps:
+        check_any_graded(flat, where=f"reward {found.reward}, step {step.number}")
     graded, rest = [], iter(flat)
     for group in step.groups:
         graded.append([next(rest) for _ in group.completions])

@@ -32,7 +32,7 @@ from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.records import Group, Prompt, Reward
-from oncurve.rewards.base import grade
+from oncurve.rewards.base import check_any_graded, grade
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
@@ -386,8 +386,10 @@ class _Opener:
                 function = make_reward_function(config.rewards, seed=config.run.seed)
             prompts = [group.prompt for group in groups for _ in group.completions]
             completions = [one for group in groups for one in group.completions]
-            flat = iter(parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions)))
+            graded = parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions))
             function.close()
+            check_any_graded(graded, where=said[-1])
+            flat = iter(graded)
             rewards = [[next(flat) for _ in group.completions] for group in groups]
         algorithm = make_algorithm(config)
         _check_reference(parts, algorithm)

@@ -258,7 +258,14 @@ def merge_adapter(adapter: Path, output: Path) -> Path:
     Raises CheckpointError if the folder holds no adapter, or if one of the two cannot be read or written.
     """
     if not is_adapter(adapter):
-        raise CheckpointError(f"{adapter}: no adapter there (adapter_config.json is missing). Nothing to merge")
+        if (adapter / "config.json").is_file():
+            raise CheckpointError(
+                f"{adapter}: is a whole model, not an adapter. Nothing is to be merged: use it as it is"
+            )
+        raise CheckpointError(
+            f"{adapter}: no adapter there (adapter_config.json is missing). Name a run that trained with policy.lora, "
+            f"or the folder of an adapter"
+        )
     base, revision = base_of(adapter)
     model, _ = load_model(base, revision=revision)
     kind = stored_type(base, revision)

@@ -292,7 +292,7 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        found = shortened(repr(value), 60)
+        found = "a generator (write return, not yield)" if inspect.isgenerator(value) else shortened(repr(value), 60)
         lists = ". A function of lists has a parameter `completions`" if isinstance(value, (list, tuple)) else ""
         raise type(error)(
             f"the function returned {found}; a reward is a number, None, or {{'reward': number}}{lists}"

@@ -23,6 +23,9 @@ FILES = {
     "script.py": "print(1)\n",
     "environment.yaml": "model: embedded\ndata: {type: word_problems}\nrewards: [{type: environment}]\n",
     "turns.jsonl": '{"prompt": "a", "turns": []}\n',
+    "wrapped.json": '{"data": [{"question": "1", "answer": "2"}]}',
+    "torn.json": '[{"question": "1", "answer": "2"},\n{"question": ',
+    "texts.json": '["a"]',
     "two.jsonl": '{"a": 1}\n{"a": 2}\n',
 }
 MISTAKES = (
@@ -84,6 +87,15 @@ MISTAKES = (
     ("train recipe.yaml data.template=Think_Answer", "Did you mean 'think_answer'?"),
     ("coldstart --data turns.jsonl --output base", "turns must be texts, the policy's first"),
     ("coldstart --data rows.jsonl --size xl --output base", "Use one of nano, tiny, small"),
+    ("coldstart --data . --output base", "is a folder without a train.jsonl or a saved data set. Name the file"),
+    ("coldstart --task wordproblems --output base", "Did you mean 'word_problems'?"),
+    ("train recipe.yaml data.path=wrapped.json", "one object that holds 1 row under 'data'. Write the list alone"),
+    ("train recipe.yaml data.path=torn.json", "torn.json, line 2: not JSON"),
+    ("train recipe.yaml data.path=texts.json", 'texts.json, row 1: the value "a", not an object'),
+    ("train recipe.yaml data.template=think", "Did you mean 'think_answer'?"),
+    ("train recipe.yaml --seeds 0,1 run.seed=3", "--seeds and run.seed=3: --seeds gives every run its seed"),
+    ("evaluate embedded", "is a model, and nothing says on what to evaluate it. Add --benchmark"),
+    ("merge nowhere --output merged", "Name a run that trained with policy.lora"),
     ("dashboard recipe.yaml", "Name run folders, or a folder that holds some"),
 )
 

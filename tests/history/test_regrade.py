@@ -9,8 +9,9 @@ import pytest
 from past_runs import recorded_run
 
 import oncurve
-from oncurve.errors import ConfigError
+from oncurve.errors import ConfigError, RewardError
 from oncurve.history.regrade import regrade
+from oncurve.history.replay import replay
 
 
 def other(completion: str, answer: str) -> float:
@@ -74,6 +75,15 @@ def test_a_reward_that_cannot_be_made_from_one_word_is_refused_with_the_words_th
         regrade(run, "math")
     with pytest.raises(ConfigError, match=r"base_url: this key is needed.*(?s:.*)written in a recipe"):
         regrade(run, "judge")
+
+
+def test_a_reward_that_grades_nothing_is_refused_with_what_it_gave(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path, steps=1)
+    (tmp_path / "lazy.py").write_text("def pays(completion):\n    yield 1.0\n", encoding="utf-8")
+    reward = f"{tmp_path / 'lazy.py'}:pays"
+    for grade_again in (regrade, lambda path, other: replay(path, 1, reward=other)):
+        with pytest.raises(RewardError, match=r"lazy\.py:pays.* none of .* \(write return, not yield\)"):
+            grade_again(run, reward)
 
 
 def test_texts_alone_can_be_graded_where_nothing_more_was_recorded(tmp_path: Path) -> None:

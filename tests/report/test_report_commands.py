@@ -52,12 +52,13 @@ def test_report_needs_no_torch(made_run: MakeRun) -> None:
         (("report", "RUN", "--output", "/proc/nothing/page.html"), "cannot be written"),
         (("compare", "RUN"), "name at least two run folders"),
         (("compare", "RUN", "nowhere"), "is no run folder"),
+        (("doctor", "RUN/evaluations"), "is no run folder, metrics.jsonl is missing. Its run is "),
         (("dashboard", "nowhere"), "there is no such folder"),
     ],
 )
 def test_mistakes_are_messages(made_run: MakeRun, arguments: tuple[str, ...], said: str) -> None:
     run = made_run()
-    done = oncurve(*(run if argument == "RUN" else argument for argument in arguments))
+    done = oncurve(*(argument.replace("RUN", str(run)) for argument in arguments))
     assert done.returncode != 0
     assert done.stderr.startswith("oncurve: ")
     assert said in done.stderr
