@@ -148,5 +148,8 @@ def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_
     assert "each is read when a step takes it" in capsys.readouterr().out
     assert len(asked) < 50
     assert all(row["distillation/reverse_kl"] > 0.01 for row in oncurve.open_run(result.folder).metrics if row["step"])
+    for _ in (cut := trainer("cut", rows)).steps():
+        break
     with pytest.raises(ConfigError, match="the rows"):
-        trainer("hinted", rows.select(range(150))).resume()
+        trainer("cut", rows.select(range(150))).resume()
+    assert cut.resume().folder.name == "cut"

@@ -333,7 +333,9 @@ def test_an_object_that_can_be_called_is_a_tool_and_what_cannot_be_called_by_nam
         "calculator",
         len,
     ):
-        with pytest.raises(ConfigError, match=r"by name|no docstring|no type|as a partial|cannot be called|in no schema"):
+        with pytest.raises(
+            ConfigError, match=r"by name|no docstring|no type|as a partial|cannot be called|in no schema"
+        ):
             Tool.of(one_of_them)  # type: ignore[arg-type]
 
 
