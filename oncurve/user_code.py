@@ -76,7 +76,8 @@ def _import_file(path: Path, kind: str) -> Any:
     failure = attempt(lambda: loader.exec_module(module))
     if isinstance(failure, Failure):
         del sys.modules[name]
-        raise ConfigError(f"{kind}: {path} cannot be imported: {failure.detail}")
+        hint = ". A file beside it is imported by its name, without a dot" if "relative" in failure.detail else ""
+        raise ConfigError(f"{kind}: {path} cannot be imported: {failure.detail}{hint}")
     _contents[name] = content
     return module
 

@@ -45,8 +45,8 @@ _NAMED = re.compile(r"[a-zA-Z]\s*=[\s$]*$")
 _MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*=?>\s+", re.MULTILINE)
 _DOUBTED = re.compile(
     r"(?:(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是"
-    r"|\b(?:about|approximately|around|roughly|nearly|almost|perhaps|maybe|probably|possibly|at least|at most"
-    r"|more than|less than))"
+    r"|\b(?:about|approximately|around|roughly|nearly|almost|perhaps|maybe|probably|possibly|more than"
+    r"|less than))"
     r"[\s:$]*$",
     re.IGNORECASE,
 )

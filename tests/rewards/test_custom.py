@@ -222,6 +222,9 @@ def test_what_cannot_be_loaded_is_said(location: str, message: str) -> None:
 
 def test_a_file_with_a_mistake_is_said(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
+    path.write_text("from .helpers import f\n")
+    with pytest.raises(ConfigError, match=r"relative import .*A file beside it is imported by its name, without a dot"):
+        load_function(f"{path}:f")
     path.write_text("def f(:\n")
     with pytest.raises(ConfigError, match=r"broken\.py cannot be imported: SyntaxError"):
         load_function(f"{path}:f")
