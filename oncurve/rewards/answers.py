@@ -50,6 +50,7 @@ _DOUBTED = re.compile(
     r"[\s:$]*$",
     re.IGNORECASE,
 )
+_REFUSED = re.compile(r"(?:,|\s+and|,\s+and)\s+not\s+[-$\\\d.,/]+\W*$")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 _FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan)|ln|log|exp|sqrt|pi|mod")
 _MULTIPLIER = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|percent|a\.?m\.?|p\.?m\.?)[.,;:?]?", re.I)
@@ -121,6 +122,7 @@ def last_expression(text: str) -> str | None:
     ['\\frac{1}{2}', '2x+3', '$1,250.50']
     """
     text = re.sub("(?<=[：是])(?=[-$\\d])", " ", _MARKUP.sub("", text[-MAX_CLAUSE_CHARACTERS:])).rstrip()
+    text = _REFUSED.sub("", text)  # 36, not 35
     found = formulas(text)
     formula = found[-1] if found else None
     behind = text[formula[1] :] if formula else text
