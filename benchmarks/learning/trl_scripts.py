@@ -172,13 +172,14 @@ def run_here(folder: Path, words: list[str], library: str) -> None:
     found = Watched()
     if library == "trl":
         import trl
-        from transformers import Trainer
+        from transformers import Trainer, training_args
 
         watched = trl.GRPOTrainer  # with all that it imports, before stand-ins are there
     replace_the_hub()
     sys.meta_path.append(StandIns())
     if library == "trl":
         forget_older_names(trl.GRPOConfig)
+        training_args.is_torch_bf16_gpu_available = lambda: True  # who asks for it has a GPU
         Trainer.push_to_hub = lambda *_, **__: None
         watch(watched, shortened, found)
     else:
@@ -340,7 +341,10 @@ def rows(split: str | list[str] | None) -> Any:
             "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "",
             "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n),
             "parent_id": str(n - n % 3) if n % 3 else None,
-            "role": "assistant" if n % 3 else "prompter", "ranking": n % 3,
+            "role": "assistant" if n % 3 else "prompter", "ranking": n % 3, "query": f"How much is {n} + 1?",
+            "response": str(n + 1), "label": n % 2, "id": n, "choices": ["1", str(n + 1)], "level": "Level 1",
+            "type": "Algebra", "category": "sums", "test_list": [], "source": "made up", "reference": str(n + 1),
+            "chosen": str(n + 1), "rejected": "0",
         }
         for n in range(160)
     ]  # fmt: skip

@@ -238,10 +238,12 @@ class Trainer:
             self._policy = make_policy(self.config, given=self._given)
         return self._policy
 
-    def hold_model(self) -> nn.Module:
-        """The model, with peft around it if it has an adapter; a run that begins later trains this very object."""
+    def hold_model(self, *, for_later: bool = True) -> nn.Module:
+        """The model, with peft around it if it has an adapter; ``for_later``: a run that begins later trains this very
+        object. One that goes on begins with the weights that it began with."""
         model = self.policy.model if self.policy.adapter is None else self.policy.adapter.peft_model
-        self._given = replace(self._given, model=model, tokenizer=self.policy.tokenizer)
+        if for_later:
+            self._given = replace(self._given, model=model, tokenizer=self.policy.tokenizer)
         return model
 
     def _new_steps(self) -> Steps:

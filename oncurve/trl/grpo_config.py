@@ -109,6 +109,8 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
             if isinstance(value, str) and value.startswith("{"):
                 setattr(self, name, json.loads(value))
         values = vars(self)
+        if isinstance(values["scale_rewards"], bool):
+            self.scale_rewards = "group" if values["scale_rewards"] else "none"
         if values["bf16"] is None:
             self.bf16 = not values["fp16"]
         if values["load_best_model_at_end"] and values["metric_for_best_model"] is None:

@@ -233,7 +233,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @property
     def model(self) -> nn.Module:
         """The model with its current weights, with peft around it if it has an adapter."""
-        return self.oncurve.hold_model()
+        return self.oncurve.hold_model(for_later=not self._is_training)
 
     @model.setter
     def model(self, model: nn.Module) -> None:

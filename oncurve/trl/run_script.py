@@ -94,7 +94,7 @@ def run_script(
     SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, folder)
+    sys.path[:] = [folder, *sys.path, str(Path.cwd())]  # as `python -m` has it, for a script that imports from its root
     try:
         with _Messages(script), trl_resolved():
             runpy.run_path(str(script), run_name="__main__")

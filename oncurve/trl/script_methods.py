@@ -49,16 +49,11 @@ class ScriptMethods(ScriptRewards):
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self._outputs is None:
-            raise NotHere(
-                f"the script calls GRPOTrainer._generate_and_score_completions, which samples nothing by itself here. "
-                f"{WHY}"
-            )
+            raise NotHere(f"the script calls a method of GRPOTrainer that samples nothing by itself here. {WHY}")
         return dict(self._outputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if self._outputs is None:
-            raise NotHere(f"GRPOTrainer._prepare_inputs is called by the script outside of training. {WHY}")
-        return dict(self._outputs)
+        return ScriptMethods._generate_and_score_completions(self, generation_batch)
 
     @contextmanager
     def _in_mode(self) -> Iterator[None]:

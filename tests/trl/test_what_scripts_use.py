@@ -15,7 +15,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from typer.testing import Result
 
@@ -101,7 +101,8 @@ def test_a_second_training_goes_on_with_the_weights_of_the_first(rows: Rows) -> 
     assert len(list(Path("out").glob("embedded*"))) == 2
 
 
-def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(rows: Rows) -> None:
+@pytest.mark.parametrize("options", [{}, {"beta": 0.04}], ids=["plain", "with a reference"])
+def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(options: dict[str, Any], rows: Rows) -> None:
     asked: list[str] = []
 
     def interrupting(completions: list[str], **kwargs: Any) -> list[float]:
@@ -110,7 +111,8 @@ def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(rows: Rows) -> Non
             os.kill(os.getpid(), signal.SIGINT)
         return [float(len(completion)) for completion in completions]
 
-    trainer = GRPOTrainer("embedded", interrupting, GRPOConfig(**{**SHORT, "max_steps": 3}), rows)
+    args = GRPOConfig(**{**SHORT, "max_steps": 3}, **options)
+    trainer = GRPOTrainer("embedded", interrupting, args, rows, callbacks=[TrainerCallback()])
     with pytest.raises(Stopped, match="goes on"):
         trainer.train()
     assert 1 <= trainer.state.global_step < 3
