@@ -200,13 +200,12 @@ def has_died(failure: Failure) -> bool:
 
 def public_methods(made: Any) -> dict[str, Callable[..., Any]]:
     """The methods of an object that do not begin with an underscore. Its properties are not asked."""
-    names = [name for name in dir(made) if not name.startswith("_")]
-    found = {name: attempt(partial(attrgetter(name), made)) for name in names if not _is_property(made, name)}
+    found = {}
+    for name in dir(made):
+        kind = inspect.getattr_static(type(made), name, None)
+        if not name.startswith("_") and not isinstance(kind, (property, cached_property)):
+            found[name] = attempt(partial(attrgetter(name), made))
     return {name: method for name, method in found.items() if inspect.isroutine(method)}
-
-
-def _is_property(made: Any, name: str) -> bool:
-    return isinstance(inspect.getattr_static(type(made), name, None), (property, cached_property))
 
 
 def methods_as_tools(made: Any, *, where: str = "") -> dict[str, Tool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from oncurve.episodes.environments import Environment, Kind
 from oncurve.episodes.tools import CallRequest, Tool
@@ -76,7 +75,7 @@ class Episode:
     def add_call(self, request: CallRequest, answer: str, error: str | None, seconds: float) -> None:
         """A call with its answer."""
         name = request.name or ""
-        arguments = request.written if request.name is None else _as_json(request.arguments)
+        arguments = request.written if request.name is None else json.dumps(dict(request.arguments), ensure_ascii=False)
         self.calls.append(ToolCall(name, arguments, answer, error, self.num_turns - 1, seconds))
         self.answers.append((name, answer))
 
@@ -105,7 +104,3 @@ class Episode:
             environment=self.environment.inner if self.environment is not None else None,
             may_call=self.environment is None or not self.environment.kind.has_steps,
         )
-
-
-def _as_json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(dict(arguments), ensure_ascii=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from oncurve.errors import ConfigError, Failure, attempt, listed
 
 if TYPE_CHECKING:
-    from oncurve.sandbox.sessions import PythonSession, PythonSessions
+    from oncurve.sandbox.sessions import PythonSessions
 
 MAX_ANSWER_CHARACTERS = 100_000
 """Of an answer's text that is looked at; what is shown is limited in tokens."""
@@ -222,7 +222,7 @@ def python_tool(wall_seconds: float) -> Tool:
     made = Tool.of(python)
     return replace(
         made,
-        open=lambda: partial(_in_session, sessions.open()),
+        open=lambda: sessions.open().run,
         close=sessions.close,
         limit_seconds=_SANDBOX_SECONDS,
     )
@@ -241,8 +241,8 @@ def sandboxed_tool(function: Callable[..., Any], wall_seconds: float) -> Tool:
     if made.call is not function:
         raise ConfigError(f"tool {name}: in the sandbox a member of an Enum would arrive as text. Write Literal[...]")
     sessions = _sessions(wall_seconds)
-    call = partial(_in_sandbox, sessions, source, name)
-    return replace(made, call=call, close=sessions.close, limit_seconds=_SANDBOX_SECONDS)
+    call = partial(sessions.call, source, name)
+    return replace(made, call=lambda **arguments: call(arguments), close=sessions.close, limit_seconds=_SANDBOX_SECONDS)
 
 
 _SANDBOX_SECONDS = 300.0
@@ -255,14 +255,6 @@ def _sessions(wall_seconds: float) -> PythonSessions:
 
     choose_isolation("bubblewrap")
     return PythonSessions(wall_seconds=wall_seconds)
-
-
-def _in_sandbox(sessions: PythonSessions, source: str, name: str, /, **arguments: Any) -> Any:
-    return sessions.call(source, name, arguments)
-
-
-def _in_session(session: PythonSession, code: str) -> str:
-    return session.run(code)
 
 
 def python(code: str) -> str:

@@ -197,7 +197,7 @@ def _prepare(
         folder.forget_row(step)
     processes.on_main(lambda: _check_rows(path, step if pending is None else step - 1, warn=request.warn))
     if found.changed or more:
-        processes.on_main(lambda: write_text(path / "config.yaml", _yaml(config)))
+        processes.on_main(lambda: write_text(path / "config.yaml", _dump(recorded(config))))
         session.saver.mark(step, pending=session.pending)
         session.saver.save()
         session.saver.wait()
@@ -325,10 +325,6 @@ def _check_rows(path: Path, step: int, *, warn: Callable[[str], None]) -> None:
     there = {row.get("step") for row in read_rows(path / METRICS)}
     if missing := [str(number) for number in range(1, step + 1) if number not in there]:
         warn(f"{path / METRICS} has no record of {counted(len(missing), 'step')}, done already, such as {missing[0]}")
-
-
-def _yaml(config: Config) -> str:
-    return _dump(recorded(config))
 
 
 def _dump(tree: Mapping[str, Any]) -> str:

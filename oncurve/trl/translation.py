@@ -145,7 +145,8 @@ def translate(asked: TrainerArguments) -> Translation:
     data = asked.train_dataset
     if data is None and asked.environment_factory is not None:
         data = placeholder_rows(args, asked.environment_factory, max(_generated(args) // args.num_generations, 1))
-    rows = _rows(data, asked, tokenizer, options, limit=_enough(args))
+    enough = None if args.max_steps <= 0 else args.max_steps * _generated(args)  # of a stream
+    rows = _rows(data, asked, tokenizer, options, limit=enough)
     evaluation = {
         prefix: _rows(each, asked, tokenizer, options) for prefix, each in evaluation_sets(asked.eval_dataset).items()
     }
@@ -270,11 +271,6 @@ def tokenizer_of(asked: TrainerArguments) -> Any:
     init = asked.args.model_init_kwargs or {}
     trusts = bool(asked.args.trust_remote_code or init.get("trust_remote_code"))
     return load_tokenizer(name, revision=init.get("revision"), trust_remote_code=trusts)[1]
-
-
-def _enough(args: Any) -> int | None:
-    """Rows that a stream is read for: as many as all steps can take."""
-    return None if args.max_steps <= 0 else max(args.max_steps, 1) * _generated(args)
 
 
 def _generated(args: Any) -> int:
