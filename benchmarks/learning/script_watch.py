@@ -139,7 +139,7 @@ def short_arguments(args: Any, data: Any) -> Any:
     short.per_device_eval_batch_size = short.num_generations
     short.report_to, short.push_to_hub, short.deepspeed, short.use_vllm = [], False, None, False
     short.optim = "adamw_torch" if "8bit" in str(args.optim) else args.optim  # whose package is for GPUs
-    short.save_strategy = "no" if str(args.save_strategy).endswith("no") else "steps"
+    short.save_strategy = "no" if str(args.save_strategy).lower().endswith("no") else "steps"
     short.save_steps, short.warmup_steps, short.logging_steps, short.logging_strategy = 500, 0, 1, "steps"
     return short
 

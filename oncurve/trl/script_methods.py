@@ -24,6 +24,7 @@ class ScriptMethods(ScriptRewards):
     """The part of a trainer that computes. A replaced method may look, log and change advantages."""
 
     model: Any
+    oncurve: Any
     _loss: Tensor | None = None
     """Of the microbatch that is trained on."""
     _outputs: dict[str, Any] | None = None
@@ -61,11 +62,12 @@ class ScriptMethods(ScriptRewards):
 
         Its layers are not told: dropout stays off.
         """
-        self.model.training = self._mode == "train"
+        model = self.oncurve.hold_model(for_later=False)
+        model.training = self._mode == "train"
         try:
             yield
         finally:
-            self.model.training = False
+            model.training = False
 
     def _watch(self, parts: Parts) -> Parts:
         """The parts with an algorithm that calls what the script replaces."""
