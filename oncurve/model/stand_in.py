@@ -15,6 +15,12 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from oncurve.algorithm.precision import HALF
+
+ROUNDINGS = 30.0
+"""So many times what rounding its embeddings once more does may a way differ from the model's own result."""
+FLOOR, HALF_FLOOR = 2e-5, 1e-2
+"""What always counts as rounding of a log-probability, in float32 and where some weights have half the width."""
 LENGTH = 16
 """Tokens after which a stand-in's windows end and its index chooses."""
 VOCABULARY = 64
@@ -49,6 +55,8 @@ def stand_in(model: PreTrainedModel, device: torch.device | str) -> PreTrainedMo
             for weight in made.parameters():
                 if weight.ndim > 1:
                     nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+                else:  # biases and sinks begin as zeros, which show nothing
+                    weight += 0.1 * torch.randn_like(weight)
     return made
 
 
@@ -97,3 +105,9 @@ def nudged(model: PreTrainedModel, rows: Tensor) -> Tensor:
         return model(input_ids=rows, use_cache=False).logits
     finally:
         hook.remove()
+
+
+def allowed(model: PreTrainedModel, rounding: float) -> float:
+    """The largest difference of a log-probability that is rounding, where nudged embeddings make this one."""
+    is_half = any(weight.dtype in HALF for weight in model.parameters())
+    return max(HALF_FLOOR if is_half else FLOOR, ROUNDINGS * rounding)

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.logprobs import from_logits
-from oncurve.algorithm.precision import HALF, in_full_precision
+from oncurve.algorithm.precision import in_full_precision
 from oncurve.batch import Batch, Size
 from oncurve.errors import CheckpointError
-from oncurve.model.stand_in import changes_with_length, find_stand_in, nudged
+from oncurve.model.stand_in import ROUNDINGS, allowed, changes_with_length, find_stand_in, nudged
 from oncurve.model.weights import Trust, set_trust
 from oncurve.policy.forward import completion_logprobs, has_own_layers, join_rows
 from oncurve.policy.packed_attention import IN_BLOCKS, NAME, ordinary_attention, use_packed_attention
@@ -28,12 +28,8 @@ from oncurve.sample.base import context_of
 
 log = logging.getLogger(__name__)
 
-ROUNDINGS = 30.0
-"""So many times what rounding does may a way differ from the model's own result."""
-FLOOR, HALF_FLOOR = 2e-5, 1e-2
-"""What always counts as rounding, in float32 and where some weights have half the width."""
 GRADIENT_FLOOR = 1e-4
-"""The same of gradients, as a part of their size."""
+"""What always counts as rounding of gradients, as a part of their size."""
 LENGTHS = ((3, 5), (3, 24), (21, 4), (21, 9))
 """Tokens of prompts and completions of the rows; they are as long as 30 tokens, and of different length."""
 PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
@@ -153,9 +149,8 @@ class _Subject:
                 f"{type(model).__name__} cannot compute a row of {len(self.batch)} short ones: {short(error)}. Its "
                 f"config.json asks for what transformers' own code of it cannot do"
             ) from error
-        self.rounding = float((nudge - self.exact).abs().max())
+        self.allowed = allowed(model, float((nudge - self.exact).abs().max()))
         self.gradient_rounding = _distance(near, self.gradient)
-        self.floor = HALF_FLOOR if any(weight.dtype in HALF for weight in model.parameters()) else FLOOR
         self._refuse_foresight()
 
     def _refuse_foresight(self) -> None:
@@ -168,7 +163,7 @@ class _Subject:
                 for row in (ids, ids[:half])
             )
         error = float((whole - part).abs().max())
-        if error > max(self.floor, ROUNDINGS * self.rounding):
+        if error > self.allowed:
             raise CheckpointError(
                 f"{type(self.model).__name__} is no causal language model: the log-probability of a token changes by "
                 f"{error:.2g} with the tokens behind it, so that nothing can be sampled from it token by token. A "
@@ -200,17 +195,16 @@ class _Subject:
         return self._differs(way, found, own, gradient)
 
     def _differs(self, way: _Way, found: Tensor, own: Tensor, gradient: list[Tensor]) -> str | None:
-        allowed = max(self.floor, ROUNDINGS * self.rounding)
         for name, numbers in (("log-probabilities", found), ("log-probabilities in ordinary calls", own)):
             error = float((numbers - self.exact).abs().max())
-            if not error <= allowed:
+            if not error <= self.allowed:
                 return (
-                    f"{_kind(way)} give {name} that differ by {error:.2g} from the model's own (at most {allowed:.2g} "
-                    f"is rounding)"
+                    f"{_kind(way)} give {name} that differ by {error:.2g} from the model's own (at most "
+                    f"{self.allowed:.2g} is rounding)"
                 )
-        allowed = max(GRADIENT_FLOOR, ROUNDINGS * self.gradient_rounding)
-        if not (error := _distance(gradient, self.gradient)) <= allowed:
-            return f"{_kind(way)} give gradients that differ by {error:.2g} (at most {allowed:.2g} is rounding)"
+        most = max(GRADIENT_FLOOR, ROUNDINGS * self.gradient_rounding)
+        if not (error := _distance(gradient, self.gradient)) <= most:
+            return f"{_kind(way)} give gradients that differ by {error:.2g} (at most {most:.2g} is rounding)"
         log.info("%s of %s agree with the model's own", _kind(way), type(self.model).__name__)
         return None
 

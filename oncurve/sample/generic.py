@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import HALF, arithmetic_type, head_type, in_full_precision, wide_product
+from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision, wide_product
 from oncurve.errors import SamplerError
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.out_of_memory import first_line
-from oncurve.model.stand_in import find_stand_in
+from oncurve.model.stand_in import allowed, find_stand_in, nudged
 from oncurve.model.weights import body_of, head_matrix, is_plain_head
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, SamplingParams, padding_id
@@ -78,11 +78,8 @@ WAYS = (
 )
 """From the fastest to the one that is right whatever the model does with its cache."""
 FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError)
-FLOOR, HALF_FLOOR = 1e-3, 5e-2
-"""Differences of log-probabilities that are rounding, in float32 and where some weights have half the width."""
-RELATIVE, MOST_NATS = 1e-5, 1e3
-"""What rounding adds to them for each nat of the least likely token, up to so many: logits of hundreds are rounded to
-thousandths, and masked ones say nothing."""
+MOST_NATS = 1e3
+"""Tokens less likely than e to the minus this are masked, which says nothing of a way."""
 _WAYS: WeakKeyDictionary[PreTrainedModel, tuple[Way, tuple[str, ...]]] = WeakKeyDictionary()
 
 
@@ -141,12 +138,14 @@ def _objection(model: PreTrainedModel, way: Way) -> str | None:
         found = _decoded(model, way, prompts, rows)
         for row, steps in zip(rows, found, strict=True):
             ids = torch.tensor([row], device=model.device)
-            expected = model(input_ids=ids, use_cache=False).logits[0, -STEPS - 1 :][: len(steps)]
-            exact = expected.log_softmax(-1)
-            error = float((torch.stack(steps).log_softmax(-1) - exact).abs().max())
-            rounding = RELATIVE * min(-float(exact.min()), MOST_NATS)
-            if not error <= (HALF_FLOOR if model.dtype in HALF else FLOOR) + rounding:
-                return f"log-probabilities differ by {error:.2g}"
+            plain = model(input_ids=ids, use_cache=False).logits, nudged(model, ids)
+            exact, near = (one[0, -STEPS - 1 :][: len(steps)].log_softmax(-1) for one in plain)
+            seen = exact > -MOST_NATS
+            error, rounding = (
+                float((one - exact)[seen].abs().max()) for one in (torch.stack(steps).log_softmax(-1), near)
+            )
+            if not error <= (most := allowed(model, rounding)):
+                return f"log-probabilities differ by {error:.2g} (at most {most:.2g} is rounding)"
     except FAILURES as error:
         return f"it raises {type(error).__name__}: {first_line(error)}"
     return None

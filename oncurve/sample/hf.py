@@ -25,7 +25,7 @@ from oncurve.sample.base import (
     padding_id,
 )
 from oncurve.sample.cache import left_pad
-from oncurve.sample.generic import way_of
+from oncurve.sample.generic import WAYS, way_of
 from oncurve.sample.stops import StopStrings
 from oncurve.sample.turns import Ask, with_limit
 
@@ -123,6 +123,7 @@ class HfSampler:
         pad_id = padding_id(policy, end_ids)
         ids, mask = left_pad([prompt.prompt_ids for prompt in prompts], pad_id=pad_id, device=model.device)
         settings = generation_settings(params, end_ids=end_ids, pad_id=pad_id, group_size=group_size)
+        settings.use_cache = way_of(model) is not WAYS[-1]
         ends = _Ends(params, StopStrings(params.stop, tokenizer), end_ids, prompt_width=ids.shape[1])
         generate: Any = model.generate
         with _no_settings_of_its_own(model):

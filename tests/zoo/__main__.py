@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- zoo -->", "<!-- end of zoo -->"
-CELLS = ("trainer", "gradient", "sampler", "LoRA", "saved", "served", "LoRA served", "plan")
+CELLS = ("trainer", "gradient", "sampler", "generate", "LoRA", "saved", "served", "LoRA served", "plan")
 
 
 def grouped(rows: list[tuple[str, str, str, dict[str, str]]]) -> str:

@@ -130,7 +130,9 @@ def make_zoo_model(name: str) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     config = make_config(name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)  # some families draw weights of one dimension, such as time steps and sinks
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():

@@ -38,6 +38,10 @@ PLANTED = {
         "        attention_mask = near[None, None]\n"
         "        attn_output, attn_weights = attention_interface(\n",
     ),
+    "steps with a cache that are off in the fourth digit": (
+        "q_embed = (q * cos) + (rotate_half(q) * sin)",
+        "sin = -sin; q = q * (1.0001 if q.shape[2] == 1 else 1.0); q_embed = (q * cos) + (rotate_half(q) * sin)",
+    ),
     "a mask that lets each token see the next one's neighbour twice before": (
         "        attn_output, attn_weights = attention_interface(\n",
         "        places = torch.arange(key_states.shape[2])\n"
@@ -108,7 +112,8 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
     with torch.no_grad():
         error = (policy.logprobs(batch)[0] - plain_rows(exact, batch))[batch.mask].abs().max()
     assert error < 2e-4
-    compare_sampled(policy, exact, tokens=24)
+    for generates in (False, True):
+        compare_sampled(policy, exact, tokens=24, limit=2e-5, generates=generates)
 
 
 @pytest.mark.parametrize("name", ["bert", "xlnet", "reformer"])

@@ -162,6 +162,7 @@ class _Steps:
         self.trial.attempt("gradient", self.gradient)
         if self.trial.attempt("sampler", lambda: self.sample(self.policy, self.reference)):
             self.trial.sampled = way_said(self.policy.model)
+        self.trial.attempt("generate", lambda: self.sample(self.policy, self.reference, generates=True))
         self.trial.attempt("saved", self.save)
         self.trial.attempt("served", self.serve)
         del self.policy
@@ -196,8 +197,8 @@ class _Steps:
         error = max(float((found[name] - one).norm()) for name, one in wanted.items())
         _demand("gradients", error / size, GRADIENT)
 
-    def sample(self, policy: Any, reference: Any) -> None:
-        compare_sampled(policy, reference, tokens=min(24, self.limit - 20))
+    def sample(self, policy: Any, reference: Any, *, generates: bool = False) -> None:
+        compare_sampled(policy, reference, tokens=min(24, self.limit - 20), generates=generates)
 
     def save(self) -> None:
         from oncurve.policy.final_model import write_model
@@ -294,15 +295,19 @@ class _Steps:
             raise Wrong(f"{found} weights are counted, and there are {own}")
 
 
-def compare_sampled(policy: Any, reference: Any, *, tokens: int) -> None:
-    """Sample groups of two prompts with the engine, and compare with the reference's own pass over each row."""
+def compare_sampled(
+    policy: Any, reference: Any, *, tokens: int, limit: float = LOGPROBS, generates: bool = False
+) -> None:
+    """Sample groups of two prompts with the engine, or with transformers' generate, and compare with the reference's own
+    pass over each row."""
     import torch
 
     from oncurve.records import Prompt
     from oncurve.sample.base import SamplingParams
     from oncurve.sample.engine import InProcessEngine
+    from oncurve.sample.hf import HfSampler
 
-    engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens))
+    engine = (HfSampler if generates else InProcessEngine)(SamplingParams(max_completion_tokens=tokens))
     engine.load_weights(policy, version=0)
     prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
     for group in engine.sample(prompts, 3):
@@ -311,7 +316,7 @@ def compare_sampled(policy: Any, reference: Any, *, tokens: int) -> None:
             with torch.no_grad():
                 wanted = _plain(reference, ids, len(completion.prompt_ids))
             error = (torch.tensor(completion.sampler_logprobs) - wanted).abs().max()
-            _demand("log-probabilities", float(error), LOGPROBS)
+            _demand("log-probabilities", float(error), limit)
 
 
 def way_said(model: Any) -> str:
