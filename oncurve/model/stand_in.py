@@ -7,13 +7,14 @@ same class with a window of 16 shows it in rows that cost nothing.
 from __future__ import annotations
 
 import copy
+import math
 import re
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oncurve.algorithm.precision import HALF
 
@@ -26,29 +27,45 @@ LENGTH = 16
 VOCABULARY = 64
 _LENGTHS = re.compile(r"window|chunk_size|topk$|block_size")
 _COUNTS = re.compile(r"layers|pattern|expert|moe|group")
+_HEADS = re.compile(r"_heads$|^n_head$|n_groups$")
+_WIDTHS = re.compile(r"_heads$|^n_head$|n_groups$|^hidden_size$|^d_model$|^n_embd$|^lru_width$|_d_ssm$")
+_INNER = re.compile(r"(intermediate|ffn)_(hidden_)?(size|dim)|^n_inner$|^d_ff$|^dff$")
+_DEPTHS = re.compile(r"num_hidden_layers|^depth$|^num_layers$|encoder_layers")
+INNER, HIDDEN = 64, 256
+"""Numbers of a token between the matrices of a stand-in's MLP and experts, and between its layers where the size of a
+head does not follow from them."""
 FAILURES = (
-    TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, ZeroDivisionError,
-    StrictDataclassError,
+    TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, AssertionError,
+    ZeroDivisionError, StrictDataclassError,
 )  # fmt: skip
-"""What transformers raises for a configuration of which it makes no model that computes anything."""
+"""What transformers raises for a configuration of which it makes no model that computes anything, attention of an
+unknown model where it is given a layout, and a kernel where it cannot run."""
 
 
 def stand_in(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
     """A random model with one layer of each kind, two at least, a vocabulary of a few tokens and short lengths.
 
-    Its weights are so large that what a token sees shows in its numbers: std = 1 / sqrt(inputs).
+    It is as narrow as its number of heads allows, has all layers where some share what others made, and is as wide as
+    the model where none of its kind is narrower. Its weights are so large that what a token sees shows in its numbers:
+    std = 1 / sqrt(inputs).
 
     Raises what transformers raises for a kind of which there is no such model.
     """
+    for cuts in (True, False):
+        try:
+            return _made(model, torch.device(device), narrows=True, cuts=cuts)
+        except FAILURES:
+            continue
+    return _made(model, torch.device(device), narrows=False, cuts=True)
+
+
+def _made(model: PreTrainedModel, device: torch.device, *, narrows: bool, cuts: bool) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     text: Any = config.get_text_config()
-    _shorten(text)
-    text.vocab_size = min(text.vocab_size, VOCABULARY)
-    for name, value in [*vars(text).items()]:
-        if name.endswith("_token_id") and isinstance(value, (int, list)):
-            setattr(text, name, 0)
-    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.device(device):
+    _shorten(text, cuts=cuts)
+    if narrows:
+        _narrow(config, text)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(0)
         made = type(model)._from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
@@ -57,6 +74,7 @@ def stand_in(model: PreTrainedModel, device: torch.device | str) -> PreTrainedMo
                     nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
                 else:  # biases and sinks begin as zeros, which show nothing
                     weight += 0.1 * torch.randn_like(weight)
+            made(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False)
     return made
 
 
@@ -65,25 +83,47 @@ def find_stand_in(model: PreTrainedModel) -> PreTrainedModel | None:
     if any(not weight.is_floating_point() for weight in model.parameters()):
         return None
     try:
-        made = stand_in(model, model.device)
-        with torch.no_grad():
-            made(input_ids=torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        return stand_in(model, model.device)
     except FAILURES:
         return None
-    return made
 
 
-def _shorten(text: Any) -> None:
-    """Fewer layers, as many entries in the lists that have one for each, and short lengths."""
+def _shorten(text: Any, *, cuts: bool) -> None:
+    """Short lengths, few tokens, and with ``cuts`` fewer layers, as many entries in the lists with one for each."""
     own, kinds = vars(text), getattr(text, "layer_types", None)
     layers = text.num_hidden_layers
     count = max(2, 1 + max(kinds.index(kind) for kind in kinds)) if kinds else min(2, layers)
     for name, value in [*own.items()]:
-        if isinstance(value, (list, tuple)) and len(value) == layers:
+        if cuts and isinstance(value, (list, tuple)) and len(value) == layers:
             setattr(text, name, value[:count])
-        elif type(value) is int and value > LENGTH and _LENGTHS.search(name) and not _COUNTS.search(name):
+        elif name.endswith("_token_id") and isinstance(value, (int, list)):
+            setattr(text, name, 0)
+        elif type(value) is not int:
+            continue
+        elif name.startswith("vocab_size"):
+            setattr(text, name, min(value, VOCABULARY))
+        elif value > LENGTH and _LENGTHS.search(name) and not _COUNTS.search(name):
             setattr(text, name, LENGTH)
-    text.num_hidden_layers = count
+    if cuts:
+        text.num_hidden_layers = count
+
+
+def _narrow(config: Any, text: Any) -> None:
+    """As few heads as keep two of the fewest and what queries share a key, as narrow a model for them; short towers."""
+    sizes = {name: value for name, value in vars(text).items() if type(value) is int and value > 0}
+    heads = [value for name, value in sizes.items() if _HEADS.search(name) and value > 1]
+    parts = max(1, math.gcd(*heads) // 2) if heads else 1
+    for name, value in [*vars(text).items()]:
+        if _INNER.search(name) and isinstance(value, (int, list)):
+            setattr(text, name, min(value, INNER) if type(value) is int else [min(one, INNER) for one in value])
+        elif name in sizes and _WIDTHS.search(name) and value % parts == 0:
+            setattr(text, name, value // parts)
+    if {"head_dim", "num_attention_heads", "hidden_size"} <= sizes.keys():
+        while text.hidden_size > HIDDEN and text.hidden_size % 2 == 0:
+            text.hidden_size //= 2
+    for tower in (one for one in vars(config).values() if isinstance(one, PreTrainedConfig) and one is not text):
+        for name in [name for name, value in vars(tower).items() if type(value) is int and _DEPTHS.search(name)]:
+            setattr(tower, name, 1)
 
 
 def changes_with_length(model: PreTrainedModel, tokens: int) -> bool:

@@ -33,15 +33,22 @@ def use_packed_attention(model: PreTrainedModel, *, in_blocks: bool = False) -> 
     name, attention = (IN_BLOCKS, block_attention) if in_blocks else (NAME, packed_attention)
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, sdpa_mask)
-    model.set_attn_implementation(name)
+    set_attention(model, name)
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Give the model's text this attention; towers that see or hear keep theirs."""
+    text, own = model.config.get_text_config(), vars(model.config)
+    parts = [part for part in model.config.sub_configs if own.get(part) is text]
+    model.set_attn_implementation({"": name} | dict.fromkeys(parts, name))
 
 
 def ordinary_attention(model: PreTrainedModel) -> None:
     """Back to transformers' own SDPA, or to eager attention where a model has no other."""
     try:
-        model.set_attn_implementation("sdpa")
+        set_attention(model, "sdpa")
     except (ValueError, ImportError):
-        model.set_attn_implementation("eager")
+        set_attention(model, "eager")
 
 
 def packed_hidden(model: nn.Module, layout: Layout) -> Tensor:

@@ -19,11 +19,11 @@ from oncurve.algorithm.logprobs import from_logits
 from oncurve.algorithm.precision import in_full_precision
 from oncurve.batch import Batch, Size
 from oncurve.errors import CheckpointError
-from oncurve.model.stand_in import ROUNDINGS, allowed, changes_with_length, find_stand_in, nudged
+from oncurve.model.stand_in import FAILURES, ROUNDINGS, allowed, changes_with_length, find_stand_in, nudged
 from oncurve.model.weights import Trust, set_trust
 from oncurve.policy.forward import completion_logprobs, has_own_layers, join_rows
-from oncurve.policy.packed_attention import IN_BLOCKS, NAME, ordinary_attention, use_packed_attention
-from oncurve.policy.self_check import FAILURES, choose_kernel, short
+from oncurve.policy.packed_attention import IN_BLOCKS, NAME, ordinary_attention, set_attention, use_packed_attention
+from oncurve.policy.self_check import choose_kernel, short
 from oncurve.sample.base import context_of
 
 log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class _Subject:
             return f"{_kind(way)} raised {short(error)}"
         finally:
             set_trust(model, Trust())
-            model.set_attn_implementation(self.attention)
+            set_attention(model, self.attention)
         return self._differs(way, found, own, gradient)
 
     def _differs(self, way: _Way, found: Tensor, own: Tensor, gradient: list[Tensor]) -> str | None:

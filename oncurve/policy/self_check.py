@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from oncurve.batch import Batch
 from oncurve.model.agreement import Agreement, agreement, of_size
 from oncurve.model.out_of_memory import first_line
+from oncurve.model.stand_in import FAILURES
 from oncurve.policy.flash_varlen import kernel_for
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.packed_attention import use_packed_attention
@@ -20,10 +21,6 @@ log = logging.getLogger(__name__)
 
 ROUNDINGS = 4.0
 """So many times as far from the exact result as padded rows are may packed rows be."""
-FAILURES = (
-    TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, AssertionError,
-)  # fmt: skip
-"""What attention of an unknown model raises when it is given a layout, and a kernel where it cannot run."""
 
 
 def disagreement(

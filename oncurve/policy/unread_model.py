@@ -21,13 +21,12 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from oncurve.model.lora_linear import linear_layers
-from oncurve.model.stand_in import stand_in
+from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
 from oncurve.policy.road import Road, find_road
-from oncurve.policy.self_check import FAILURES
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
@@ -107,7 +106,7 @@ def unread_model(
     if model.can_generate() and _find(place, "generation_config.json", revision):
         model.generation_config = GenerationConfig.from_pretrained(place, revision=revision or "main")
     try:
-        stand_in(model, torch.device("meta"))
+        stand_in(model, "cpu")
     except FAILURES as error:
         raise NotByParts(f"there is no smaller model of its kind ({type(error).__name__}: {error})") from None
     return model, Unread(files, names, device)

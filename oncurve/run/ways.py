@@ -23,8 +23,6 @@ from oncurve.policy.road import find_road
 from oncurve.recipe.schema import Config, RolloutSection
 from oncurve.sample.generic import reasons_of, way_of
 
-SMALL_LAYER = 50_000_000
-"""Weights of a layer up to which a plan makes a small model of a kind, in a fraction of a gigabyte."""
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
@@ -78,8 +76,6 @@ def ways_of_kind(
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
         small = stand_in(empty, "cpu")
-        with torch.no_grad():
-            small(input_ids=torch.ones(1, 2, dtype=torch.long), use_cache=False)
     except FAILURES as error:
         if "Unrecognized configuration class" in str(error):
             raise unloadable(config.name_or_path, error) from None
@@ -121,8 +117,6 @@ def _in_engine(model: PreTrainedModel) -> str:
 def _described(path: str) -> dict[str, object]:
     """Sizes and ways of the model that a config.json describes. Raises ValueError for what is no such model."""
     sizes = count(path)
-    if sizes["linear"] > SMALL_LAYER * sizes["layers"]:  # a small model of its kind has two layers of its width
-        return {**sizes, "ways": None}
     try:
         ways = ways_of_kind(AutoConfig.from_pretrained(path))
     except OncurveError as error:

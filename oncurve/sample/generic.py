@@ -24,7 +24,7 @@ from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_prec
 from oncurve.errors import SamplerError
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.out_of_memory import first_line
-from oncurve.model.stand_in import allowed, find_stand_in, nudged
+from oncurve.model.stand_in import FAILURES, allowed, find_stand_in, nudged
 from oncurve.model.weights import body_of, head_matrix, is_plain_head
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, SamplingParams, padding_id
@@ -77,7 +77,6 @@ WAYS = (
     Way("no cache, prompt by prompt, which is slow", lambda model, size: WholeRows(), pads=False),
 )
 """From the fastest to the one that is right whatever the model does with its cache."""
-FAILURES = (TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError)
 MOST_NATS = 1e3
 """Tokens less likely than e to the minus this are masked, which says nothing of a way."""
 _WAYS: WeakKeyDictionary[PreTrainedModel, tuple[Way, tuple[str, ...]]] = WeakKeyDictionary()
@@ -124,7 +123,7 @@ def _is_finite(model: PreTrainedModel) -> bool:
         return True
 
 
-PROMPTS, STEPS, DROPPED_AT = (21, 13), 6, 3
+PROMPTS, STEPS, DROPPED_AT = (21, 13), 16, 3
 """Tokens of two prompts and of completions in the proof of a way, and when the first row is dropped."""
 
 
@@ -136,19 +135,26 @@ def _objection(model: PreTrainedModel, way: Way) -> str | None:
     rows = [[*prompts[of], *((11 * step + 5 * of + 1) % vocabulary for step in range(STEPS))] for of in (0, 1, 0)]
     try:
         found = _decoded(model, way, prompts, rows)
-        for row, steps in zip(rows, found, strict=True):
-            ids = torch.tensor([row], device=model.device)
-            plain = model(input_ids=ids, use_cache=False).logits, nudged(model, ids)
-            exact, near = (one[0, -STEPS - 1 :][: len(steps)].log_softmax(-1) for one in plain)
-            seen = exact > -MOST_NATS
-            error, rounding = (
-                float((one - exact)[seen].abs().max()) for one in (torch.stack(steps).log_softmax(-1), near)
-            )
-            if not error <= (most := allowed(model, rounding)):
-                return f"log-probabilities differ by {error:.2g} (at most {most:.2g} is rounding)"
+        objections = (
+            disagreement(model, row, torch.stack(steps), start=len(row) - STEPS)
+            for row, steps in zip(rows, found, strict=True)
+        )
+        return next((objection for objection in objections if objection), None)
     except FAILURES as error:
         return f"it raises {type(error).__name__}: {first_line(error)}"
-    return None
+
+
+def disagreement(model: PreTrainedModel, row: list[int], logits: Tensor, *, start: int) -> str | None:
+    """How far logits [T, V] before the tokens of a row from a place on are from the model's own forward pass over it
+    alone; None if no further than rounding explains."""
+    ids = torch.tensor([row], device=model.device)
+    plain = model(input_ids=ids, use_cache=False).logits, nudged(model, ids)
+    exact, near = (one[0, start - 1 :][: len(logits)].log_softmax(-1) for one in plain)
+    seen = exact > -MOST_NATS
+    error, rounding = (float((one - exact)[seen].abs().max()) for one in (logits.log_softmax(-1), near))
+    if error <= (most := allowed(model, rounding)):
+        return None
+    return f"log-probabilities differ by {error:.2g} (at most {most:.2g} is rounding)"
 
 
 def _decoded(

@@ -6,13 +6,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
+from oncurve.algorithm.precision import in_full_precision
 from oncurve.errors import SamplerError
-from oncurve.model.out_of_memory import Shortage, release
+from oncurve.model.out_of_memory import Shortage, first_line, is_out_of_memory, release
+from oncurve.model.stand_in import FAILURES
 from oncurve.records import Group, Prompt
 from oncurve.sample.base import (
     PolicyView,
@@ -25,11 +28,16 @@ from oncurve.sample.base import (
     padding_id,
 )
 from oncurve.sample.cache import left_pad
-from oncurve.sample.generic import WAYS, way_of
+from oncurve.sample.generic import PROMPTS, STEPS, disagreement
 from oncurve.sample.stops import StopStrings
 from oncurve.sample.turns import Ask, with_limit
 
 log = logging.getLogger(__name__)
+
+WAYS = ((True, True), (False, True), (False, False))
+"""Whether prompts of different length are padded to one batch, and whether there is a cache, from the fastest."""
+GROUP = 2
+"""Completions of a prompt in the proof of a way."""
 
 
 class HfSampler:
@@ -44,6 +52,7 @@ class HfSampler:
         self.max_rows = max_rows
         self._policy: PolicyView | None = None
         self._version = 0
+        self._ways: WeakKeyDictionary[PreTrainedModel, tuple[bool, bool]] = WeakKeyDictionary()
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Remember the policy: its module holds the current weights already."""
@@ -82,14 +91,39 @@ class HfSampler:
     def _sample(
         self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams
     ) -> list[Group]:
+        pads, caches = self._way(policy.model)
         at_once = max(1, self.max_rows // group_size)
-        if len({len(prompt.prompt_ids) for prompt in prompts}) > 1 and not way_of(policy.model).pads:
-            at_once = 1  # padding changes what such a model computes
+        if len({len(prompt.prompt_ids) for prompt in prompts}) > 1 and not pads:
+            at_once = 1
         return [
             group
             for start in range(0, len(prompts), at_once)
-            for group in self._generate(policy, prompts[start : start + at_once], group_size, params)
+            for group in self._generate(policy, prompts[start : start + at_once], group_size, params, caches)
         ]
+
+    def _way(self, model: PreTrainedModel) -> tuple[bool, bool]:
+        """The first way that gives the log-probabilities of the model's own forward pass, found once for each model.
+
+        Raises SamplerError if none does.
+        """
+        if model not in self._ways:
+            devices = [model.device] if model.device.type == "cuda" else []
+            with (
+                torch.random.fork_rng(devices=devices),
+                in_full_precision(model),
+                torch.autocast(model.device.type, enabled=False),
+            ):
+                objection: str | None = None
+                for way in WAYS:
+                    if (objection := _objection(model, *way)) is None:
+                        self._ways[model] = way
+                        break
+                else:
+                    raise SamplerError(
+                        f"transformers' generate samples from {type(model).__name__} what its own forward pass does "
+                        f"not compute: {objection}. Set rollouts.type to engine"
+                    )
+        return self._ways[model]
 
     def _shrink(self, prompts: Sequence[Prompt], group_size: int, params: SamplingParams, reason: str) -> None:
         """From now on half as many groups at a time, as if it had begun so: all are sampled anew.
@@ -114,7 +148,7 @@ class HfSampler:
         )
 
     def _generate(
-        self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams
+        self, policy: PolicyView, prompts: Sequence[Prompt], group_size: int, params: SamplingParams, caches: bool
     ) -> list[Group]:
         model, tokenizer = policy.model, policy.tokenizer
         for prompt in prompts:
@@ -123,7 +157,7 @@ class HfSampler:
         pad_id = padding_id(policy, end_ids)
         ids, mask = left_pad([prompt.prompt_ids for prompt in prompts], pad_id=pad_id, device=model.device)
         settings = generation_settings(params, end_ids=end_ids, pad_id=pad_id, group_size=group_size)
-        settings.use_cache = way_of(model) is not WAYS[-1]
+        settings.use_cache = caches
         ends = _Ends(params, StopStrings(params.stop, tokenizer), end_ids, prompt_width=ids.shape[1])
         generate: Any = model.generate
         with _no_settings_of_its_own(model):
@@ -144,6 +178,33 @@ class HfSampler:
             )
             for place, prompt in enumerate(prompts)
         ]
+
+
+def _objection(model: PreTrainedModel, pads: bool, caches: bool) -> str | None:
+    """The reason against a way to generate; None if there is none."""
+    vocabulary = model.config.get_text_config().vocab_size
+    prompts = [tuple((7 * place + 3) % vocabulary for place in range(length)) for length in PROMPTS[: 1 + pads]]
+    ids, mask = left_pad(prompts, pad_id=0, device=model.device)
+    lengths = [len(prompt) for prompt in prompts for _ in range(GROUP)]
+    params = SamplingParams(max_completion_tokens=STEPS, temperature=0.0)
+    settings = generation_settings(params, end_ids=(), pad_id=0, group_size=GROUP)
+    settings.use_cache = caches
+    generate: Any = model.generate
+    try:
+        with _no_settings_of_its_own(model):
+            output = generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+        logits, rows = torch.stack(output.logits, dim=1), output.sequences.tolist()
+        if not logits.isfinite().any():  # which tells nothing of a way, and whatever is sampled is refused
+            return None
+        found = (
+            disagreement(model, row[-length - STEPS :], one, start=length)
+            for row, one, length in zip(rows, logits, lengths, strict=True)
+        )
+        return next((objection for objection in found if objection), None)
+    except FAILURES as error:
+        if is_out_of_memory(error):  # which says nothing of a way
+            raise
+        return f"it raises {type(error).__name__}: {first_line(error)}"
 
 
 def generation_settings(

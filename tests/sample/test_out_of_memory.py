@@ -244,12 +244,12 @@ def test_generate_takes_fewer_rows_as_well(
     by_eight = HfSampler(short, max_rows=8)
     by_eight.load_weights(policy, version=0)
     expected = by_eight.sample(prompts, 4, step=3)
-    seen = fail_at(type(policy.model), "generate", monkeypatch, 1)
+    seen = fail_at(type(policy.model), "generate", monkeypatch, 2)  # behind the proof of its numbers
     sampler = HfSampler(short, max_rows=16)
     sampler.load_weights(policy, version=0)
     assert sampler.sample(prompts, 4, step=3) == expected, "as if it had begun so"
     assert sampler.sample(prompts, 4, step=3) == expected
-    assert len(seen) == 1 + 3 + 3
+    assert len(seen) == 1 + 1 + 3 + 3
 
 
 def test_generate_says_when_not_even_one_group_fits(

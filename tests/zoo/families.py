@@ -31,6 +31,14 @@ SIZES: dict[str, Any] = {
     "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_expand": 1,
     "mamba_n_groups": 1, "state_size": 8, "ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 8,
     "mamba_dt_rank": 4, "time_step_rank": 4,
+    "decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4,
+    "decoder_ffn_dim": 64, "encoder_ffn_dim": 64, "num_decoder_layers": 2, "num_encoder_layers": 2,
+    "num_decoder_attention_heads": 4, "num_encoder_attention_heads": 4, "dff": 64, "d_inner": 64, "dim_ff": 64,
+    "dim_head": 8, "emb_dim": 32, "input_embedding_size": 32, "output_embedding_size": 32, "embedding_size": 32,
+    "linear_head_dim": 8, "linear_num_heads": 4, "ffn_hidden_size": 64, "expert_ffn_hidden_size": 16,
+    "zero_expert_num": 2, "router_hidden_size": 16, "moe_num_shared_experts": 1, "shared_experts_intermediate_size": 16,
+    "shape_embed_dim": 8, "pronunciation_embed_dim": 8, "shape_vocab_size": 16, "pronunciation_vocab_size": 16,
+    "kv_n_heads": 2, "moe_top_k": 2, "out_hidden_size": 32, "depth": 2, "image_size": 16, "patch_size": 8,
 }  # fmt: skip
 """A configuration gets those of these names that it knows."""
 
@@ -49,6 +57,10 @@ MIXED = {"layer_types": [SLIDING, FULL]}
 HYBRID = {"layer_types": [LINEAR, FULL]}
 SHARED_KV = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": [SLIDING, FULL] * 2}
 
+LATENT_SIZES = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
+TWO_HYBRIDS: dict[str, Any] = {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid"] * 2}
 MLA = {"num_key_value_heads": 4}
 """Latent attention has as many keys as queries."""
 
@@ -92,7 +104,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent_gemma": ("recurrent_gemma", {"num_hidden_layers": 3}),
     "youtu": ("youtu", {**MLA, "pad_token_id": None}),  # transformers zeroes the row of the padding when it loads it
     "llama4_text": ("llama4_text", {"attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", FULL]}),
-}
+    "longcat_flash": ("longcat_flash", {**MLA, "num_layers": 1}),
+    "kimi_linear": ("kimi_linear", {**MLA, **HYBRID}),
+    "cohere_compass_text": ("cohere_compass_text", {
+        **MIXED, "logit_scale": 0.1,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in (SLIDING, FULL)},
+    }),
+    "dots3_note_text": ("dots3_note_text", {
+        **MLA, "layer_types": [SLIDING, "indexed_attention"], "head_dim": 16,
+        "per_layer_config": {0: {**LATENT_SIZES, "num_attention_heads": 4, **MLA, "head_dim": 16}},
+    }),
+    "gemma4_unified_text": ("gemma4_unified_text", MIXED),
+    "zamba": ("zamba", {**TWO_HYBRIDS, "attention_hidden_size": 64, "attention_head_dim": 16}),
+    "zamba2": ("zamba2", {"num_hidden_layers": 4, "layers_block_type": [LINEAR, "hybrid"] * 2}),
+    "zaya": ("zaya", {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"]}),
+    "dbrx": ("dbrx", {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8}, "ffn_config": {"ffn_hidden_size": 32},
+    }),
+    "gemma3, with its tower": ("gemma3", {
+        "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+                          "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 8},
+        "mm_tokens_per_image": 4,
+    }),
+    "xmod": ("xmod", {"is_decoder": True, "default_language": "en_XX"}),
+}  # fmt: skip
 """By name in the table: a model type, and what is this row's own."""
 PLAIN = (
     "afmoe", "apertus", "arcee", "aria_text", "bailing_hybrid", "beam", "biogpt", "bitnet", "bloom",
@@ -111,6 +146,20 @@ LATENT = (
     "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"
 )  # fmt: skip
 """The same with latent attention."""
+TOWERS = (
+    "gemma4", "gemma4_unified", "git", "llama4", "moshi", "phi4_multimodal",
+    "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+)  # fmt: skip
+"""Models that also see or hear, of whose parts the common sizes are enough."""
+DECODERS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart",
+    "trocr", "whisper", "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie",
+    "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta",
+    "xlm-roberta-xl",
+)  # fmt: skip
+"""Model types of which the decoder, or the encoder as a decoder, is a causal language model."""
+FAMILIES |= {name: (name, {"is_decoder": True, "is_encoder_decoder": False}) for name in DECODERS}
+FAMILIES |= {name: (name, {}) for name in (*TOWERS, "ctrl", "gpt-sw3", "internlm3", "iquestcoder")}
 FAMILIES |= {name: (name, {}) for name in PLAIN} | {name: (name, MLA) for name in LATENT}
 
 
@@ -119,9 +168,18 @@ def make_config(name: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type, own = FAMILIES[name]
-    kind = CONFIG_MAPPING[model_type]
+    return _sized(CONFIG_MAPPING[model_type], own)
+
+
+def _sized(kind: Any, own: dict[str, Any]) -> Any:
+    """A configuration of the common sizes, and those of its parts: towers, experts, an encoder."""
     known = {*inspect.signature(kind.__init__).parameters, *getattr(kind, "__dataclass_fields__", ())}
-    return kind(**{key: value for key, value in SIZES.items() if key in known} | own)
+    parts = {
+        part: _sized(below, own.get(part, {}))
+        for part, below in getattr(kind, "sub_configs", {}).items()
+        if hasattr(below, "model_type")
+    }
+    return kind(**parts | {key: value for key, value in SIZES.items() if key in known} | own | parts)
 
 
 def make_zoo_model(name: str) -> PreTrainedModel:

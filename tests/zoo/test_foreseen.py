@@ -37,7 +37,9 @@ def test_what_cannot_be_foreseen_is_said(tmp_path: Path, tokenizer: PreTrainedTo
     from oncurve.recipe.load import parse_config
     from oncurve.run.ways import foresee_ways
 
-    make_zoo_model("gemma3n_text, shared keys").save_pretrained(tmp_path)  # two layers are too few for this kind
+    model = make_zoo_model("dbrx")
+    model.config.attn_config.clip_qkv = None  # with which transformers' code of it cannot compute
+    model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
     said = foresee_ways(config, load_tokenizer(str(tmp_path))[0])
@@ -63,3 +65,23 @@ def test_an_encoder_with_a_decoder_is_refused_by_check_and_when_it_is_loaded(
         foresee_ways(config, load_tokenizer(str(tmp_path))[0])
     with pytest.raises(CheckpointError, match="no causal language model of its kind"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "kind", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma3n_text", "falcon_h1", "gpt_oss", "llama"]
+)
+def test_the_small_model_of_a_large_kind_is_small_and_keeps_shared_keys(kind: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from oncurve.model.stand_in import stand_in
+
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](), dtype=torch.float32)
+    made = stand_in(whole, "cpu")
+    small, large = made.config, whole.config
+    assert sum(weight.numel() for weight in made.parameters()) < 1e8
+    assert small.num_key_value_heads >= min(2, large.num_key_value_heads)
+    grouped = [one.num_attention_heads // one.num_key_value_heads for one in (small, large)]
+    assert grouped[0] == grouped[1]

@@ -298,8 +298,10 @@ class _Steps:
 def compare_sampled(
     policy: Any, reference: Any, *, tokens: int, limit: float = LOGPROBS, generates: bool = False
 ) -> None:
-    """Sample groups of two prompts with the engine, or with transformers' generate, and compare with the reference's own
-    pass over each row."""
+    """Sample groups of two prompts with the engine, or with transformers' generate.
+
+    They are compared with the reference's own pass over each row.
+    """
     import torch
 
     from oncurve.records import Prompt
