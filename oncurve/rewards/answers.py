@@ -159,7 +159,10 @@ def _last_run(text: str) -> str | None:
         words = line.split()
         last = next((place for place in range(len(words) - 1, -1, -1) if re.search(r"\d", words[place])), None)
         if last is not None:
-            return _amount_or_date(words, last) or (None if _is_share(words, last) else _run(words, last))
+            is_share = re.search(
+                r"\d (?:in|out of|of)$", " ".join(words[max(last - 3, 0) : last])
+            )  # 1 in 4, 5 out of 9
+            return _amount_or_date(words, last) or (None if is_share else _run(words, last))
     return None
 
 
@@ -173,11 +176,6 @@ def _amount_or_date(words: list[str], place: int) -> str | None:
         if read_date(day) is not None:
             return day
     return None
-
-
-def _is_share(words: list[str], place: int) -> bool:
-    """The number is the whole of "1 in 4" or "5 out of 9"."""
-    return re.search(r"\d (?:in|out of|of)$", " ".join(words[max(place - 3, 0) : place])) is not None
 
 
 def _run(words: list[str], place: int) -> str:

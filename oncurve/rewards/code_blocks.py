@@ -85,7 +85,7 @@ def last_program(text: str, names: Collection[str] = ()) -> str | None:
     'x = 2'
     """
     blocks = list(fenced_blocks(after_thinking(text)))
-    for is_wanted in (_is_python, _is_unmarked, bool):
+    for is_wanted in (lambda block: _PYTHON.match(block.language), lambda block: not block.language, bool):
         found = [block.content for block in blocks if is_wanted(block) and block.content.strip()]
         defining = [content for content in found if _defines(content, names)]
         with_code = [content for content in found[-MAX_TRIED_BLOCKS:] if _has_code(content)]
@@ -115,11 +115,3 @@ def program_in(text: str, *, require_fence: bool = True, names: Collection[str] 
         return found
     bare = (answer_tag(said) or said).replace("\r\n", "\n")
     return textwrap.dedent(bare).strip("\n") if bare.strip() else None
-
-
-def _is_python(block: FencedBlock) -> bool:
-    return _PYTHON.match(block.language) is not None
-
-
-def _is_unmarked(block: FencedBlock) -> bool:
-    return not block.language

@@ -113,14 +113,10 @@ class Judge:
             price=price,
             budget=Budget(max_requests=max_requests, max_usd=max_usd),
         )
+        self.budget = self.endpoint.budget
         self._cache = ScoreCache(None if cache_path is None else Path(cache_path))
         self._stop = threading.Event()
         self._has_warned = False
-
-    @property
-    def budget(self) -> Budget:
-        """Requests and money spent so far."""
-        return self.endpoint.budget
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""

@@ -129,7 +129,9 @@ class Programs:
             said = said_by(prompt, completion)
             program = program_in(said, require_fence=self._require_fence, names=names_of(found))
             if program is None:
-                graded.append(self._without_program())
+                self.kinds["no_program"] += 1
+                parts = {"correct": 0.0, "passed_fraction": 0.0, "format": 0.0}
+                graded.append(Reward(value=0.0, parts=parts, detail="no program in the completion"))
                 continue
             if (row, program) not in running:
                 running[row, program] = self._start(program, found, prompt.row)
@@ -152,11 +154,6 @@ class Programs:
     def _start(self, program: str, tests: Tests, row: Mapping[str, Any]) -> Future[ProgramVerdict]:
         sources = sources_of(self._template.replace("{program}", program), row)
         return self._pool.submit(partial(judge_program, sources=sources, tests=tests, limits=self._limits))
-
-    def _without_program(self) -> Reward:
-        self.kinds["no_program"] += 1
-        parts = {"correct": 0.0, "passed_fraction": 0.0, "format": 0.0}
-        return Reward(value=0.0, parts=parts, detail="no program in the completion")
 
     def _reward(self, future: Future[ProgramVerdict]) -> Reward:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
@@ -159,20 +159,15 @@ def calls_fraction(calls: Sequence[Call], gold: Sequence[Call], *, in_order: boo
         return 1.0
     total, unused = 0.0, list(calls)
     for place, wanted in enumerate(gold):
-        fractions = [_pair_fraction(call, wanted) for call in (calls[place : place + 1] if in_order else unused)]
+        fractions = [
+            fields_fraction(asdict(call), asdict(wanted)) if call.name == wanted.name else 0.0
+            for call in (calls[place : place + 1] if in_order else unused)
+        ]
         best = max(fractions, default=0.0)
         total += best
         if best > 0.0 and not in_order:
             del unused[fractions.index(best)]
     return total / max(len(calls), len(gold))
-
-
-def _pair_fraction(call: Call, gold: Call) -> float:
-    if call.name != gold.name:
-        return 0.0
-    return fields_fraction(
-        {"name": call.name, "arguments": call.arguments}, {"name": gold.name, "arguments": gold.arguments}
-    )
 
 
 class ToolCalls:
