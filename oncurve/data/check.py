@@ -18,6 +18,8 @@ from oncurve.rewards.base import categorize
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "unpaid", "bad_format", "failed"]
+ACCEPTS = "It accepts"
+"""A remedy that names the form of answer that a reward does accept begins so."""
 
 
 def check_data(
@@ -280,7 +282,7 @@ def _accepted_form(case: tuple[Prompt, Completion, Reward], grade: Grade, decide
         is_accepted = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=False) == "accepted"
         if is_accepted and reward.value is not None and reward.value > low.value:
             return (
-                f"It accepts {text[-80:]!r}, the form of data.template={name}: use that template, or the reward of "
+                f"{ACCEPTS} {text[-80:]!r}, the form of data.template={name}: use that template, or the reward of "
                 f"this one's form."
             )
     return ""

@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.data.chat_template import Chat, prepare_tokenizer
-from oncurve.data.check import check_data
+from oncurve.data.check import ACCEPTS, check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
@@ -173,7 +173,9 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, seed=config.run.seed)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
-    said += [(severity, f"{severity}: {text}") for severity, text in verdicts]
+    is_of_other_form = any(finding.remedy.startswith(ACCEPTS) for finding in findings)  # and so are all probes
+    kept = [(severity, text) for severity, text in verdicts if severity != "error" or not is_of_other_form]
+    said += [(severity, f"{severity}: {text}") for severity, text in kept]
     for _, text in said:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if errors := sum(severity == "error" for severity, _ in said):

@@ -106,6 +106,14 @@ def test_a_reward_that_pays_everything_fails_the_check(here: Path) -> None:
     assert "pays every completion the same (0.3): all 18 probes" in said
 
 
+def test_a_reward_of_another_form_is_not_said_to_pay_everything_the_same(here: Path) -> None:
+    (here / "bare.py").write_text("def near(completion, answer):\n    return float(completion.strip() == answer)\n")
+    said = command("check", "recipe.yaml", "rewards.0.function=bare.py:near", "data.template=as_is", code=1)
+    assert "the form of data.template=plain" in said
+    assert "pays every completion the same" not in said
+    assert "Check failed: fix the error above" in said
+
+
 def test_a_bound_that_everything_reaches_fails_the_check_and_a_weight_of_0_is_refused(here: Path) -> None:
     graded = '{type: custom, function: "mine.py:contains", correct_at: -1}'
     said = command("check", "recipe.yaml", f"rewards=[{graded}]", code=1)
