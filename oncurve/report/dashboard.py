@@ -24,7 +24,7 @@ from oncurve.errors import ConfigError, DataError, counted
 from oncurve.observe.record import METRICS
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json
 from oncurve.report.comparing import OWN_KEYS, compare_runs, comparison_page
-from oncurve.report.overview import state
+from oncurve.report.overview import modified, state
 from oncurve.report.page import render
 from oncurve.report.seeds import SEED, recipes_block
 from oncurve.report.write import Reading, read_run, report_page
@@ -58,7 +58,7 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
         if not path.is_dir():
             raise ConfigError(f"{path}: there is no such folder. Name run folders, or a folder that holds some.")
         inside = [path] if (path / METRICS).is_file() else [file.parent for file in path.glob(f"*/{METRICS}")]
-        for run in sorted(inside, key=lambda one: (-_modified(one / "recipe.yaml"), one.name)):
+        for run in sorted(inside, key=lambda one: (-modified(one / "recipe.yaml"), one.name)):
             name = plain = run.resolve().name
             number = 1
             while name in found and found[name] != run:
@@ -193,15 +193,8 @@ def recipe_of(config: Mapping[str, Any]) -> str:
 def _stamp(run: Path) -> str:
     """Something that changes when there is anything new to say about a run."""
     now = {key: value for key, value in state(run).items() if key != "age_seconds"}
-    files = [_modified(run / name) for name in WATCHED]
+    files = [modified(run / name) for name in WATCHED]
     return hashlib.sha256(json.dumps([now, files], default=str).encode()).hexdigest()[:16]
-
-
-def _modified(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 class Server(ThreadingHTTPServer):

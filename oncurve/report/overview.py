@@ -55,7 +55,7 @@ def state(run: Path) -> dict[str, Any]:
     """
     status = json_if_there(run / "status.json")
     phase = str(status.get("phase") or "")
-    seen = max((_modified(run / name) for name in (METRICS, "status.json", ".lock")), default=0.0)
+    seen = max((modified(run / name) for name in (METRICS, "status.json", ".lock")), default=0.0)
     age = max(0.0, time.time() - seen) if seen else math.inf
     lives = writer_lives(run)
     if lives is None:
@@ -182,7 +182,8 @@ def _text_if_there(path: Path) -> str:
         return ""
 
 
-def _modified(path: Path) -> float:
+def modified(path: Path) -> float:
+    """When a file was written last, in seconds; 0 where there is none."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -143,14 +143,13 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
     if said := describe_chat(section.chat, tokenizer, section.template, model=config.model):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
-    tools_of = make_tools_of(config.rollouts, section, NOTHING)
     shown, _ = render_prompts(
         graded[:1],
         cast("Any", tokenizer),
         template=section.template,
         chat=section.chat,
         few_shot=few_shot,
-        tools_of=tools_of,
+        tools_of=make_tools_of(config.rollouts, section, NOTHING),
     )
     for prompt in shown:
         gold = write_gold(prompt.row, find_template(section.template)) if has_right_answer else None
@@ -173,9 +172,8 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, seed=config.run.seed)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
-    is_of_other_form = any(finding.remedy.startswith(ACCEPTS) for finding in findings)  # and so are all probes
-    kept = [(severity, text) for severity, text in verdicts if severity != "error" or not is_of_other_form]
-    said += [(severity, f"{severity}: {text}") for severity, text in kept]
+    is_of_form = not any(finding.remedy.startswith(ACCEPTS) for finding in findings)  # else no probe is either
+    said += [(severity, f"{severity}: {text}") for severity, text in verdicts if is_of_form or severity != "error"]
     for _, text in said:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     if errors := sum(severity == "error" for severity, _ in said):
