@@ -206,7 +206,7 @@ def _own_place(error: BaseException, script: Path) -> str | None:
     """Where oncurve's code raised what it does not raise on purpose; None where the script's own code did."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename).resolve()
-        is_ours = path != script.resolve() and path.is_relative_to(PACKAGE)
+        is_ours = path not in (script.resolve(), Path(__file__)) and path.is_relative_to(PACKAGE)
         if is_ours and frame.name not in ("__getattr__", "__setattr__"):
             return f"{path.relative_to(PACKAGE.parent)}, line {frame.lineno}"
         if not is_ours and "site-packages" not in path.parts and path.is_relative_to(script.resolve().parent):

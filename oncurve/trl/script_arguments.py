@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentError
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
@@ -136,7 +137,10 @@ class TrlParser(HfArgumentParser):
     def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
         kinds = [] if dataclass_types is None else dataclass_types
         self._kinds = list(kinds) if isinstance(kinds, Iterable) else [kinds]
-        super().__init__(dataclass_types=self._kinds, **kwargs)
+        try:
+            super().__init__(dataclass_types=self._kinds, **kwargs)
+        except (ArgumentError, RuntimeError, TypeError, ValueError) as error:  # of classes that do not fit together
+            raise ConfigError(f"TrlParser: these dataclasses are not the options of one command: {error}") from None
 
     def parse_args_and_config(
         self,

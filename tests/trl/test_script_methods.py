@@ -198,6 +198,12 @@ def test_a_fault_of_oncurve_is_not_told_as_the_scripts(
     assert "the script raised" not in said
 
 
+def test_a_script_that_is_no_python_is_the_scripts_own_error(trl: Callable[..., Result]) -> None:
+    said = str(trl("reward_funcs = [").exception)
+    assert "train.py: the script raised SyntaxError" in said
+    assert "oncurve itself failed" not in said
+
+
 @pytest.mark.parametrize(
     ("argument", "given", "expected"),
     [

@@ -101,6 +101,15 @@ def test_a_second_training_goes_on_with_the_weights_of_the_first(rows: Rows) -> 
     assert len(list(Path("out").glob("embedded*"))) == 2
 
 
+def test_dataclasses_that_share_an_option_are_one_sentence() -> None:
+    @dataclasses.dataclass
+    class Own:
+        seed: int = 3
+
+    with pytest.raises(ConfigError, match=r"TrlParser: these dataclasses are not the options of one command: .*--seed"):
+        TrlParser((Own, GRPOConfig))
+
+
 @pytest.mark.parametrize("options", [{}, {"beta": 0.04}], ids=["plain", "with a reference"])
 def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(options: dict[str, Any], rows: Rows) -> None:
     asked: list[str] = []
