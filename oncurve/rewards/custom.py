@@ -115,6 +115,7 @@ class _Adapted:
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
         self._taken = completion_parameter(list(parameters))
+        self._by_place = None if isinstance(self, _Batched) else self._taken  # TRL gives everything by name
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -142,7 +143,7 @@ class _Adapted:
             given.pop(name)
             for name, p in self._parameters.items()
             if name in given
-            and (p.kind in _BY_PLACE or (name == first == self._taken and p.kind is not inspect.Parameter.KEYWORD_ONLY))
+            and (p.kind in _BY_PLACE or (name == first == self._by_place and p.kind is not p.KEYWORD_ONLY))
         ]
         return self.function(*by_place, **given)
 

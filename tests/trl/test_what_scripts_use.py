@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -99,6 +100,19 @@ def test_a_second_training_goes_on_with_the_weights_of_the_first(rows: Rows) -> 
     assert all((weight == after[name]).all() for name, weight in trainer.model.named_parameters())
     assert [row["step"] for row in trainer.state.log_history if "reward" in row] == [1, 2]
     assert len(list(Path("out").glob("embedded*"))) == 2
+
+
+def test_a_decorated_reward_gets_everything_by_name(rows: Rows) -> None:
+    def counted(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            assert not args
+            return [value + 1 for value in function(**kwargs)] if kwargs["completions"] else []
+
+        return call
+
+    args = GRPOConfig(**{**SHORT, "max_steps": 1})
+    assert GRPOTrainer("embedded", counted(length), args, rows).train().global_step == 1
 
 
 def test_dataclasses_that_share_an_option_are_one_sentence() -> None:
