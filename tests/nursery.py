@@ -2,7 +2,7 @@
 
 One process imports everything and then forks a child for every command. A child is a process of its own: it can be
 killed, signalled and waited for like any other, and it runs the command as a user types it. Where a child starts
-Python itself, as the launcher of several processes does, that is a fork too.
+Python itself, as the launcher of several processes does, it starts a small program that has a fork do its work.
 """
 
 from __future__ import annotations
@@ -155,11 +155,7 @@ class Nursery:
 
     def stand_in(self, path: Path, *words: str) -> Path:
         """A program for scripts that call one: it begins with these words of Python, and its work is done by a fork."""
-        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.variables.items())
-        command = [sys.executable, "-S", "-E", str(Path(__file__).resolve()), self.address, *words]
-        path.write_text(f'#!/bin/sh\n{exports}exec {shlex.join(command)} "$@"\n', encoding="utf-8")
-        path.chmod(0o755)
-        return path
+        return Path(write_stand_in(path, sys.executable, self.address, *words, variables=self.variables))
 
     def close(self) -> None:
         """End it and whoever it forked, unless others still need it: it ends, and removes its folder, with the last."""
@@ -193,11 +189,25 @@ def connected(address: str, message: Mapping[str, Any], streams: Sequence[int]) 
     return asking
 
 
+def write_stand_in(
+    path: Path, python: str, address: str, *words: str, variables: Mapping[str, str] | None = None
+) -> str:
+    """A program in the place of Python, which it is for all but a module, code or a file."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in (variables or {}).items())
+    command = [python, "-S", "-E", str(Path(__file__).resolve()), address, *words]
+    path.write_text(f'#!/bin/sh\n{exports}exec {shlex.join(command)} "$@"\n', encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
 def be_done_by_a_fork(address: str, words: Sequence[str]) -> int:
     """Have a fork do the work of this process with its streams, pass signals on, and end as it ends.
 
     It ends as this process does, too: by the connection, which is closed however this process goes.
     """
+    after = words[1:] if words[:1] == ["-u"] else words
+    if not after or (after[0].startswith("-") and after[0] not in ("-m", "-c", "-")):
+        os.execv(sys.executable, [sys.executable, *words])
     limits = dict.fromkeys(("file_limit", "user", "die_in"))
     message = {"start": list(words), "cwd": os.getcwd(), "env": dict(os.environ), "is_tied": True, **limits}
     with connected(address, message, [0, 1, 2]) as asking, asking.makefile("rb") as answer:

@@ -7,24 +7,27 @@ import ctypes
 import gc
 import importlib
 import json
+import multiprocessing.spawn  # noqa: F401 - reads sys.executable now: children of its own have files of their parent
 import os
 import runpy
 import selectors
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import traceback
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from nursery import write_stand_in
 
 ROOT = Path(__file__).resolve().parents[1]
+STATUS = [0]
+"""What a child ends with."""
 
 
 class Server:
@@ -141,99 +144,6 @@ class Server:
         return True
 
 
-class SinceTheFork:
-    """What a child has set up for its own end, which no child of it may do: temporary folders would be removed."""
-
-    def begin(self) -> None:
-        self.functions: list[Any] = []
-        self.finalizers = set(weakref.finalize._registry)  # type: ignore[attr-defined]
-        register = atexit.register
-
-        def remembered(function: Any, *arguments: Any, **options: Any) -> Any:
-            self.functions.append(function)
-            return register(function, *arguments, **options)
-
-        atexit.register = remembered  # type: ignore[assignment]
-
-    def forget(self) -> None:
-        for function in self.functions:
-            atexit.unregister(function)
-        for finalizer in set(weakref.finalize._registry) - self.finalizers:  # type: ignore[attr-defined]
-            finalizer.detach()
-
-
-_since_the_fork = SinceTheFork()
-OF_POPEN = (
-    "executable", "preexec", "close", "keep", "cwd", "env", "info", "flags", "shell", "p2cread", "p2cwrite", "c2pread",
-    "c2pwrite", "errread", "errwrite", "restore", "gid", "gids", "uid", "umask", "session", "group",
-)  # fmt: skip
-PIPES = OF_POPEN[9:15]
-_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-
-
-def execute_or_fork(self: Any, args: Any, *rest: Any) -> None:
-    """A method of ``subprocess.Popen``: fork where a Python with a module, code or a program is to be started."""
-    given = dict(zip(OF_POPEN, rest, strict=True))
-    words = words_of(args)
-    unusual = [given[name] for name in ("executable", "keep", "shell", "gid", "gids", "uid") if given[name]]
-    if words is None or unusual or given["group"] != -1:
-        _execute_child(self, args, *rest)
-        return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    self.pid = os.fork()
-    if self.pid == 0:
-        _become_popen(words, given)
-    self._child_created = True
-    self._close_pipe_fds(*(given[name] for name in PIPES))
-
-
-def words_of(args: Any) -> list[str] | None:
-    """What follows ``python`` in a command that can be a fork."""
-    if isinstance(args, (str, bytes, os.PathLike)):
-        return None
-    first, *words = map(os.fspath, args)
-    after = words[1:] if words[:1] == ["-u"] else words
-    is_plain = bool(after) and (after[0] in ("-m", "-c") or not after[0].startswith("-"))
-    return words if first == sys.executable and is_plain else None
-
-
-def _become_popen(words: list[str], given: dict[str, Any]) -> NoReturn:
-    """In a child of a child: what ``fork_exec`` does before it executes, and then the Python."""
-    code = 1
-    try:
-        streams = [given[name] if given[name] != -1 else place for place, name in
-                   enumerate(("p2cread", "c2pwrite", "errwrite"))]  # fmt: skip
-        copies = [os.dup(stream) for stream in streams]
-        for place, copy in enumerate(copies):
-            os.dup2(copy, place)
-        _let_go_of_files()
-        if given["cwd"] is not None:
-            os.chdir(given["cwd"])
-        if given["session"]:
-            os.setsid()
-        if given["preexec"] is not None:
-            given["preexec"]()
-        environment = dict(os.environ) if given["env"] is None else dict(given["env"])
-        _since_the_fork.forget()
-        code = _as_python(words, environment)
-    except BaseException:  # noqa: BLE001 - as Python does at its top
-        traceback.print_exc()
-    _end(code)  # no way up: there are the frames of its parent
-
-
-def _end(code: int) -> NoReturn:
-    """As Python ends, except that memory is not given back object by object: that takes a third of a second."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-    finally:
-        os._exit(code)
-
-
 def _let_go_of_files() -> None:
     """Close all but the streams for others: the numbers stay taken, since objects of the parent still close them."""
     with open(os.devnull, "r+b", buffering=0) as nothing:
@@ -315,8 +225,8 @@ def _arm(module: str, name: str, call: int) -> None:
     setattr(owner, name, armed)
 
 
-def _become(message: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
-    """In the child: its streams and limits, and then the Python."""
+def _become(message: Mapping[str, Any], streams: Sequence[int]) -> int:
+    """In the child: its streams and limits, and then the Python; its exit code."""
     import resource
 
     for place, stream in enumerate(streams):
@@ -333,12 +243,20 @@ def _become(message: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
         os.setuid(int(message["user"]))
     if message["die_in"] is not None:
         _arm(*message["die_in"])
-    _since_the_fork.begin()
-    subprocess.Popen._execute_child = execute_or_fork  # type: ignore[attr-defined]
-    _end(_as_python(message["start"], message["env"]))
+    return _as_python(message["start"], message["env"])
+
+
+def _end() -> None:
+    """The last thing that a child does: memory is not given back object by object, which takes a third of a second."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(STATUS[0])
 
 
 def _main(address: str, module: str) -> None:
+    atexit.register(_end)  # the first that is registered is called last
+    sys.executable = write_stand_in(Path(address).with_name("python"), sys.executable, address)
     importlib.import_module(module)
     assert threading.active_count() == 1
     gc.collect()
@@ -348,9 +266,9 @@ def _main(address: str, module: str) -> None:
     sys.stdout.flush()
     asked = server.serve()
     if asked is not None:
-        _become(*asked)
-    shutil.rmtree(Path(address).parent, ignore_errors=True)
-    os._exit(0)
+        STATUS[0] = _become(*asked)
+    else:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":
