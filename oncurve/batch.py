@@ -25,7 +25,7 @@ class Rewards:
     parts: Mapping[str, Float[Tensor, "P G"]] = field(default_factory=dict)
     """Named components before weighting, 0 where there is none."""
     part_given: Mapping[str, Bool[Tensor, "P G"]] = field(default_factory=dict)
-    """Where a component has a value; one that is not named here has one wherever ``graded`` is True."""
+    """True where a component has a value; one that is not named here has a value wherever ``graded`` is True."""
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float | None]]) -> Rewards:

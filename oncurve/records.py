@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, overload
 
 FinishReason = Literal["stop", "length", "abort"]
-"""Why a completion ended: it said so (end token or stop string), it hit the token limit, or it was cut off."""
+"""Reason for a completion's end: an end token or stop string, the token limit, or it was cut off."""
 
 EpisodeEnd = Literal["done", "turns", "context", "seconds", "malformed", "failed"]
-"""Why an episode ended besides: its environment said so ("done") or was at fault ("failed"); or it hit the limit on
+"""Further reasons for an episode's end: its environment said so ("done") or failed ("failed"); or it hit the limit on
 turns, on seconds, on calls that cannot be read ("malformed"), or on all its tokens together ("context")."""
 
 ENDED_BY_ITSELF = ("stop", "done", "malformed")
@@ -83,7 +83,7 @@ class Prompt:
     """
 
     text: str
-    """What the model reads, after the template."""
+    """The text that the model reads, after the template."""
     prompt_ids: tuple[int, ...]
     """The tokens of ``text``. They are made once and never again."""
     index: int
@@ -127,7 +127,7 @@ class ToolCall:
     arguments: str
     """As JSON; of a call that cannot be read, what was written."""
     answer: str
-    """What the policy was told, before it was cut to the limit."""
+    """The answer to the policy, before it was cut to the limit."""
     error: str | None = None
     """"malformed", "unknown_tool", "bad_arguments", "raised", "timeout"; None if the tool gave a value."""
     turn: int = 0
@@ -160,17 +160,17 @@ class Completion:
     index: int
     """Place in the group, 0 to G - 1."""
     segments: tuple[Segment, ...] = ()
-    """Who wrote which tokens, in order and without gaps; empty if the policy wrote all of them."""
+    """The tokens of each writer, in order and without gaps; empty if the policy wrote all of them."""
     calls: tuple[ToolCall, ...] = ()
     """Calls of tools, in order."""
     own_prompt: str | None = None
     """The prompt's text where an environment wrote a part of it, which may differ within a group; None elsewhere."""
     failure: str | None = None
-    """How the environment failed, such as "crashed" or "timeout": the completion cannot be graded. None: it did not."""
+    """Failure of the environment, such as "crashed" or "timeout": the completion cannot be graded. None: no failure."""
     failure_detail: str = ""
     """One line about that for a person."""
     environment_reward: Reward | None = None
-    """What the environment itself says that the episode is worth; None if it says nothing."""
+    """The environment's own reward for the episode; None if it gives none."""
     waiting_seconds: float = field(default=0.0, compare=False)
     """Time that the episode waited for tools and its environment."""
     environment: Any = field(default=None, compare=False, repr=False)
@@ -181,7 +181,7 @@ class Completion:
     """Further rows of the same episode: other conversations of an agent, and forks, each with what it has read for its
     prompt. They have the reward and the advantage of this one."""
     versions: tuple[tuple[int, int], ...] = ()
-    """Where weights changed in the middle: the first token of each version, and its number. Within a turn, keys and
+    """If weights changed in the middle: the first token of each version, and its number. Within a turn, keys and
     values of the tokens before stay those of older versions. Empty where one version sampled all."""
 
     def __post_init__(self) -> None:
@@ -205,7 +205,7 @@ class Completion:
 
     @property
     def written(self) -> tuple[bool, ...]:
-        """Of each token, whether the policy wrote it."""
+        """For each token, whether the policy wrote it."""
         if not self.segments:
             return (True,) * len(self.token_ids)
         return tuple(part.is_policy for part in self.segments for _ in range(part.start, part.end))
@@ -220,7 +220,7 @@ class Completion:
         )
 
     def tokens_by_version(self) -> dict[int, int]:
-        """How many tokens each version sampled."""
+        """Number of tokens that each version sampled."""
         found: dict[int, int] = {}
         spans = self.versions or ((0, self.policy_version),)
         ends = [*(start for start, _ in spans[1:]), len(self.token_ids)]
@@ -302,7 +302,7 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named components before weighting, logged as ``reward/<part>``. "correct" and "format" have fixed meaning."""
     error: str | None = None
-    """Why there is no value: "crashed", "timeout", "unparsable_reference", "not_applicable", ...; None if graded."""
+    """Cause of a missing value: "crashed", "timeout", "unparsable_reference", "not_applicable", ...; None if graded."""
     detail: str = ""
     """One line for a person: the exception, the extracted answer."""
     trace: str = ""
@@ -370,7 +370,7 @@ def _parsed(arguments: str) -> Any:
 
 
 CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
-"""What a call begins with in a turn; a message's content ends before it."""
+"""Beginnings of a call in a turn; a message's content ends before it."""
 
 
 def words_before_calls(text: str, *, num_calls: int) -> str:

@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AnswersChats(Protocol):
-    """Whoever answers the requests of a session; both methods are called in the endpoint's thread."""
+    """Answers the requests of a session; both methods are called in the endpoint's thread."""
 
     def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
         """Have a request answered through ``give``. Calling what comes back says that nobody waits any more."""

@@ -22,7 +22,7 @@ from oncurve.sample.event_loop import EventLoopThread
 TAIL = 300
 """Characters of what a program said last that are kept when it fails."""
 GIVEN = ("row", "client", "base_url", "api_key", "seed")
-"""What a function may ask for."""
+"""Parameters that a function may have."""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class _Episode:
         self.outside = 0.0
         """Seconds that the agent took while it did not wait."""
         self.since: float | None = None
-        """Since when it does not wait; None while it does, or does not run."""
+        """Start of the current time without waiting, in seconds; None while it waits or does not run."""
         self.is_over = False
 
     def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
@@ -156,12 +156,12 @@ class _Asked:
     give: Callable[[Given], None]
     pending: PendingTurn | None = None
     ask: Ask | None = None
-    """What the sampler is asked."""
+    """The turn that the sampler is asked for."""
     spans: list[tuple[int, int]] = field(default_factory=list)
     """The versions that sampled the answer."""
     is_over: bool = False
     is_gone: bool = False
-    """Whoever asked has hung up."""
+    """The client has closed the connection."""
 
 
 class _Run:

@@ -28,11 +28,11 @@ class SessionLimits:
     """Limits on the conversations of a session."""
 
     max_completion_tokens: int
-    """Of the policy, in all turns of one conversation."""
+    """Limit on the tokens of the policy in all turns of one conversation."""
     max_turns: int | None = None
-    """Of the policy, in all conversations; None: no limit."""
+    """Limit on the policy's turns in all conversations; None: no limit."""
     context_tokens: int | None = None
-    """Of a conversation with everything in it; None where nothing limits them."""
+    """Limit on the tokens of a conversation, the agent's included; None: no limit."""
     may_fork: bool = True
     """Several conversations, and several ways on from one place, are rows; otherwise they are refused."""
 
@@ -44,7 +44,7 @@ class Conversation:
     prompt_ids: tuple[int, ...]
     prompt_text: str
     tools: tuple[object, ...]
-    """What the policy was told of."""
+    """The tools in the policy's prompt."""
     began: int
     """Turns of the session before it."""
     messages: list[Message] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Conversation:
     versions: VersionSpans = field(default_factory=VersionSpans)
     num_written: int = 0
     reason: FinishReason = "stop"
-    """Why its last turn ended."""
+    """The reason why its last turn ended."""
     is_ended: bool = False
     """The last turn has its end token."""
     is_busy: bool = False
@@ -93,7 +93,7 @@ class PendingTurn:
     new: tuple[Message, ...]
     """Messages since the row's last turn."""
     told: Told
-    """Those messages as tokens; nothing where they are the row's prompt."""
+    """The new messages as tokens; empty where they are the row's prompt."""
     read_ids: tuple[int, ...]
     key: int
     """Number of its random stream within the session: of what was read, and of how often that was."""
@@ -163,7 +163,7 @@ class AgentSession:
         return PendingTurn(row, request, new, told, read_ids, key, max(room, 0), digest)
 
     def forget(self, pending: PendingTurn) -> None:
-        """Whoever asked has gone away: it was as if nothing had been asked."""
+        """Undo a request whose client is gone, as if it had never been made."""
         pending.row.is_busy = False
         self._asked[pending.digest] -= 1
         if not pending.row.places:

@@ -24,4 +24,4 @@ class AgentSetup:
     needs_reward: bool = False
     """Nothing else grades: an agent that gives no reward has failed."""
     takes_reward: bool = True
-    """What an agent gives is among the recipe's rewards."""
+    """The agent's own reward is among the recipe's rewards."""

@@ -17,7 +17,7 @@ from oncurve.episodes.tools import Tool
 from oncurve.errors import one_line
 
 DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
-"""How tokens are drawn: the recipe's business in training."""
+"""Settings of sampling, which the recipe decides in training."""
 HARMLESS = (
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
     "reasoning_effort", "verbosity", "timeout",
@@ -78,7 +78,7 @@ class Message:
     content: str
     calls: tuple[ChatCall, ...] = ()
     answers: str = ""
-    """Of a tool's message: which call it answers."""
+    """In the message of a tool: the id of the call that it answers."""
     name: str = ""
 
     def is_like(self, other: Message) -> bool:
@@ -107,7 +107,7 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()
     """Parameters that were given and change nothing."""
     drawing: Mapping[str, Any] = field(default_factory=dict)
-    """How it asks that tokens be drawn, for a server on which nothing is trained."""
+    """The request's own settings of sampling, for a server on which nothing is trained."""
 
     @property
     def known_tools(self) -> dict[str, Tool]:

@@ -19,7 +19,7 @@ from oncurve.errors import ConfigError
 BESIDES = ("metadata", "done", "reward")
 """Fields of every action or observation, which say nothing to the policy."""
 _INVALID = "VALIDATION_ERROR"
-"""What a server calls an action that does not fit its schema."""
+"""A server's code for an action that does not fit its schema."""
 
 
 class OpenEnvSession:

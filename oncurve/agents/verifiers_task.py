@@ -19,7 +19,7 @@ from oncurve.episodes.tools import Tool
 from oncurve.errors import ConfigError
 
 MOST_TASKS = 4096
-"""Of a taskset that may have no end."""
+"""Limit on the tasks read from a taskset, which may have no end."""
 _NUMBER = re.compile(r"(\d+)$")
 
 

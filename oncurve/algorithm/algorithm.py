@@ -43,7 +43,7 @@ class KLTerm:
     """old is the policy that sampled; base the weights under an adapter; teacher another model."""
     every_steps: int = 1
     share: float = 1.0
-    """How much of the policy goes into the reference after every so many steps: 1 for refreshed."""
+    """Share of the policy mixed into the reference at each refresh; 1 replaces it."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Algorithm:
         return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, advantages, microbatch)
 
     def _advantages(self, microbatch: Batch, old: Tensor, reference: Tensor | None) -> Tensor:
-        """Of each completion [B]; or of each token [B T], which the token loss then sees as a completion of its own."""
+        """Advantages by completion [B], or by token [B T], which the token loss then takes as completions."""
         if reference is None or not self.has_token_advantages:
             return microbatch.advantages
         return (microbatch.advantages[:, None] - self.kl.coefficient * self.kl.estimator(old, reference)).reshape(-1)

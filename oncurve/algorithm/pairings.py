@@ -20,7 +20,7 @@ class Choices:
     updates_per_step: int
     """Optimizer updates on one batch of rollouts."""
     max_staleness: int
-    """How many steps old a completion may be when it is trained on."""
+    """Greatest age of a completion in steps when it is trained on."""
     top_p: float
     top_k: int
     min_p: float
@@ -34,7 +34,7 @@ class Choices:
     negative_rewards: bool
     """Some reward can be below zero."""
     num_reward_parts: int
-    """How many named parts the rewards report."""
+    """Number of named parts that the rewards report."""
 
     @property
     def loss(self) -> LossTraits:

@@ -75,7 +75,7 @@ class AlgorithmSection(Section):
     reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """average: how much of the policy enters the reference each time."""
     old_logprobs: OldName | None = None
-    """Whose log-probabilities are the old ones: the trainer's or the sampler's."""
+    """Source of the old log-probabilities: the trainer or the sampler."""
     correction: CorrectionName | None = None
     """Weights for the gap between sampler and trainer, which is logged in any case."""
     correction_level: CorrectionLevel | None = None

@@ -47,7 +47,7 @@ class LossTraits:
     """Traits of a token loss that the rest of an algorithm depends on."""
 
     level: Literal["token", "geometric", "product"] | None = "token"
-    """Whose ratio it takes: that of each token, or one for the completion, the geometric mean or the product of its
+    """The ratio that it takes: that of each token, or one for the completion, the geometric mean or the product of its
     tokens' ratios; None: it takes none."""
     limit: Literal["clip", "cap"] | None = None
     """Whether clip_low and clip_high take gradients away, or ratio_max holds weights back."""
@@ -90,7 +90,7 @@ class Preset:
 
     paper: str
     changes: str
-    """What sets it apart, in one sentence."""
+    """Its difference from the other rows, in one sentence."""
     use_when: str
     differs: str = ""
     """Where this row leaves the paper, and which of its tricks belong to other parts of a recipe."""
@@ -101,9 +101,9 @@ class Preset:
     """Squares are divided by n - std_ddof."""
     std_epsilon: float = 1e-6
     clip_low: float = 0.2
-    """How far below 1 a ratio may fall."""
+    """Greatest distance of a ratio below 1."""
     clip_high: float = 0.2
-    """How far above 1 a ratio may rise."""
+    """Greatest distance of a ratio above 1."""
     ratio_max: float | None = None
     """Largest ratio, not a distance from 1: the outer bound of dual clipping, the cap of truncated importance."""
     kl_coef: float = 0.0
@@ -391,7 +391,7 @@ PRESETS: dict[str, Preset] = {
 
 _DESCRIPTIONS = ("paper", "changes", "use_when", "differs")
 CHOICES: tuple[str, ...] = tuple(field.name for field in fields(Preset) if field.name not in _DESCRIPTIONS)
-"""What a recipe can replace in a row."""
+"""The choices of a row that a recipe can replace."""
 VALUES: dict[str, tuple[str, ...]] = {
     name: get_args(kind) for name, kind in get_type_hints(Preset).items() if get_origin(kind) is Literal
 }

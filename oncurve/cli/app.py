@@ -104,7 +104,7 @@ def _run() -> None:
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
-"""What typer raises for a mistake on the command line; it carries click's class with it."""
+"""The exception of typer for a mistake on the command line, a class of the click that it brings along."""
 
 
 def _usage(error: Any) -> str:

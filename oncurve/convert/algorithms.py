@@ -33,7 +33,7 @@ SEQUENCE_LEVEL = {
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 SCALED = {"group": "group_std", "batch": "batch_std", "none": "group_mean"}
 STD_EPSILON = 1e-4
-"""What TRL adds to every standard deviation."""
+"""The epsilon that TRL adds to every standard deviation."""
 NO_BOUND = 1e6
 
 

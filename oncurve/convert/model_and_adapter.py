@@ -16,7 +16,7 @@ LORA = {
     "bias": "bias",
 }
 LORA_DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "bias": "none"}
-"""What peft takes where LoraConfig does not say it."""
+"""The defaults of peft's LoraConfig."""
 LORA_IDLE: dict[str, Any] = {
     "task_type": None, "inference_mode": False, "fan_in_fan_out": False, "init_lora_weights": True, "use_rslora": None,
     "modules_to_save": None, "use_dora": False, "rank_pattern": None, "alpha_pattern": None, "target_parameters": None,

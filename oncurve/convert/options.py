@@ -25,7 +25,7 @@ class Option:
     to: str | None = None
     """Key of a recipe; None where there is none."""
     why: str = ""
-    """How it is converted, or why it is not."""
+    """The way in which it is converted, or the reason why it is not."""
     changes_learning: bool = True
     """Losing it changes the model that comes out, and not only where and how fast."""
 
@@ -86,7 +86,7 @@ class Note:
     what: str
     why: str
     changes_learning: bool = True
-    """What is not done would change the model that comes out, and not only where and how fast."""
+    """Ignoring the option changes the trained model, and not only where and how fast it is trained."""
 
     @property
     def option(self) -> str:

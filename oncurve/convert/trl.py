@@ -17,7 +17,7 @@ OPTIMIZERS = {
     "adamw_8bit": "adamw_8bit", "paged_adamw_8bit": "adamw_8bit",
 }  # fmt: skip
 OFF = {"top_k": 0, "top_p": 1.0}
-"""What None, and in vLLM -1, stands for."""
+"""The value that None means, and -1 in vLLM."""
 BESIDE = {
     "vllm_": "use_vllm", "sync_ref_model": "beta", "ref_model_": "sync_ref_model", "use_bias_correction_kl": "beta",
     "entropy_coef_": "use_adaptive_entropy", "entropy_target": "use_adaptive_entropy", "eval_steps": "eval_strategy",

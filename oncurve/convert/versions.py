@@ -22,9 +22,9 @@ class Dated:
     latest: str
     """The version whose defaults are taken."""
     defaults: dict[str, Any]
-    """Those that are no longer today's."""
+    """Defaults that have changed since."""
     unsure: dict[str, list[Any]]
-    """Those that changed between the two versions, with every value that they had."""
+    """Defaults that changed between the two versions, with every value that they had."""
     because: tuple[str, ...]
     """The names that today's TRL does not know."""
 

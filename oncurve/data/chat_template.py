@@ -24,7 +24,7 @@ ADDING = "adding"
 """In the place of a file: the model's own template, made so that a further message leaves earlier ones as they are."""
 _ASKS_TIME = "strftime_now"
 _PARTS = ("{'type':'text'", '{"type":"text"')
-"""What a template writes that takes contents for text when it is given parts."""
+"""Traces of a template that takes the parts of a message for text."""
 _DIRECTIVES = [*"aAwdbBmyYHIpMSfzZjUWcxXGuVDFTRehklP", *(f"-{one}" for one in "dmyHIMSjeklUW")]
 
 
@@ -150,7 +150,7 @@ def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any
 
 
 def missing_header(tokenizer: Tokenizer, chat: Chat, before: Sequence[Message]) -> str:
-    """What a chat template writes before an assistant's words and not at the end of a prompt; empty where it does."""
+    """Text that a chat template puts before an assistant's message but not at the end of a prompt; "" if none."""
     asked = [dict(message) for message in before]
     said = [*asked, {"role": "assistant", "content": "oncurve-said-this"}]
     [prompt] = chat_texts([asked], tokenizer, chat)

@@ -44,7 +44,7 @@ USUAL_NAMES: dict[str, tuple[str, ...]] = {
     "answer": ("label", "target", "ground_truth", "final_answer", "expected_answer", "gold", "output", "solution"),
     "solution": ("rationale", "reasoning", "explanation", "answer"),
 }
-"""What other data sets call our columns, for the hint in an error."""
+"""Usual names of our columns in other data sets, for the hint in an error."""
 
 _NUMBER = re.compile(r"([-−+]?)\s*[$€£]?\s*([-−]?)(\d{1,3}(?:,\d{3})+|\d*)(?:\.(\d*))?")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s${}][^${}]*)\$")
@@ -231,7 +231,7 @@ class RowStatistics:
     solution_characters: tuple[int, float, int] | None
     """The same of the worked solutions; None if no row has one."""
     answer_kinds: Mapping[str, int]
-    """How many answers are an "integer", a "decimal" or "text"."""
+    """Number of answers that are an "integer", a "decimal" or "text"."""
 
     def describe(self) -> str:
         """The same in a few lines for the console."""

@@ -16,7 +16,7 @@ from oncurve.rewards.parameters import columns_of
 Rows = Sequence[dict[str, Any]]
 
 FIRST_ROWS = 1_000
-"""Of many rows; what they have the others are taken to have."""
+"""Rows that are looked at where there are many; the others are taken to have the same columns."""
 
 
 def make_rows(

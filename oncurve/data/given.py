@@ -45,12 +45,12 @@ class Given:
     agents: Mapping[str, Any] = field(default_factory=dict)
     """The function that plays the episodes, by its name."""
     base_sha256: str | None = None
-    """Of the model's weights when its run began, which has moved them since; None before that."""
+    """SHA-256 of the model's weights when its run began, which has moved them since; None before that."""
 
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    """Of rows and rewards as they were when they were given: an object may change its own state while it grades."""
+    """Fingerprints of rows and rewards when they were given: an object may change its own state while it grades."""
     unseen: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What of them could not be looked into, so that a change of it would not be noticed."""
+    """Parts of them that could not be read, so that a change there would not be noticed."""
 
     def check_place(self, name: str, *, needs_files: bool) -> None:
         """Refuse a loaded model that cannot be sent to where it is needed, or has no tokenizer. Raises ConfigError."""

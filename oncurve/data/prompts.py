@@ -29,9 +29,9 @@ ToolsOf = Callable[[Mapping[str, Any]], "list[Mapping[str, Any]] | None"]
 
 _PLACEHOLDER = re.compile(r"\{(question|answer|solution|user)\}")
 _UNKNOWN = re.compile(r"(?<![\w}\\^])\{(?!(?:question|answer|solution)\})[^\W\d]\w*\}")
-"""What looks like a placeholder of a text file and is none; not the argument of a LaTeX command."""
+"""A placeholder that a template does not know, other than the argument of a LaTeX command."""
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
-"""What GSM8K writes into its solutions for a calculator: ``<<48/2=24>>``."""
+"""Marks for a calculator in the solutions of GSM8K: ``<<48/2=24>>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Template:
 
     name: str
     system: str = ""
-    """What is said once, before everything else; empty for nothing."""
+    """The system message; "" for none."""
     user: str = "{question}"
-    """What the user says."""
+    """The user's message."""
     turn: str = "{user}"
-    """How one exchange is laid out as plain text, up to the assistant's first word."""
+    """One exchange as plain text, up to the assistant's first word."""
     opening: str = ""
     """The first characters of the assistant's turn; they belong to the prompt."""
     completion: str = " {solution} \\boxed{{answer}}"

@@ -29,7 +29,7 @@ class PromptsOnDemand:
 
     @property
     def fingerprint(self) -> str:
-        """Of the rows' file, and of how many of them there are."""
+        """Fingerprint of the rows' file and of the number of rows used."""
         return f"{self._rows.fingerprint} {len(self)}"
 
     def at(self, places: Sequence[int]) -> list[Prompt]:

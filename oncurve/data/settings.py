@@ -32,7 +32,7 @@ class DataSection(Section):
     """A Jinja file in the place of the model's chat template, or adding: the model's own, made to leave earlier turns
     as they were."""
     now: Harmless[datetime | None] = None
-    """What chat templates are told as the time, such as 2026-11-25T09:00:00; None: when the run began."""
+    """The time that chat templates see, such as 2026-11-25T09:00:00; None: when the run began."""
     few_shot: NonNegative = 0
     """Worked examples before the question, from the training set."""
     limit: PositiveInt | None = None
@@ -42,7 +42,7 @@ class DataSection(Section):
     shuffle: bool = True
     """Shuffle the training rows; false takes them in their order, such as easy ones first."""
     prefer_half_solved: bool = False
-    """Of twice as many prompts, use those with a pass rate nearest to one half."""
+    """Draw twice as many prompts, and use those with a pass rate nearest to one half."""
     max_prompt_tokens: PositiveInt | None = None
     """Drop and count longer prompts; None: what the model's context allows."""
 
@@ -132,7 +132,7 @@ class DemonstrationsData(DataSection):
 
     type: Literal["demonstrations"] = "demonstrations"
     task: str = "word_problems"
-    """What they are about: word_problems, programs, calculator, calculator_chains, or a file.py with functions
+    """Their subject: word_problems, programs, calculator, calculator_chains, or a file.py with functions
     `lessons` and `demonstrations`."""
     shuffle: bool = False
     limit: PositiveInt = 12_800  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -26,7 +26,7 @@ HUB_NAMES: dict[str, tuple[str, str | None]] = {
     "gsm8k": ("openai/gsm8k", "main"),
     "math": ("nlile/hendrycks-MATH-benchmark", None),
 }
-"""Where a named data set is fetched when no path is given: (name, subset). That MATH has 12,000 training rows; its
+"""The name and subset on the hub of a data set that is named without a path. That MATH has 12,000 training rows; its
 500 test rows are MATH-500, and none of them is among the training rows."""
 
 NO_NETWORK = (
@@ -36,7 +36,7 @@ NO_NETWORK = (
 WRAPPERS = ("data", "rows", "examples", "instances", "items", "records", "train")
 """Under these names other programs write a list of rows into one object."""
 LEAST_BYTES = 8
-"""Of a row in a file."""
+"""Least size of a row in a file."""
 CSV_ENDINGS = (".csv", ".tsv")
 FILE_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 """The reader of the ``datasets`` library for one file, by its suffix."""

@@ -15,7 +15,7 @@ from oncurve.errors import DataError
 
 Row = dict[str, Any]
 MANY_ROWS = 1_000_000
-"""Of a file: with more, each is read and written as a prompt when a step asks for it."""
+"""Rows of a file above which each is read and rendered when a step asks for it."""
 _BLOCK_BYTES = 1 << 26
 
 
@@ -23,7 +23,7 @@ class Source(Protocol):
     """Raw rows that are read one by one."""
 
     fingerprint: str
-    """Of all that is stored."""
+    """Fingerprint of all that is stored."""
 
     def __len__(self) -> int: ...
     def __call__(self, place: int) -> tuple[str, Row]:
@@ -45,7 +45,7 @@ class StoredRows(Sequence[Row]):
 
     @property
     def fingerprint(self) -> str:
-        """Of all that is stored, whichever rows of it these are."""
+        """Fingerprint of all that is stored, whichever rows of it these are."""
         return self._source.fingerprint
 
     def __len__(self) -> int:

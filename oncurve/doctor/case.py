@@ -92,7 +92,7 @@ class Case:
     """Everything the doctor may look at; every part may be missing or incomplete."""
 
     metrics: Columns | Sequence[Mapping[str, Any]]
-    """Those of a file, or rows of ``read_metrics``; step 0 is the model before training."""
+    """Columns of a file, or rows of ``read_metrics``; step 0 is the model before training."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The resolved recipe; without it, checks that need a setting say nothing."""
     examples: Sequence[Mapping[str, Any]] = ()

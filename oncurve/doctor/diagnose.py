@@ -90,7 +90,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 _SUPERVISED = ("not_finite", "overfitting", "oscillation", "gradient_spikes", "slowing", "memory_growth")
-"""What can go wrong in a supervised stage, which has no rewards and no samples of its own."""
+"""Checks of a supervised stage, which has no rewards and samples nothing."""
 
 
 def diagnose(case: Case) -> list[Finding]:

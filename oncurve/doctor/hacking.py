@@ -25,15 +25,15 @@ MIN_PAID = 16
 MOST = 0.5
 """Share of the rewarded completions with a sign from which it is an alarm."""
 RISE = 0.3
-"""What that share must have gained on the share in the first step."""
+"""Least rise of that share since the first step."""
 SOME = 0.25
 """Both bounds for signs that honest completions rarely have."""
 MAX_SAMPLES = 256
-"""Of a step; more would be read for longer than the step is worth."""
+"""Completions of a step that are read at most."""
 FOLLOWS_LENGTH = 0.8
 """Rank correlation of reward and length inside of groups from which a reward pays for length."""
 LENGTH_FACTOR = 1.5
-"""How much longer or shorter completions must have become."""
+"""Least factor by which completions must have become longer or shorter."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
 _PIECE = re.compile(r"\w+|[^\w\s]")
@@ -123,7 +123,7 @@ class Detector:
 
     shows: Callable[[Sample], bool]
     what: str
-    """What they do, to follow "completions that"."""
+    """Words that follow "completions that"."""
     least: float = MOST
     rise: float = RISE
 

@@ -14,7 +14,7 @@ from oncurve.records import Group, Reward
 MIN_STEPS = 4
 """Alarms are silent before so many steps: the first batches are small and the learning rate warms up."""
 FIRST_ROWS, LAST_ROWS = 20, 300
-"""Of a long run, the start and the end are looked at."""
+"""Numbers of first and last rows of a long run that are looked at."""
 KEPT_EXAMPLES = 512
 """The grader is judged by so many of the last completions that were handed in."""
 QUIET_STEPS = 5

@@ -11,7 +11,7 @@ from oncurve.doctor.findings import Evidence, Finding
 from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise, reward_span
 
 WATCHED = ("policy/loss", "policy/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean", "reward/mean")
-"""What must be a number in every step in which it is measured. The loss is read for nothing else."""
+"""Metrics that must be numbers in every step in which they are measured. The loss is read for nothing else."""
 
 HEAVY_BONUS = 0.1
 """An entropy coefficient ten times the largest in common use."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 MAX_CHARACTERS = 200
 MAX_DIGITS = 60
-"""Of a number on the way; larger ones are refused."""
+"""Most digits of an intermediate result; larger ones are refused."""
 LARGEST = Fraction(10**MAX_DIGITS)
 Operation = Callable[[Fraction, Fraction], Fraction]
 

@@ -228,7 +228,7 @@ FORMATS: dict[str, Read] = {
 }
 """The forms in which chat models call tools."""
 MARKS = {"python": "<|tool_call_start|>", "mistral": "[TOOL_CALLS]"}
-"""What a template says of calls that models write as words, where it writes none itself."""
+"""Marks in a template whose models write calls that the template itself never renders."""
 
 
 def learned_format(turn: str, name: str, arguments: Mapping[str, Any]) -> Read | None:

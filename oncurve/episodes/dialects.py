@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CUT_MARK = " [cut]"
 """Stands at the end of an answer that was longer than the limit."""
 _CHARACTERS_PER_TOKEN = 32
-"""Of an answer so many characters are tokenized for each token that it may have."""
+"""Characters of an answer that are tokenized, for each token that it may have."""
 Told = tuple[list[int], str]
 """Tokens and their text."""
 

@@ -180,9 +180,9 @@ def words_of(observation: Any) -> str:
 
 
 def _by_name(given: Any, *, is_first: bool = False) -> Any:
-    """What a step gave as a dictionary or an object with names, in Gymnasium's order; anything else as it is.
+    """The result of a step, a dictionary or an object with names in Gymnasium's order; anything else as it is.
 
-    Of reset, the observation alone.
+    The result of reset is the observation alone.
     """
     named = given if isinstance(given, Mapping) else attempt(lambda: vars(given))
     if isinstance(named, Failure) or "observation" not in named or not (is_first or "reward" in named):
@@ -234,7 +234,7 @@ def methods_as_tools(made: Any, *, where: str = "") -> dict[str, Tool]:
 
 
 def _objection(made: Any, methods: Mapping[str, Callable[..., Any]]) -> str | None:
-    """What an environment counts on and nothing here does; None where there is nothing of that."""
+    """The objection to an environment that counts on a call which nothing here makes; None where there is none."""
     if {"__enter__", "__aenter__"} & {*dir(type(made))} and "close" not in methods:
         return "it is a context manager, which nothing enters. Open what it needs in reset, and write close(self)"
     if "get_reward" not in methods:

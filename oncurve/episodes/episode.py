@@ -19,7 +19,7 @@ class Episode:
     """The state of one completion of a group."""
 
     place: int
-    """Of its prompt among those of the call."""
+    """Index of its prompt among those of the call."""
     index: int
     """In its group."""
     prompt: Prompt
@@ -27,7 +27,7 @@ class Episode:
     """Its random stream."""
     tools: Mapping[str, Tool]
     kind: Kind | None
-    """Of its environment; None without one."""
+    """Kind of its environment; None without one."""
     prompt_ids: tuple[int, ...]
     own_prompt: str | None = None
     environment: Environment | None = None

@@ -82,7 +82,7 @@ class EpisodeLoop:
         return exact_text(self.tokenizer, ids, self.end_ids)
 
     def _ask_held(self) -> None:
-        """Those that keep nothing for a later turn and begin with the same tokens are one request."""
+        """Ask for the turns that wait. Those that keep no cache and begin with the same tokens are one request."""
         held, self._held = sorted(self._held, key=lambda one: one[0]), []
         alike: dict[Any, list[Ask]] = {}
         for number, (_, asked) in enumerate(held):

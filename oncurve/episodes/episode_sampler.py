@@ -33,7 +33,7 @@ BOUND = {
     "can only be used in that same thread": "open the connection with check_same_thread=False, or in each call",
     "signal only works in main thread": "limit the seconds with rollouts.episodes.tool_seconds instead",
 }
-"""What code says that is bound to a thread, and what to do."""
+"""Errors of code that is bound to one thread, and the remedy of each."""
 MAX_CALLS = 16
 """Calls of one turn that are answered; more are not looked at."""
 
@@ -126,7 +126,7 @@ class _Run:
         self.is_over = False
         """Nothing that comes later is listened to."""
         self._ended: list[Episode] = []
-        """Those whose rows are given up when a round begins: which rows make room must not depend on time."""
+        """Ended episodes whose rows are freed when a round begins: which rows make room must not depend on time."""
 
     def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
         """Every episode from beginning to end."""

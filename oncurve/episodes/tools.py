@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from oncurve.sandbox.sessions import PythonSessions
 
 MAX_ANSWER_CHARACTERS = 100_000
-"""Of an answer's text that is looked at; what is shown is limited in tokens."""
+"""Characters of an answer that are read; what the policy reads is limited in tokens."""
 _PLACE = re.compile(r" (object )?at 0x[0-9a-fA-F]{6,}")
 """In how an object prints that says nothing of itself."""
 JSON = (dict, list, tuple, int, float, type(None))
-"""What JSON has; str is text already."""
+"""The types of JSON besides str, which is text already."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Tool:
     is_deterministic: bool = False
     """It says of itself that equal calls get equal answers."""
     limit_seconds: float | None = None
-    """Of a call, for a tool that has a limit of its own inside; None takes that of all tools."""
+    """Time limit of a call of this tool; None takes that of all tools."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str | None = None) -> Tool:
@@ -104,7 +104,7 @@ class CallRequest:
 
 
 def _missing(function: Any) -> str:
-    """What a tool does not say of itself; empty where it says everything."""
+    """The part of a tool's description that is missing; "" where all of it is there."""
     if not function.__doc__:
         return "it has no docstring"
     asked = inspect.signature(function).parameters.values()
@@ -246,7 +246,7 @@ def sandboxed_tool(function: Callable[..., Any], wall_seconds: float) -> Tool:
 
 
 _SANDBOX_SECONDS = 300.0
-"""Of a call with its wait for a sandbox; the code in it has a limit of its own."""
+"""Time limit of a call with its wait for a sandbox; the code in it has a limit of its own."""
 
 
 def _sessions(wall_seconds: float) -> PythonSessions:

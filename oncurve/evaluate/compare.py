@@ -42,7 +42,7 @@ class Comparison:
     after: Evaluation
     names: tuple[str, str]
     problems: str
-    """What was solved, for the title."""
+    """The kind of problems, for the title."""
     seed: int
 
     @cached_property

@@ -46,17 +46,17 @@ class Example:
     """The answer is right wherever it stands in the text, so also when the category is "correct"; None if nobody
     looked or the grader failed."""
     detail: str = ""
-    """What the grader noted: the extracted answer, the exception."""
+    """A note of the grader: the extracted answer, the exception."""
     sample: int = 0
     """Which of the prompt's completions this is."""
     extracted: str | None = None
     """The final answer, in evaluations of earlier versions."""
     error: str | None = None
-    """Why there is no reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; None if there is."""
+    """Cause of a missing reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; else None."""
     judged: Sequence[str] = FIXED_PARTS
-    """What the reward says something about: "correct", "format", both or neither."""
+    """The fixed parts that the reward reports: "correct", "format", both or neither."""
     episode: Mapping[str, Any] | None = None
-    """Who wrote what, calls and waiting, as rollouts record them; None for a completion without tools."""
+    """Segments, calls and waiting as rollouts record them; None for a completion without tools."""
 
     @property
     def is_correct(self) -> bool:
@@ -107,15 +107,15 @@ class Evaluation:
     examples: tuple[Example, ...]
     """In the order of the prompts; the completions of one prompt stand together."""
     params: Mapping[str, Any]
-    """How tokens were drawn: the fields of SamplingParams."""
+    """Settings of sampling: the fields of SamplingParams."""
     step: int = 0
     """Training steps done by the model."""
     seconds: float = 0.0
     """Wall time of sampling and grading."""
     seed: int = 0
-    """Of the bootstrap."""
+    """Seed of the bootstrap."""
     correct_means: str = ""
-    """What "correct" means here, in a few words."""
+    """Meaning of "correct" here, in a few words."""
 
     @cached_property
     def graded(self) -> tuple[Example, ...]:

@@ -212,7 +212,7 @@ class _Ahead:
     """The same prompts, as objects of this step alone."""
     group_size: int
     groups: dict[int, Group] = field(default_factory=dict)
-    """Those that are whole, by place."""
+    """Groups that are whole, by place."""
     future: Future[list[Group]] = field(default_factory=Future)
 
     def is_for(self, prompts: Sequence[Prompt], group_size: int) -> bool:

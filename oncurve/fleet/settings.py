@@ -12,7 +12,7 @@ from oncurve.sample.settings import SamplingKeys
 from oncurve.section import Harmless, NonNegative, Section
 
 SLOWEST_TOKENS_PER_SECOND = 10.0
-"""Of one completion on a busy server; one that is slower is given up, unless the recipe says otherwise."""
+"""Speed of one completion on a busy server; a slower one is given up, unless the recipe says otherwise."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that mean this machine."""
 

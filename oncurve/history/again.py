@@ -33,7 +33,7 @@ from oncurve.sample.streams import GOLDEN, stream_keys
 
 
 def samples_alike(config: Config, policy: TrainedPolicy) -> bool:
-    """What our servers sampled for a recipe has the same bits here: they had all digits of the weights, and compiled
+    """Completions of our servers for a recipe have the same bits here: they had all digits of the weights, and compiled
     kernels on a CPU, with which a row does not depend on those beside it."""
     rollouts, model = config.rollouts, policy.trained_model
     is_ours = rollouts.own_servers > 0 and not rollouts.servers and rollouts.registry is None
@@ -52,7 +52,7 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
 
     def take(self, place: int, sampled: Sampled) -> None:
-        """What some weights sampled goes behind what others did."""
+        """Append the tokens that the next weights sampled."""
         self.token_ids += sampled[0]
         self.logprobs += sampled[1]
 

@@ -66,7 +66,7 @@ class OpenedStep:
     token_weights: Float[Tensor, "B T"]
     """The loss's derivative by each log-probability: what a token weighs in the gradient. 0 where clipping took it."""
     group_shares: tuple[float, ...]
-    """Of each group, <its gradient, the whole one> / |the whole one|^2; they add up to 1."""
+    """For each group <its gradient, the whole one> / |the whole one|^2; they add up to 1."""
     by_ratio: tuple[TokenView, ...]
     """The tokens on which trainer and sampler differ most."""
     by_weight: tuple[TokenView, ...]
@@ -128,7 +128,7 @@ def _views_as_data(tokens: Sequence[TokenView]) -> list[dict[str, Any]]:
 
 
 def cosine(one: Gradient, other: Gradient) -> float:
-    """Of two gradients; NaN if one of them is zero."""
+    """Cosine of two gradients; NaN if one of them is zero."""
     dot = sum((one[name].double() * other[name].double()).sum().item() for name in one)
     norms = [math.sqrt(sum(part.double().square().sum().item() for part in each.values())) for each in (one, other)]
     return dot / (norms[0] * norms[1]) if all(norms) else math.nan
@@ -245,7 +245,7 @@ def _shares(
     square: float,
     num_groups: int,
 ) -> Iterator[float]:
-    """Of each group, how much of the whole gradient is its own."""
+    """For each group, its share of the whole gradient."""
     for place in range(num_groups):
         own = [update.select((update.group_ids == place).nonzero()[:, 0]) for update in updates]
         own = [update if len(update) else None for update in own]

@@ -33,7 +33,7 @@ class PastStep:
     """Steps done after it; the first is 1."""
     groups: tuple[Group, ...]
     rewards: tuple[tuple[Reward, ...], ...]
-    """Of each group, a reward per completion."""
+    """A reward for each completion of each group."""
     advantages: Float[Tensor, "P G"]
     """As they were trained on."""
     metrics: Mapping[str, float]

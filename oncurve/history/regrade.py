@@ -70,7 +70,7 @@ class StepChange:
     mean_was: float = math.nan
     mean_now: float = math.nan
     correlations: list[float] = field(default_factory=list)
-    """Of the two rewards inside every group in which both differ (Pearson)."""
+    """Pearson's correlation of the two rewards inside each group in which both vary."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Regrade:
 
     run: str
     reward: str
-    """What graded again, in words."""
+    """The reward that graded again, in words."""
     steps: list[StepChange] = field(default_factory=list)
     examples: list[Disagreement] = field(default_factory=list)
     """The worst ones first."""
@@ -313,7 +313,7 @@ def _has_spread(rewards: Sequence[Reward]) -> bool:
 
 
 def _correlations(was: Sequence[Sequence[Reward]], now: Sequence[Sequence[Reward]]) -> Iterator[float]:
-    """Of every group in which both rewards differ."""
+    """The correlation inside each group in which both rewards vary."""
     for one, other in zip(was, now, strict=True):
         pairs = [(a.value, b.value) for a, b in zip(one, other, strict=True) if None not in (a.value, b.value)]
         values = np.array(pairs, dtype=float).T if pairs else np.zeros((2, 0))

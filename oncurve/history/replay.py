@@ -58,7 +58,7 @@ class Change:
     lost_signal: int
     """Groups of which one setting alone learns."""
     cosine: float
-    """Of the two gradients, before clipping; NaN if one is zero."""
+    """Cosine of the two gradients before clipping; NaN if one is zero."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ class Replay:
     """The step whose checkpoint it began with; 0 is the model before training."""
     step: OpenedStep
     compared: list[str] = field(default_factory=list)
-    """What was compared and is the same."""
+    """The things that were compared and are the same."""
     differences: list[str] = field(default_factory=list)
     """The first difference from the record; empty if there is none."""
     causes: list[str] = field(default_factory=list)
-    """What is otherwise than when the run was recorded."""
+    """Differences of code, data and machine from when the run was recorded."""
     is_sampled: bool = True
     """The completions were sampled again, and not taken from the record."""
     change: Change | None = None
     is_main: bool = True
-    """Of several processes, this one says what was found."""
+    """True in the process that reports."""
 
     @property
     def is_same(self) -> bool:
@@ -203,7 +203,7 @@ def _shared_folder(processes: Processes) -> Iterator[Path]:
 
 
 def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What can change last bits: versions and the processor."""
+    """The facts that can change last bits: versions and the processor."""
     return {**manifest.get("packages", {}), "processor": manifest.get("hardware", {}).get("cpu")}
 
 
@@ -329,7 +329,7 @@ class _Opener:
         self.opened: OpenedStep | None = None
         self.change: Change | None = None
         self.again: AgainSampler | None = None
-        """What samples again what servers of the run had sampled."""
+        """Samples again the completions that servers of the run had sampled."""
 
     def load(self, config: Config, *others: Any, **options: Any) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
@@ -353,7 +353,7 @@ class _Opener:
         return parts
 
     def _known(self, made: Parts) -> Sampler:
-        """What gives the completions of the run: sampled again where our servers did it and can be followed."""
+        """A sampler of the run's completions, sampled again where its servers were ours and can be followed."""
         measuring = make_sampler(made.config)
         if not self.samples_again or not samples_alike(self.run.config, made.policy):
             return _RecordedSampler(self.run, measuring)

@@ -15,7 +15,7 @@ class Agreement:
     """Two distances from the exact result: that of the fast way, and that of the plain way in the same type."""
 
     name: str
-    """What was computed."""
+    """Name of the computed quantity."""
     error: float
     rounding: float
     allowed: float

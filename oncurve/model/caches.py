@@ -29,7 +29,7 @@ class LayerCache:
 
     @property
     def positions(self) -> int:
-        """Those that a completion has room for."""
+        """Number of positions that a completion has room for."""
         return self.own.shape[3]
 
     def grow(self, positions: int) -> None:

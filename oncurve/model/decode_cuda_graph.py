@@ -48,11 +48,11 @@ class RecordingPlan:
     """The sizes with which a step of some rows is recorded."""
 
     shape: Any
-    """What ``step`` takes: a tuple that begins with the number of rows that are computed, span."""
+    """The argument of ``step``: a tuple that begins with the number of rows that are computed, span."""
     numbers: np.ndarray
     span: int
     at: np.ndarray
-    """Where each row [R] is among those that are computed."""
+    """Index of each row [R] among those that are computed."""
 
 
 class Drawn:

@@ -40,9 +40,9 @@ class FlashRuns:
     """Which queries read which keys."""
 
     query_starts: Tensor
-    """Of each run, and the end of the last [N + 1]."""
+    """Start of each run, and the end of the last [N + 1]."""
     key_starts: Tensor
-    """Of each run, in any order; the last number is not read [N + 1]."""
+    """Start of each run, in any order; the last number is not read [N + 1]."""
     used: Tensor
     """Keys of each run [N]."""
     most_queries: int
@@ -78,7 +78,7 @@ class FlashTurn:
     """Inputs and buffers of one decode step, the same for every layer."""
 
     slots: Tensor
-    """Of each row [span]."""
+    """Slot of each row [span]."""
     past: Tensor
     """The position of its new token [span]."""
     angles: Tensor
@@ -94,7 +94,7 @@ class FlashLayers(RecordedLayers):
     kernel = staticmethod(flash)
 
     _readers = 1
-    """Of the step before."""
+    """Readers of the step before."""
 
     def _layer(self, parameters: LayerParameters, matrices: LayerWeights) -> Layer:
         layer = Layer.of(parameters, matrices, self.sizes, self._norm_weight, by_key_head=False)

@@ -19,7 +19,7 @@ MOST_ROWS = 1024
 USUAL_ROWS = 256
 """The same on a CPU."""
 USED_SHARE = 0.9
-"""Of the memory that is free, so much is counted on: the allocator leaves gaps."""
+"""Share of the free memory that is counted on: the allocator leaves gaps."""
 RECORDING_BYTES = 2**28
 """Guessed. What recorded steps keep besides: instantiated graphs, and the largest step's tensors once more."""
 DRAW_BYTES, CUT_DRAW_BYTES = 36, 68
@@ -57,9 +57,9 @@ class Widths:
     """Numbers of its keys and values."""
     vocabulary: int
     kv_bytes: int
-    """Of one number of the keys and values."""
+    """Bytes of one number of the keys and values."""
     compute_bytes: int
-    """Of one number of the arithmetic."""
+    """Bytes of one number in the arithmetic."""
     heads_per_kv: int = 1
     """Query heads that read one key head."""
 
@@ -81,7 +81,7 @@ class DecodeCall:
     num_prompts: int
     group_size: int
     prompt_tokens: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     completion_tokens: int
     """The limit."""
     cuts: bool = False

@@ -46,7 +46,7 @@ class PrefixGroups:
     width: int
     """Tokens of the longest prompt: S."""
     hidden: Tensor | None
-    """What is added to the scores of each prompt's tokens, -inf where it has none [P, 1, 1, S]; None: all have S."""
+    """Added to the scores of each prompt's tokens: -inf where it has none [P, 1, 1, S]; None: all have S."""
 
     @classmethod
     def of(
@@ -88,12 +88,12 @@ class StepInputs:
     slots: Tensor | None
     """The slot of each row [R]; None where they are 0, 1, ... and no others are computed."""
     past: int | tuple[Tensor, Tensor]
-    """Where the new token goes: one position of all slots, or slots and their positions."""
+    """Place of the new token: one position for all slots, or slots and their positions."""
     seen: int
     """Own positions up to the newest token of any row."""
     groups: PrefixGroups
     hidden: Tensor | None
-    """What is added to the scores of own positions, -inf where a slot has none [span, 1, 1, T]; None: all have T."""
+    """Added to the scores of own positions: -inf where a slot has none [span, 1, 1, T]; None: all have T."""
     angles: Tensor
     """exp(i angle) of every pair [span, kv_heads, Q + 1, D / 2]; zero in slots without a row."""
 
@@ -110,7 +110,7 @@ class Layer:
     qkv: Product
     """To the Q queries, the key and the value of each key head, queries and keys in pairs."""
     head_norms: Tensor | None
-    """Of the queries and the key of a key head [Q + 1, D], in pairs."""
+    """Norms of the queries and the key of a key head [Q + 1, D], in pairs."""
     output: Product
     second_norm: Tensor
     gate_up: Product
@@ -338,7 +338,7 @@ def _join(
     compute_type: torch.dtype,
     of_prompt: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """What queries [span, kv_heads, Q, D] gather from own positions, joined with what they gather from prompts: that
+    """Attention of queries [span, kv_heads, Q, D] to their own positions, joined with that to their prompts: the result
     and the logarithms of sums.
 
     One query per row and head is too little for flash attention on a CPU: batched products take less. A prompt is one

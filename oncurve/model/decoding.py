@@ -23,7 +23,7 @@ from oncurve.model.packing import prompt_layout
 from oncurve.model.weights import Backbone
 
 LONG = 128
-"""Where torch decodes, prompts of so many tokens are read faster in the compute type, shorter ones in the wide type."""
+"""Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
 APART = 16
 """Rows whose logits are computed at a time, where they must not depend on how many there are."""
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -201,7 +201,7 @@ class Decoder:
         torch.cuda.empty_cache()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of normed hidden states [R, H], by the products of training."""
+        """Logits of normed hidden states [R, H], by the products of training."""
         if not self.apart:
             return self.ops.logits(hidden, self.head, self.words)
         padded = torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % APART))  # products of one size round alike

@@ -46,7 +46,7 @@ class Angles:
         return self._turn
 
     def at(self, positions: Tensor) -> Angles:
-        """Those of these positions alone."""
+        """The angles of these positions alone."""
         return Angles(self.cosine.index_select(0, positions), self.sine.index_select(0, positions))
 
 
@@ -61,11 +61,11 @@ class SavedActivations:
     heads_before: Tensor | None
     """Queries and keys before their norm; None in models without one."""
     attention: Any
-    """What the operations keep of attention."""
+    """Tensors of attention that the operations keep."""
     mixed: Tensor
     """The output of attention before its projection [N, heads D]."""
     attended: Tensor | None
-    """What attention adds to the residual [N, H]; None where ``second`` is kept."""
+    """Output of attention, to be added to the residual [N, H]; None where ``second`` is kept."""
     second: Tensor | None
     """The residual before the MLP [N, H]; None if it is to be made again, from ``first`` and ``attended``."""
     second_scale: Tensor
@@ -74,7 +74,7 @@ class SavedActivations:
 
 
 Keeps = Literal["everything", "inputs", "nothing"]
-"""What of a layer is there for its backward pass."""
+"""The activations of a layer that are kept for its backward pass."""
 Store = Callable[[Tensor], None]
 """Takes the projected queries, keys and values of all tokens [N, C]."""
 
@@ -230,7 +230,7 @@ class LayerPass:
     def _mlp_backward(
         self, state: SavedActivations, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor
     ) -> list[Tensor | None]:
-        """Of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
+        """Gradients of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
         g = added.to(self.compute_type)
         gate_up = state.gate_up
         acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
@@ -245,7 +245,7 @@ class LayerPass:
     def _attention_backward(
         self, state: SavedActivations, layer: LayerParameters, matrices: LayerWeights, grad: Tensor
     ) -> list[Tensor | None]:
-        """Of the first norm and attention; ``grad`` becomes the gradient of the layer's input."""
+        """Gradients of the first norm and attention; ``grad`` becomes the gradient of the layer's input."""
         ops, sizes = self.ops, self.sizes
         g = grad.to(self.compute_type)
         grad_output = layer.output.gradients(g, state.mixed)

@@ -74,7 +74,7 @@ class Matrix:
         return self.adapter is not None and self.adapter.is_on
 
     def gradients(self, g: Tensor, x: Tensor) -> list[Tensor | None]:
-        """Of the parameters, from the gradient of the outputs g [N, outputs] and the inputs x; None where frozen."""
+        """Gradients of the parameters, from that of the outputs g [N, outputs] and the inputs x; None where frozen."""
         own = (g.T @ x).to(self.weight.dtype) if self.weight.requires_grad else None
         if self.adapter is None:
             return [own]
@@ -91,7 +91,7 @@ class LoraDelta:
     """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T."""
 
     a: Tensor
-    """Those of all [sum of ranks, inputs]."""
+    """The A matrices of all, stacked [sum of ranks, inputs]."""
     b: Tensor
     """Each in the rows of its matrix and the columns of its rank, times its scale [outputs, sum of ranks]."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 FILE = "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _SEEN_NUMBERS = 4096
-"""Of each matrix of the base that the fingerprint looks at."""
+"""Numbers of each matrix of the base that the fingerprint looks at."""
 
 
 class AnotherModel(ValueError):
@@ -34,7 +34,7 @@ class LoraWeights:
     pairs: Mapping[str, tuple[Tensor, Tensor]]
     """By the name of the matrix that they are added to: A [rank, in] and B [out, rank]."""
     scales: Mapping[str, float]
-    """What the product of each is multiplied with: alpha / rank."""
+    """Factor of each product: alpha / rank."""
     is_transposed: bool
     """The base's matrices are [in, out], as in GPT-2."""
     base: str

@@ -26,12 +26,12 @@ class Rotary(Protocol):
 
     @property
     def cosine(self) -> Tensor:
-        """Of every position."""
+        """For every position."""
         ...
 
     @property
     def sine(self) -> Tensor:
-        """Of every position."""
+        """For every position."""
         ...
 
     def turn(self) -> Tensor:
@@ -44,12 +44,12 @@ class Heads(Protocol):
 
     @property
     def heads(self) -> int:
-        """Of queries."""
+        """Number of query heads."""
         ...
 
     @property
     def kv_heads(self) -> int:
-        """Of keys and values."""
+        """Number of key and value heads."""
         ...
 
     @property

@@ -12,7 +12,7 @@ from types import TracebackType
 from oncurve.errors import OncurveError
 
 TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
-"""What torch says of an allocation that failed, on a GPU and on a CPU."""
+"""Words in torch's error for a failed allocation, on a GPU and on a CPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

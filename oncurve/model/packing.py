@@ -130,7 +130,7 @@ class Runs:
     keys: slice | Tensor
     """The same for the keys."""
     query_starts: Tensor
-    """Where each run begins among the queries, and where the last one ends, int32 [R + 1]."""
+    """Start of each run among the queries, and the end of the last, int32 [R + 1]."""
     key_starts: Tensor
     """The same for the keys."""
     longest_queries: int

@@ -19,9 +19,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from oncurve.algorithm.precision import HALF
 
 ROUNDINGS = 30.0
-"""So many times what rounding its embeddings once more does may a way differ from the model's own result."""
+"""A way may differ from the model's own result by so many times the effect of rounding its embeddings once more."""
 FLOOR, HALF_FLOOR = 2e-5, 1e-2
-"""What always counts as rounding of a log-probability, in float32 and where some weights have half the width."""
+"""Differences of a log-probability that always count as rounding, in float32 and where some weights have half the width."""
 LENGTH = 16
 """Tokens after which a stand-in's windows end and its index chooses."""
 VOCABULARY = 64
@@ -38,8 +38,8 @@ FAILURES = (
     TypeError, ValueError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, AssertionError,
     ZeroDivisionError, StrictDataclassError,
 )  # fmt: skip
-"""What transformers raises for a configuration of which it makes no model that computes anything, attention of an
-unknown model where it is given a layout, and a kernel where it cannot run."""
+"""Exceptions of transformers for a configuration of which it cannot make a working model, of an unknown model's
+attention where it is given a layout, and of a kernel where it cannot run."""
 
 
 def stand_in(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:

@@ -49,9 +49,9 @@ class LayerParameters:
     first_norm: Tensor
     qkv: tuple[Matrix, Matrix, Matrix]
     biases: tuple[Tensor, Tensor, Tensor] | None
-    """Of the same three; None in models without."""
+    """Biases of the same three; None in models without."""
     head_norms: tuple[Tensor, Tensor] | None
-    """Of queries and keys; None in models without."""
+    """Norms of queries and keys; None in models without."""
     output: Matrix
     second_norm: Tensor
     gate_up: tuple[Matrix, Matrix]
@@ -156,7 +156,7 @@ class Trust:
     layers: bool = True
     """Our own layers, where they know the family."""
     head: bool = True
-    """What is known here of its head; otherwise logits come from the model's own forward pass."""
+    """Its head is computed here; otherwise logits come from the model's own forward pass."""
     padding: bool = True
     """Rows of different length in one call; otherwise each is computed by itself."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from oncurve.observe.record import each_metrics
 
 LARGEST = 1e100
-"""What is larger counts as infinite: sums and squares of it would be."""
+"""Largest finite value; sums and squares of larger ones would overflow."""
 
 
 class Columns:

@@ -17,7 +17,7 @@ from oncurve.errors import ConfigError
 
 NAME = ".lock"
 HEARTBEAT_SECONDS = 20.0
-"""How often the owner says that it lives."""
+"""Seconds between two signs of life of the owner."""
 STALE_SECONDS = 120.0
 """An owner on another machine that was silent for so long counts as dead."""
 

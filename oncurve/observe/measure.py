@@ -14,7 +14,7 @@ OF_SAMPLING = (
     "tokens/max_age", "tokens/newest", "tokens/mixed", "completion/mean_staleness",
     "completion/max_staleness", "completion/truncated", "time/sample", "time/grade", "memory/sample", "memory/grade",
 )  # fmt: skip
-"""How the names of metrics begin that say nothing where nobody sampled and nothing was graded."""
+"""Prefixes of metrics that mean nothing without sampling and grading."""
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
 

@@ -17,11 +17,11 @@ class Metric:
     key: str
     """``group/name_unit`` in lower case; ``<name>`` stands for any one name, as in ``reward/<part>``."""
     unit: str
-    """What it is counted in; "fraction" is a share in [0, 1]."""
+    """Unit; "fraction" is a share in [0, 1]."""
     meaning: str
-    """What is measured, over what."""
+    """The measured quantity, and over what."""
     healthy: str
-    """What a run that learns looks like, or what to suspect otherwise; "-" where no value is better."""
+    """Values in a run that learns, or what to suspect otherwise; "-" where no value is better."""
 
     @property
     def is_pattern(self) -> bool:

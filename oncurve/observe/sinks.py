@@ -33,7 +33,7 @@ class Sink(Protocol):
 
     name: str
     failures: tuple[type[Exception], ...]
-    """What its library raises when a row cannot be taken."""
+    """Exceptions of its library when a row cannot be taken."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """One row; ``step`` counts steps done."""

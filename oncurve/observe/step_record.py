@@ -28,7 +28,7 @@ class RecordedGroups:
 
     groups: tuple[Group, ...]
     rewards: tuple[tuple[Reward, ...], ...]
-    """Of each group, a reward per completion."""
+    """A reward for each completion of each group."""
     advantages: tuple[tuple[float, ...], ...]
 
 

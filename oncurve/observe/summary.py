@@ -12,7 +12,7 @@ from oncurve.observe.progress import duration, sparkline
 
 _Form = Callable[[float], str]
 ROUNDING = 1e-12
-"""What is smaller is an error of rounding and shown as 0."""
+"""Smaller values are rounding errors and shown as 0."""
 
 
 def _percent(value: float) -> str:

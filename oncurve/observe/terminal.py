@@ -19,7 +19,7 @@ LIBRARY_OPTIONS = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",  # shapes of products whose code is kept, half a megabyte each
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-"""What libraries are told through the environment, where it says nothing else."""
+"""Variables set for libraries, unless the environment has them already."""
 EVERY_SECONDS = 5.0
 """Between two lines about progress, where there is no terminal."""
 

@@ -107,7 +107,7 @@ def _variant(name: Trainer, work: Work, setup: Setup) -> tuple[Work, Setup]:
 
 
 SAMPLING = ("KV cache", "sampling buffers", "matrices for sampling", "copy to sample from")
-"""What is only there to sample."""
+"""Parts of memory that only sampling needs."""
 
 
 def method_memory(name: Trainer, shape: ModelShape, work: Work, setup: Setup) -> Memory:
@@ -131,7 +131,7 @@ def fits(memory: Memory, device: Device) -> bool:
 
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
-"""How many devices a plan tries, in this order."""
+"""Numbers of devices that a plan tries, in this order."""
 
 
 def fewest_ranks(name: Trainer, shape: ModelShape, work: Work, setup: Setup, device: Device) -> Setup:
@@ -171,7 +171,7 @@ class FailureCost:
     tokens: float
     """Sampled again: steps x prompts x group size x mean length."""
     seconds: float
-    """Of those steps, without the time until another machine is there and has loaded the model."""
+    """Seconds of those steps, without the time until another machine is there and has loaded the model."""
     usd: Price
     sampler_tokens: float
     """Sampled again when one of the devices that only sample is taken away instead: its share of a step."""
@@ -201,11 +201,11 @@ class DiskUse:
     """Bytes in the run's folder at the end, without reports and logs."""
 
     checkpoint_bytes: float
-    """Of one checkpoint: trained weights in float32 and the optimizer's moments."""
+    """Size of a checkpoint: trained weights in float32 and the optimizer's moments."""
     checkpoints: int
     """Left at the end: the newest, and those kept for good."""
     record_bytes: float
-    """Of tokens and log-probabilities of all steps, where ``run.record`` is ``all``; else 0."""
+    """Size of the recorded tokens and log-probabilities of all steps, where ``run.record`` is ``all``; else 0."""
 
 
 def disk_use(shape: ModelShape, work: Work, setup: Setup) -> DiskUse:

@@ -27,7 +27,7 @@ class Fit:
     fits: bool
     """On the devices that were asked for."""
     peak_bytes: float
-    """Of the fullest device, as asked for."""
+    """Peak of the fullest device, as asked for."""
     fits_alone: bool
     """On a single one, without a change to the recipe."""
     devices_needed: int | None
@@ -84,7 +84,7 @@ class MemorySaving:
     overrides: tuple[str, ...]
     """key=value pairs of a recipe; empty for what a recipe cannot say."""
     what: str
-    """What it costs."""
+    """Its price, in words."""
     apply: Callable[[Work, Setup], Plan]
     is_possible: Callable[[Work, Setup], bool]
 
@@ -95,7 +95,7 @@ class Advice:
 
     changes: tuple[MemorySaving, ...]
     peak_bytes: float
-    """Of the fullest device."""
+    """Peak of the fullest device."""
     fits: bool
 
 
@@ -120,7 +120,7 @@ def advise(shape: ModelShape, work: Work, setup: Setup, device: Device) -> list[
 
 
 USUAL = {"policy.gradient_checkpointing=true", "policy.lora={rank: 16}"}
-"""What people change first on a small GPU, and what leaves room to spare there."""
+"""The first changes on a small GPU, which leave room to spare there."""
 
 
 def _is_usual(advice: Advice, device: Device) -> bool:

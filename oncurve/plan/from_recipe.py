@@ -40,7 +40,7 @@ class PlanRequest:
     mean_tokens: float | None = None
     mean_turns: float | None = None
     answer_tokens: float | None = None
-    """Of the average answer."""
+    """Tokens of the average answer."""
     tool_seconds: float | None = None
     is_gpu: bool = True
 

@@ -26,7 +26,7 @@ class Device(BaseModel):
 
     name: str
     memory_gib: PositiveFloat | None
-    """What the device reports; None takes this machine's own memory."""
+    """Memory that the device reports; None takes this machine's own memory."""
     bandwidth: PositiveFloat
     """Nominal GB/s of its memory."""
     bf16: PositiveFloat
@@ -40,7 +40,7 @@ class Device(BaseModel):
     priced: date | None = None
     """The day of the prices."""
     source: str | None = None
-    """Who asked these prices."""
+    """The seller whose prices these are."""
     train_utilization: PositiveFloat | None = None
     """Measured share of ``bf16`` in training; None takes the guess."""
     sample_utilization: PositiveFloat | None = None

@@ -25,7 +25,7 @@ Phase = Literal["sample", "train", "sync"]
 PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
 GIB = 2**30
 ROOM = ("KV cache", "sampling buffers")
-"""What the engine's rule for memory counts."""
+"""Parts that the engine's rule for memory counts."""
 OWN_FAMILIES = ("llama", "qwen2", "qwen3")
 """Families of which a decode step is computed by our own layers; see ``model/weights.py``."""
 
@@ -37,7 +37,7 @@ class Component:
     name: str
     bytes: float
     phases: tuple[Phase, ...]
-    """When it is there."""
+    """The phases of a step in which it is held."""
     is_buffer: bool = False
     """It comes and goes within a phase, so that an allocator leaves gaps around it."""
     is_allowance: bool = False
@@ -78,9 +78,9 @@ class Memory:
 
     needs: tuple[Need, ...]
     host_bytes: float = 0.0
-    """What was moved from the devices into the CPU's memory, all ranks together."""
+    """Bytes moved from the devices into the CPU's memory, all ranks together."""
     load_bytes: float = 0.0
-    """What a device that trains holds once before the first step, if that is more than its part of the weights."""
+    """Bytes that a training device holds while loading, if that is more than its part of the weights."""
 
     @property
     def trainer(self) -> Need:

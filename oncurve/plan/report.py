@@ -226,7 +226,7 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def _ways(shape: ModelShape, setup: Setup) -> str:
-    """How the model will be trained and sampled, as far as its configuration says."""
+    """The ways of training and sampling, as far as the model's configuration tells."""
     if shape.counted is None and shape.family in OWN_FAMILIES and shape.is_plain:
         trained = f"packed rows through {'our own layers' if setup.has_own_layers else MODULES}"
         sampled = f"through {MODULES if samples_by_modules(shape, setup) else 'our own layers'}"

@@ -19,7 +19,7 @@ Quantization = Literal["nf4", "int8"]
 Compute = Literal["float32", "bfloat16", "float16"]
 
 POLICY, RUN = PolicySection(), RunSection()
-"""Where a plan says nothing, it is one of a recipe that says nothing."""
+"""The defaults of a plan are those of a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class TurnPlan:
     threads: int = EpisodeSection().threads
     """Answers that are worked on at the same time."""
     cached: bool = False
-    """What a waiting completion has read is kept: by vLLM, and by our engine on a CPU. On a GPU ours reads it again."""
+    """Waiting completions keep their cache: in vLLM, and in our engine on a CPU. On a GPU ours reads them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Work:
     updates: int = 1
     """Optimizer updates on the completions of a step."""
     passes: int = 1
-    """How often the completions of a step are trained on; the updates of all passes are in ``updates``."""
+    """Number of passes over the completions of a step; the updates of all passes are in ``updates``."""
     extra_passes: int = 0
     """Forward passes over all tokens without a gradient: for the reference, for recomputed old log-probabilities."""
     max_rows: int = USUAL_ROWS
@@ -179,7 +179,7 @@ class Setup:
     server_devices: int = 0
     """GPUs over which the weights of one of its servers are cut; 0: over all of them."""
     transfer: Transfer = "fetch"
-    """How they get new weights: as files, over NCCL, or through the memory of a GPU that is shared."""
+    """Way of new weights: as files, over NCCL, or through the memory of a shared GPU."""
     delta_rate: float | None = None
     """Learning rate of a step, where servers get what changed of the weights, in bfloat16; None: they get all."""
     staleness: int = 0
@@ -187,7 +187,7 @@ class Setup:
     in_flight: bool = False
     """They take new weights under rows that run."""
     has_server_beside: bool = False
-    """When colocated: a server on the trainer's device samples, not the process that trains."""
+    """If colocated: a server on the trainer's device samples, not the process that trains."""
 
     @property
     def has_servers(self) -> bool:

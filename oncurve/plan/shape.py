@@ -46,13 +46,13 @@ class Counted:
     linear: int
     """In the matrices of all layers, without embedding and head."""
     active: int
-    """Of those, what a token is multiplied with: its experts and no others."""
+    """The parameters that a token is multiplied with: its own experts and no others."""
     kv_numbers: int | None
     """That a token leaves in transformers' cache; None where it was not found out."""
     adapted: Mapping[str, int]
     """Inputs and outputs of linear layers, added up by the ends of their names. Experts in one tensor are not there."""
     ways: tuple[str, str] | None = None
-    """How a small model of the family is trained, and sampled in this process; None where there is none to try."""
+    """Ways in which a small model of the family is trained, and sampled in this process; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

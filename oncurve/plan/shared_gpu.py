@@ -19,7 +19,7 @@ class Beside:
 
     total: float
     policy: float
-    """What the trainer holds while the server has its memory."""
+    """Memory of the trainer while the server has its own."""
     server: float
     """Weights, buffers, and keys and values of one prompt's completions: less is no use."""
 

@@ -25,15 +25,15 @@ class StepTime:
     trained_tokens: float
     sync_bytes: float
     wait: float = 0.0
-    """Of the time of sampling: nothing is left to decode until tools answer."""
+    """Part of the sampling time in which nothing can be decoded until tools answer."""
     read_again_tokens: float = 0.0
     """Tokens that are read again after answers."""
     way: tuple[Part, ...] = ()
     """The parts of the weight sync."""
     network: float = 0.0
-    """Of the time of training: weights and gradients are on their way between devices, and nothing is computed."""
+    """Part of the training time in which weights and gradients move between devices and nothing is computed."""
     ahead: float | None = None
-    """Of a whole step, where other devices sample while this one trains; None: one after the other."""
+    """Time of a whole step where other devices sample while this one trains; None: one after the other."""
 
     @property
     def total(self) -> float:

@@ -48,7 +48,7 @@ def whole_bytes(shape: ModelShape, setup: Setup) -> float:
 
 
 def sent_share(rate: float, parameters: float) -> float:
-    """What changes in a step, coded, as a share of all weights: lines through the measured points on logarithmic
+    """Size of a step's coded difference, as a share of all weights: lines through the measured points on logarithmic
     scales, AdamW moving each weight by about the learning rate whatever its gradient. Models larger or smaller than
     the measured ones count as the nearest of them.
 

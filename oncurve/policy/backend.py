@@ -147,7 +147,7 @@ class OneDevice:
         fill(tensor, read)
 
     def publish(self) -> None:
-        """Whoever samples has the weights."""
+        """Give the weights to the sampler."""
 
     def follow(self) -> PreTrainedModel:
         """The model in training: its reference has the form of its weights."""

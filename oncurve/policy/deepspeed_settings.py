@@ -29,7 +29,7 @@ class ZeroSettings:
 
     config: Mapping[str, Any]
     source: str = "the default"
-    """Where it was read, for messages."""
+    """Its origin, for messages."""
     offload: bool = False
     """Moments in the CPU's memory where the file does not say."""
 

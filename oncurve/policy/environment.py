@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from oncurve.errors import ConfigError
 
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Where the processes of a SLURM job meet, if nobody says: a port that follows from the job's number."""
+"""Range of ports for the processes of a SLURM job: the default follows from the job's number."""
 
 
 @dataclass(frozen=True, slots=True)

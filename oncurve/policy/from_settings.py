@@ -43,7 +43,7 @@ class ModelSource:
     name: str
     section: PolicySection
     seed: int = 0
-    """Of a fresh adapter."""
+    """Seed of a fresh adapter."""
     given: Given = NOTHING
 
 

@@ -18,7 +18,7 @@ from oncurve.policy.environment import RankInfo
 
 T = TypeVar("T")
 BEAT_SECONDS = 1.0
-"""How often a process says that it lives."""
+"""Seconds between two signs of life of a process."""
 
 
 class Heartbeat:

@@ -45,7 +45,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What peft put around modules of the base: adapters and copies that are trained, the outermost of each place."""
+    """The wrappers of peft around modules of the base: adapters and trained copies, the outermost of each place."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 

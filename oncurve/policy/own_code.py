@@ -14,7 +14,7 @@ from oncurve.errors import ConfigError
 LIBRARIES = (
     "torch", "transformers", "transformers_modules", "peft", "bitsandbytes", "accelerate", "liger_kernel", "oncurve",
 )  # fmt: skip
-"""Where code comes from that is known here: what is read of it, or what is compared with the model's own logits."""
+"""Packages whose code is known here: it is read, or compared with the model's own logits."""
 METHODS = ("forward", "generate")
 
 
@@ -44,7 +44,7 @@ def _own_code(model: nn.Module) -> Iterator[str]:
 
 
 def _gradient_hooks(module: nn.Module) -> set[int]:
-    """Those of ``enable_input_require_grads``, which change no number."""
+    """The hooks of ``enable_input_require_grads``, which change no number."""
     handles = vars(module).get("_require_grads_hooks") or []
     return {handle.id for handle in handles}
 

@@ -93,13 +93,13 @@ class TrainedPolicy:
         self._model, self._tokenizer, self.reference = model, tokenizer, reference
         self.adapter, self.processes, self.teacher = adapter, processes, teacher
         self.reference_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
-        """What the reference reads in the place of each prompt; empty where it reads the same."""
+        """The prompt of the reference for each prompt of the policy; empty where it is the same."""
         self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
         self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
         self.device = model.device if unread is None else unread.device
-        """Where passes are computed; weights in parts may lie elsewhere in between."""
+        """Device of the passes; weights in parts may lie elsewhere in between."""
         find = find_road if unread is None else unread.find_road
         parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
         cuts = cuts_weights(sharding, processes)

@@ -29,7 +29,7 @@ from oncurve.sample.base import context_of
 log = logging.getLogger(__name__)
 
 GRADIENT_FLOOR = 1e-4
-"""What always counts as rounding of gradients, as a part of their size."""
+"""Difference of gradients that always counts as rounding, as a part of their size."""
 LENGTHS = ((3, 5), (3, 24), (21, 4), (21, 9))
 """Tokens of prompts and completions of the rows; they are as long as 30 tokens, and of different length."""
 PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
@@ -44,7 +44,7 @@ class Road:
     """In words."""
     is_packed: bool
     reasons: tuple[str, ...] = ()
-    """Why none of the faster ways."""
+    """The reasons against the faster ways."""
 
     def __str__(self) -> str:
         return self.way + (f", since {'; '.join(self.reasons)}" if self.reasons else "")

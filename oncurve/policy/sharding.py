@@ -88,7 +88,7 @@ def is_cut(tensor: Tensor) -> bool:
 
 
 def split_by_cut(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Those that are cut and those that are not, which torch does not compute with in one call; no list is empty."""
+    """The sharded and the unsharded parameters, which torch does not compute with in one call; no list is empty."""
     kinds: dict[bool, list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault(is_cut(parameter), []).append(parameter)

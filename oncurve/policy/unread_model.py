@@ -31,7 +31,7 @@ from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
 ReplicaPlace = Literal["device", "cpu", "none"]
-"""Where this process has all weights of a model in parts, to sample or to publish from."""
+"""Place of this process's whole copy of a model in parts, to sample or to publish from."""
 
 
 class NotByParts(Exception):
@@ -46,7 +46,7 @@ class Unread:
     names: Mapping[str, str]
     """Names in the files by those in the model."""
     device: torch.device
-    """Where the parts will be."""
+    """Device of the parts."""
 
     def find_road(self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool, in_parts: bool) -> Road:
         """As that of ``road``, proven on a stand-in."""

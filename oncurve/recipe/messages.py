@@ -80,7 +80,7 @@ _YAML_PROBLEMS = {
     "block end": "the indentation is wrong here",
     "cannot start any token": "this character needs quotation marks around the value",
 }
-"""What the parser's findings mean, by words that they contain."""
+"""Explanations of the parser's findings, by words that they contain."""
 
 
 def explain(error: ValidationError) -> Iterator[str]:
@@ -209,7 +209,7 @@ _SAID: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
     "less_than": _bounded("less than", "lt"),
     "less_than_equal": _bounded("at most", "le"),
 }
-"""What is said about a kind of mistake: (key, what was given, pydantic's context) to the text behind the key."""
+"""Message about each kind of mistake: (key, what was given, pydantic's context) to the text behind the key."""
 
 
 def _is_tag(parts: list[str], place: int) -> bool:
@@ -266,7 +266,7 @@ SYNONYMS = {
     "wandb": "run.track",
     "report_to": "run.track",
 }
-"""What other trainers call a key."""
+"""Names of keys in other trainers."""
 
 
 def _nearest(generic: str, names: set[str]) -> str:

@@ -42,7 +42,7 @@ GONE = {
 }
 """Keys that recorded recipes have and recipes have no more."""
 CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
-"""Those that changed what a run learns, with the value that changed nothing: with another one such a run is refused."""
+"""Removed keys that changed what a run learns, with the value that changed nothing: a run with another is refused."""
 
 
 def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:

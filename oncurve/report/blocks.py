@@ -14,7 +14,7 @@ from typing import Any
 from oncurve.observe.record import read_rows, recorded_steps, rollouts_path
 
 MAX_CHARACTERS = 20_000
-"""Of one prompt or completion; what is cut off is said in its place."""
+"""Most characters of a prompt or completion; a note takes the place of the rest."""
 TEXT_BUDGET = 19 * 2**20
 """Bytes of all blocks with texts in a page; steps that do not fit are left out evenly, and the page says so."""
 TOKEN_BUDGET = 6 * 2**20

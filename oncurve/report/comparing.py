@@ -54,11 +54,11 @@ class Side:
     path: Path
     metrics: Columns
     facts: Mapping[str, Any]
-    """What ``overview`` says of it."""
+    """Its facts from ``overview``."""
     config: Mapping[str, str]
     """The resolved recipe, flat: key with dots to value."""
     evaluations: Mapping[str, Evaluation]
-    """Those of "base" and "trained" that are there."""
+    """The evaluations of "base" and "trained" that exist."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RunComparison:
     differences: Sequence[tuple[str, Sequence[str]]]
     """Keys of the recipe and the value that each run has."""
     notes: Sequence[str] = field(default=())
-    """What a reader should know about the numbers."""
+    """Notes on the numbers for the reader."""
 
 
 def compare_runs(runs: Sequence[Path], *, usd_per_hour: float | None = None) -> RunComparison:
@@ -154,7 +154,7 @@ def _against(first: Side, side: Side, reasons: dict[str, list[str]]) -> Cell:
 
 
 def rewards_of(side: Side) -> dict[str, str]:
-    """What the recipe says of its rewards, flat."""
+    """The recipe's section on rewards, flat."""
     return {key: value for key, value in side.config.items() if key.split(".")[0] == "rewards"}
 
 

@@ -143,7 +143,7 @@ PANELS: tuple[dict[str, Any], ...] = (
 MOST_POINTS = 2000
 """More steps than this are drawn in blocks: no screen is as wide."""
 ALONG = {"hours": (("time/step_seconds", "time/evaluate_seconds"), 3600), "M tokens": (("tokens/sampled",), 1e6)}
-"""What curves may be drawn along besides steps: sums of metrics, and their unit."""
+"""Horizontal axes besides steps: sums of metrics, and their unit."""
 
 
 class CurveTable:
@@ -187,7 +187,7 @@ class CurveTable:
         return self._ends[key][1] if key in self._ends else None
 
     def as_json(self) -> dict[str, Any]:
-        """What the page reads: None where a block has no value, about six digits of the others."""
+        """The data of the page: None where a block has no value, about six digits of the others."""
         return {
             "size": self.size,
             "step": self._last_steps,

@@ -41,7 +41,7 @@ WATCHED = (METRICS, "status.json", "config.yaml", "comparison.json", "log.txt", 
 ASK_SECONDS = 2.0
 """An open page asks so often whether it is up to date."""
 MAX_SHARE = 0.1
-"""Of one processor, for writing a page again."""
+"""Largest share of one processor for writing a page again."""
 MAX_KEPT = 16
 MAX_COMPARED = 20
 PART_OF_A_REPORT = 4

@@ -138,7 +138,7 @@ def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[
 
 
 def _weights(metrics: Columns) -> list[list[str]]:
-    """How weights went to rollout servers, where differences were sent."""
+    """Facts on the transfer of weights to rollout servers, where differences were sent."""
     sent = {step for step, changed in zip(*metrics.finite("weights/changed_fraction"), strict=True) if changed < 1}
     if not sent:
         return []

@@ -50,7 +50,7 @@ class SeedDifference:
     name: str
     first: str
     differences: tuple[float, ...]
-    """Of every seed that both have."""
+    """Difference for each seed that both have."""
 
     @property
     def mean(self) -> float:

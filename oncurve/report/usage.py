@@ -49,14 +49,14 @@ class Spending:
     """Money, as far as it is known."""
 
     device: str
-    """What the run ran on, in words."""
+    """The run's hardware, in words."""
     count: int
     """Devices."""
     hours: float
     usd_per_hour: float | None
-    """Of all devices together; None: no price is known."""
+    """Price of all devices together; None: no price is known."""
     basis: str
-    """Where the price comes from, or why there is none."""
+    """Origin of the price, or the reason why there is none."""
 
     @property
     def usd(self) -> float | None:

@@ -30,7 +30,7 @@ class Written:
     recorded_steps: int
     """Steps whose rollouts are in the run folder."""
     shown_steps: int
-    """Of these, the steps that are in the page."""
+    """Number of these steps that are in the page."""
 
 
 def write_report(run: Path, output: Path | None = None, **options: Any) -> Written:
@@ -51,7 +51,7 @@ class Reading:
     """All that a page says of a run besides its completions."""
 
     facts: dict[str, Any]
-    """What ``overview`` says."""
+    """The facts of ``overview``."""
     table: CurveTable
     config: Mapping[str, Any]
     """The resolved recipe."""

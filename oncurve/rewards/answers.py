@@ -24,7 +24,7 @@ _BARE_BOX = re.compile(
 """A box without braces around what stands in it."""
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 MAX_CLAUSE_CHARACTERS = 2_000
-"""Of a text without marks; its last expression is looked for here."""
+"""Characters of a text without marks in which its last expression is looked for."""
 
 _TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "seed:think")
 _THINKING_BEGINS = re.compile(

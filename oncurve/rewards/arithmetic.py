@@ -7,10 +7,10 @@ import re
 from fractions import Fraction
 
 MAX_BITS = 200_000
-"""Of a value that is computed exactly."""
+"""Most bits of a value that is computed exactly."""
 MAX_FACTORIAL = 3_000
 MAX_FUNCTION_BITS = 1_000
-"""Of an argument of a greatest common divisor and the like."""
+"""Most bits of an argument of a greatest common divisor and the like."""
 MAX_DEPTH = 24
 
 _ARITHMETIC = re.compile(

@@ -15,7 +15,7 @@ _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _OURS = Path(__file__).resolve().parents[1]
 
 Category = Literal["correct", "wrong", "bad_format", "graded", "error"]
-"""What an evaluation says of one completion; "graded" where no reward says what is correct."""
+"""Category of a completion in an evaluation; "graded" where no reward says what is correct."""
 
 FIXED_PARTS = ("correct", "format")
 """Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""

@@ -13,7 +13,7 @@ _OPENING = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<langua
 _LANGUAGE = re.compile(r"(?:[\w+#.-]+|\{[^{}]*\})?(?:[ \t]+\w+=.*)?")
 _CLOSING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<after>[^`~]*)$")
 _BEHIND = re.compile(r"[ \t]*$|\s*[</.,;:!?|*)\]].*|[ \t]+\S.*")
-"""What may follow a fence that closes: nothing, a tag, a stop, or text; a word that touches it opens another block."""
+"""May follow a closing fence: nothing, a tag, a stop, or words; a word that touches it opens another block."""
 MAX_TRIED_BLOCKS = 50
 _PYTHON = re.compile(r"(python|py|ipython|sage)[\d.]*\b|\{[ \t]*\.?(python|py)\b", re.IGNORECASE)
 
@@ -23,7 +23,7 @@ class FencedBlock:
     """One block of code between fences."""
 
     language: str
-    """What follows the opening fence, such as "python"; empty if nothing does."""
+    """Language after the opening fence, such as "python"; "" if there is none."""
     content: str
     """The lines between the fences, without the indentation of the fence."""
 

@@ -38,7 +38,7 @@ class EnvironmentSection(RewardSection):
     has_any_value: ClassVar[bool] = True
 
     def may_say_correct(self) -> bool:
-        """Whether the environment may say it."""
+        """The environment may report "correct"."""
         return True
 
     def make(self, around: Surroundings) -> RewardFunction:

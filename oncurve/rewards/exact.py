@@ -78,11 +78,11 @@ class Quantity:
     value: Fraction
     """The number itself; a percent sign does not divide it."""
     unit: Unit = NO_UNIT
-    """What stands behind it; a percent sign is one."""
+    """The unit behind it; a percent sign is one."""
     base: int | None = None
     """The base written as a subscript or prefix; None without one."""
     digits: str = ""
-    """What is written before it."""
+    """The text before it."""
 
     @property
     def values(self) -> frozenset[Fraction]:

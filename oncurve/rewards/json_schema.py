@@ -29,7 +29,7 @@ from oncurve.rewards.validation import SchemaCheck, SchemaChecker, SchemaVerdict
 logger = logging.getLogger(__name__)
 
 JsonScale = Literal["binary", "graded"]
-"""What is paid: 1 or 0; or 0.2 for JSON, 0.5 for the right keys, from there to 1 for valid and right contents."""
+"""Its values: 1 or 0; or 0.2 for JSON, 0.5 for the right keys, from there to 1 for valid and right contents."""
 
 PARSED_PAYS = 0.2
 KEYS_PAY = 0.5
@@ -46,7 +46,7 @@ class _Task:
     gold_check: SchemaCheck | None = None
     """None if the row has no reference."""
     filled_check: SchemaCheck | None = None
-    """Of the reference without its nulls, which a data set may have filled in; None if it has none."""
+    """Check of the reference without its nulls, which a data set may have filled in; None if it has none."""
     is_struct: bool = False
     """The reference is no text but a value, in which nulls may stand for keys that are not there."""
     problem: str = ""
@@ -242,7 +242,7 @@ class JsonSchemaReward(RewardSection):
     gold_column: str | None = "answer"
     """Column with the correct object, for credit by field; None: no comparison."""
     around: Literal["nothing", "fence", "text"] = "nothing"
-    """What may surround the JSON: nothing, one fence, or any text."""
+    """Text allowed around the JSON: nothing, one fence, or any text."""
     answer_from: Literal["text", "answer_tag"] = "text"
     """The whole text, or the answer tag."""
     scale: Literal["binary", "graded"] = "binary"

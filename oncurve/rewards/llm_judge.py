@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 RUBRIC = "How good is the completion as an answer to the prompt: is it correct, complete and to the point?"
 MAX_CHARACTERS = 20_000
-"""Of a text that is shown to the judge; the middle of a longer one is left out."""
+"""Most characters of a text shown to the judge; the middle of a longer one is left out."""
 _FORM = 1
-"""Of the messages; another number makes remembered scores void."""
+"""Version of the messages; another number makes remembered scores void."""
 
 
 class Criterion(Section):
@@ -38,7 +38,7 @@ class Criterion(Section):
     name: str
     """Name of its part in the metrics."""
     text: str
-    """What the judge is to look for."""
+    """The criterion for the judge."""
     weight: PositiveFloat = 1.0
     """Share in the score, relative to the other weights."""
 
@@ -326,7 +326,7 @@ class JudgeReward(RewardSection):
     model: str
     """Name of the judging model."""
     rubric: str | None = None
-    """What to judge by; None: the package's own."""
+    """Criteria of the judge; None: the package's own."""
     criteria: tuple[Criterion, ...] = ()
     """Criteria that are scored by themselves in one request, each with ``name``, ``text`` and ``weight``."""
     reference_column: str | None = "answer"

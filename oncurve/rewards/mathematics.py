@@ -19,13 +19,13 @@ from oncurve.rewards.statements import read_reference
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
-"""Of an answer; "over_limit" means that comparing it took too long or too much memory, which counts as wrong.
+"""Verdict on an answer; "over_limit" means that comparing it took too long or too much memory, which counts as wrong.
 
 The last three are failures of ours: the reference cannot be read, the batch ran out of time, the grader broke.
 """
 
 Scale = Literal["binary", "signed", "graded"]
-"""What right and wrong pay: 1 and 0; 1 and -1; or 1, ``partial`` for the right value in the wrong place, and 0."""
+"""Values for right and wrong: 1 and 0; 1 and -1; or 1, ``partial`` for the right value in the wrong place, and 0."""
 
 MAX_CACHED_VERDICTS = 100_000
 QUICK_SECONDS = 0.5

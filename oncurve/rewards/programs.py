@@ -93,7 +93,7 @@ class Programs:
             raise ConfigError("programs: the template does not contain {program}. Say where the program goes.")
         self.name = name
         self.kinds: Counter[str] = Counter()
-        """How often each kind of verdict came out since the start: "passed", "wrong", "timeout", ..."""
+        """Number of verdicts of each kind since the start: "passed", "wrong", "timeout", ..."""
         self._scale: Scale = scale
         self._column = column
         self._checker = None if checker is None else _code_in(checker)

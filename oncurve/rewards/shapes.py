@@ -15,7 +15,7 @@ from oncurve.rewards.latex import nesting, split_top
 MAX_NESTING = 12
 """Deeper brackets are compared as text only."""
 MAX_SIGNS = 4
-"""Of plus-minus in one member; more are left as they are."""
+"""Most plus-minus signs in one member; more are left as they are."""
 
 _MONTHS = re.split(" ", "january february march april may june july august september october november december")
 _MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "may" else "may" for month in _MONTHS)
@@ -40,7 +40,7 @@ _NUMBERED = re.compile(
     r"|week|step|seat|level)s?)\.?\s*\}?\s+(?=\d)(.+)",
     re.IGNORECASE | re.DOTALL,
 )
-"""What a range numbers, before it."""
+"""Words before a range for what it numbers."""
 _BETWEEN_AND = re.compile(r"\s+and\s+|\\text\{\s*and\s*\}")
 _JOIN = re.compile(
     r"[,;]?\s*\\text\{\s*,?\s*(?:and|or)\s*\}|[,;]?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
@@ -206,7 +206,7 @@ def with_commas(text: str) -> str:
 
 
 def list_members(text: str) -> list[str]:
-    """What stands between commas, "and" or "or"; ``1,000, 2,000`` has two members, and so has ``\\pm 3``."""
+    """The texts between commas, "and" or "or"; ``1,000, 2,000`` has two members, and so has ``\\pm 3``."""
     text = with_commas(text)
     if re.search(r",\s", text):
         text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)

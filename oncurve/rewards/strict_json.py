@@ -12,7 +12,7 @@ from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, answer_
 from oncurve.rewards.code_blocks import fenced_blocks
 
 Around = Literal["nothing", "fence", "text"]
-"""What may stand around the JSON: only space; exactly one fence; or text around exactly one fence or object."""
+"""Text allowed around the JSON: only space; exactly one fence; or text around exactly one fence or object."""
 
 JsonPlace = Literal["text", "answer_tag"]
 """Where the JSON stands: in what follows the thinking, or in the answer tag."""

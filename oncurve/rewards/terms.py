@@ -137,7 +137,7 @@ def part_weights(rewards: Sequence[RewardSection]) -> dict[str, float]:
 
 
 def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = False) -> list[str]:
-    """What is trained on and what is only watched, a line for each; nothing if the recipe's every reward pays in every
+    """A line for each reward that is trained on or only watched; none if the recipe's every reward pays in every
     step. ``is_default``: the recipe names none."""
     lines = ["rewards: none are named, so r1_zero is taken: the right answer in <answer> tags"] if is_default else []
     rotating = rotating_rewards(rewards)

@@ -308,7 +308,7 @@ class ToolCallsReward(RewardSection):
     gold_column: str | None = "answer"
     """Column with the correct calls; None accepts any valid ones."""
     around: Literal["nothing", "fence", "text"] = "nothing"
-    """What may surround the calls: nothing, one fence, or any text."""
+    """Text allowed around the calls: nothing, one fence, or any text."""
     in_order: bool = True
     """The order of calls matters."""
     min_calls: NonNegative = 1

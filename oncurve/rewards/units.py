@@ -115,7 +115,7 @@ class Unit:
     dimensions: tuple[tuple[str, int], ...] = ()
     """Powers of base units, sorted; empty where no word is a known unit."""
     factor: Fraction = Fraction(1)
-    """Of the base units."""
+    """Factor to the base units."""
     label: frozenset[str] = frozenset()
     """The words that are no known unit, in the singular, such as "egg"."""
     top: Fraction = Fraction(1)

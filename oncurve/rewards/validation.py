@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import jsonschema  # takes as long as the rest of a recipe, and few recipes need it
 
 Level = Literal["valid", "keys", "invalid", "over_limit", "unusable", "timeout", "crashed"]
-"""Of a value: "keys" is an object with the right keys and wrong contents; "over_limit" took too long or too much
+"""Level of a value: "keys" is an object with the right keys and wrong contents; "over_limit" took too long or too much
 memory, which counts as invalid.
 
 The last three are failures of ours: the schema cannot be used, the batch ran out of time, a validator broke.

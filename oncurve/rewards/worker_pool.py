@@ -182,7 +182,7 @@ class WorkerPool:
         self._threads = self._new_threads()
         self._lock = threading.Lock()
         self._ends = 0.0
-        """Of the call under way."""
+        """Deadline of the current call."""
         self._is_closing = self._is_stopped = False
         self._finalizer = weakref.finalize(self, _end_all, self._workers, os.getpid())
 

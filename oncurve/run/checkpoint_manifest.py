@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 TRAINER_STATE = "trainer_state.json"
 """A file that scripts for TRL look for in a checkpoint; nothing of it is trained with."""
 OWN = ("trained", "optimizer", "reference", "ahead", "state")
-"""How the names of files begin that a run resumes from."""
+"""Prefixes of the names of files that a run resumes from."""
 FORMAT = 1
 """Number of the layout of a checkpoint, raised when an older reader could not read a newer one."""
 _NAME = re.compile(r"step_(\d{6,})")

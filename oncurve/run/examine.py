@@ -41,7 +41,7 @@ from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
 
 CHECKED_ROWS = 10_000
-"""Of rows that are read on demand."""
+"""Rows that are checked where rows are read on demand."""
 Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 """Rewards of completions of prompts."""
 

@@ -60,7 +60,7 @@ class Interruption:
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._handlers: dict[signal.Signals, Any] = {}
-        """What listens to signals now, and what did before."""
+        """The handlers of signals before this one."""
         self._previous: dict[signal.Signals, Any] = {}
 
     @property

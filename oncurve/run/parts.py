@@ -80,15 +80,15 @@ class Parts:
     prompts: Rendered
     data: Curriculum
     servers: ServerSide | None = None
-    """What talks to rollout servers, where this process does."""
+    """The client of rollout servers, in the process that has one."""
     given: Given = NOTHING
-    """What a Python program passed."""
+    """Objects that a Python program passed."""
     ahead: LookAhead | None = None
-    """What samples ahead of the trainer, where this process does."""
+    """The sampler that is ahead of the trainer, in the process that has one."""
     examining_sampler: Sampler | None = None
-    """What samples for measurements; None where the training's sampler does."""
+    """Sampler of measurements; None: that of training."""
     examining_reward: RewardFunction | None = None
-    """What grades in measurements; None where the training's reward does."""
+    """Reward of measurements; None: that of training."""
 
     @property
     def closing(self) -> list[Sampler | RewardFunction | OutsideTeacher]:
@@ -181,7 +181,7 @@ def make_shared_sampler(
     interruption: Interruption | None,
     given: Given = NOTHING,
 ) -> tuple[Sampler, ServerSide | None, LookAhead | None]:
-    """What the loop samples with, what talks to rollout servers inside of it, and what is ahead of the trainer: of
+    """The sampler of the loop, the client of rollout servers inside of it, and the look-ahead around it: of
     several processes, the first one alone has servers."""
     several, rollouts = processes.count > 1, config.rollouts
     is_ahead = rollouts.staleness > 0 and config.sft is None

@@ -23,7 +23,7 @@ _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
 )
 """Methods and the names of their ranges."""
 _ROWS = 40
-"""Of the table beside a trace."""
+"""Rows of the table beside a trace."""
 
 
 class Profiler:

@@ -36,12 +36,12 @@ class Rendered:
     excluded: list[Excluded]
     """Rows left out because their prompt, or prompt and demonstration, is too long."""
     demonstrations: list[Demonstration] = field(default_factory=list)
-    """What a supervised stage learns, for each prompt in ``train``."""
+    """Demonstrations of a supervised stage, one for each prompt in ``train``."""
     shown_during: list[Demonstration] = field(default_factory=list)
     """Held-out demonstrations, whose loss is measured during a supervised stage."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
-    """What the reference reads in the place of each training prompt, where ``algorithm.teacher_hint`` says more; of
-    prompts that are written on demand, those that have been."""
+    """The prompt of the reference for each training prompt, with the hint of ``algorithm.teacher_hint``; where prompts
+    are written on demand, of those that have been."""
 
     @property
     def are_answered(self) -> bool:

@@ -36,7 +36,7 @@ from oncurve.run.ways import describe_ways
 from oncurve.section import harmless_keys
 
 Load = Callable[..., Parts]
-"""What loads the parts of a run; see ``make_parts``."""
+"""Loads the parts of a run; see ``make_parts``."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ResumeRequest:
     given: Config | None = None
     """A recipe that came along; the run's own counts."""
     objects: Given = NOTHING
-    """What a Python program passes: the same as when the run began."""
+    """Objects that a Python program passes: the same as when the run began."""
     owns_process: bool = True
     load: Load = make_parts
     after: int | None = None
@@ -91,7 +91,7 @@ class ResumePoint:
     manifest: Mapping[str, Any]
     config: Config
     changed: list[str]
-    """What the recipe says otherwise."""
+    """Keys whose values differ from the run's."""
 
 
 def run_and_step(path: Path) -> tuple[Path, int | None]:

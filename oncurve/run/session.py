@@ -100,7 +100,7 @@ class Session:
     progress: Progress
     evaluator: Evaluator
     saver: Checkpointer
-    """What writes and reads this run's checkpoints."""
+    """Writes and reads this run's checkpoints."""
     run: Run
     note: Callable[[str], None]
     """Says something that stays, on the screen and in the log."""

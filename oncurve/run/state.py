@@ -42,7 +42,7 @@ WEIGHTS, OPTIMIZER, REFERENCE, TRAINED, STATE = "model", "optimizer", "reference
 AHEAD = "ahead_{:06d}.parquet"
 """Name of the file with the groups of a step that has not come yet."""
 FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)
-"""What a full disk, a lost process or a library raises where a checkpoint is written."""
+"""Exceptions of a full disk, a lost process or a library while a checkpoint is written."""
 
 
 def write(snapshot: Snapshot, policy: TrainedPolicy, root: Path) -> Path | None:

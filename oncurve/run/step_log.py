@@ -73,15 +73,15 @@ class StepLog:
     max_error_fraction: float = 0.2
     watcher: Watch | None = None
     sampler_metrics: Callable[[], dict[str, float]] = dict
-    """How the sampler got the weights of a step."""
+    """Gives the sampler's metrics on the transfer of weights."""
     is_supervised: bool = False
 
     def __post_init__(self) -> None:
         self.sums: dict[str, Mean] = {}
-        """Of the step so far, over this process's microbatches and updates."""
+        """Sums of the step so far, over this process's microbatches and updates."""
         self._metrics: dict[str, float] = {}
         self._gpu_memory: dict[str, float] = {}
-        """Of this process, until ``add_up`` puts all processes' together."""
+        """Memory of this process, until ``add_up`` gathers that of all."""
         self._sampled: tuple[Sequence[Group], Sequence[Sequence[Reward]]] = ((), ())
         self._has_failed = False
         """Somebody was told that grading failed."""

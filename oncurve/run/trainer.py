@@ -117,7 +117,7 @@ class Trainer:
         self.folder: Path | None = Path(config.run.folder) / config.run.name if config.run.name else None
         """The run's folder; without ``run.name`` it gets a name when training begins."""
         self.result: Result | None = None
-        """Where the newest run ended; None before that."""
+        """Result of the newest run; None before that."""
         self._recipe, self._given = request.recipe, request.given
         self._policy: TrainedPolicy | None = None
         self.on_load: Callable[[Parts], Parts] = lambda parts: parts

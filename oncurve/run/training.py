@@ -38,7 +38,7 @@ from oncurve.run.session import make_session
 from oncurve.run.ways import describe_ways, faster_arithmetic
 
 MAX_RETURNS = 3
-"""How often a run goes back after KL alarms; a coefficient eight times as high should have helped."""
+"""Most returns of a run after KL alarms; a coefficient eight times as high should have helped."""
 
 
 def run_recipe(config: Config, recipe: str, *, console: Console, given: Given = NOTHING) -> Result:

@@ -28,12 +28,12 @@ WORTH_SAYING = 50_000_000
 
 
 def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
-    """How a policy's model is trained and sampled, and why in no faster way."""
+    """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
     return f"model: trained with {policy.road}; {_sampled(policy, rollouts)}"
 
 
 def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
-    """How a policy's model is sampled, where it is not trained."""
+    """The way in which a policy's model is sampled, where it is not trained."""
     return f"model: {_sampled(policy, rollouts)}"
 
 
@@ -52,7 +52,7 @@ def faster_arithmetic(policy: TrainedPolicy) -> str | None:
 
 
 def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
-    """How a recipe's model will be trained and sampled, as a small random model of its kind shows without its weights.
+    """The ways of training and sampling a recipe's model, as a small random model of its kind shows without weights.
 
     Raises CheckpointError or SamplerError for a kind that cannot be.
     """
@@ -68,7 +68,7 @@ def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
 def ways_of_kind(
     config: PreTrainedConfig, *, packing: bool = True, trust_remote_code: bool = False
 ) -> tuple[str, str] | None:
-    """How a small random model of a kind is trained, and sampled in this process; None where there is none.
+    """The ways of training and sampling a small random model of a kind in this process; None where there is none.
 
     Raises CheckpointError or SamplerError for a kind that cannot be.
     """
@@ -101,7 +101,7 @@ def _sampled(policy: TrainedPolicy, rollouts: RolloutSection | None) -> str:
 
 
 def _elsewhere(rollouts: RolloutSection | None) -> str | None:
-    """Where the engine of this process does not sample."""
+    """The sampler, where it is not the engine of this process."""
     return {"servers": "by rollout servers", "transformers": "by transformers' generate"}.get(
         "engine" if rollouts is None else rollouts.type
     )

@@ -81,7 +81,7 @@ class RowBudget:
     kv_tokens: int | None = None
     """Positions of keys and values at most; None: on a GPU as many as its memory takes."""
     limit: int | None = None
-    """What memory took when it ran out; None while it has not."""
+    """Rows that fitted when memory ran out; None while it has not."""
 
     def rows(self, model: PreTrainedModel, backbone: Backbone | None, call: DecodeCall) -> int:
         """The limit for a call, by the memory that is free now; called within the arithmetic of sampling."""

@@ -27,17 +27,17 @@ class Request:
     on_tokens: Callable[[list[int]], object] | None = None
     """Called after each token with what the only completion of the request has so far."""
     rows: tuple[KeptRow, ...] = ()
-    """What each completion goes on from, and keeps for its next turn; none for those that have one turn."""
+    """Cache that each completion goes on from, and keeps for its next turn; empty for completions of one turn."""
     keeps: bool = False
     """Its rows go on later also where the limit on tokens ended them."""
     started: int = 0
     """Completions that run or have ended."""
     sampled: dict[int, Sampled] = field(default_factory=dict)
-    """Those that have ended, by their places."""
+    """Completions that have ended, by their places."""
     versions: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     """Which weights sampled each completion, from which of its tokens on, where weights may change meanwhile."""
     read_under: str = ""
-    """Those that read the prompt."""
+    """Label of the weights that read the prompt."""
     prompt: KeptPrompt = field(init=False)
     _reported: set[int] = field(default_factory=set)
 

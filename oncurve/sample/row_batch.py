@@ -37,7 +37,7 @@ class DrawUnderWay:
 
     rows: np.ndarray
     serials: np.ndarray
-    """Of these rows when it began."""
+    """Serial numbers of these rows when it began."""
     drawn: Drawn
 
 

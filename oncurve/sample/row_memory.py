@@ -27,7 +27,7 @@ class KeptPrompt:
 
     @property
     def num_bytes(self) -> int:
-        """Of the keys and values."""
+        """Bytes of the keys and values."""
         return sum(keys.nbytes + values.nbytes for keys, values in self.held)
 
 
@@ -36,7 +36,7 @@ class KeptRow:
     """A row from turn to turn."""
 
     prompt: KeptPrompt | None = None
-    """What it read before its first turn."""
+    """The prompt before its first turn."""
     num_tokens: int = 0
     """Tokens behind the prompt that were decoded when it left."""
     held: list[Tensor] = field(default_factory=list)

@@ -24,9 +24,9 @@ class BufferSizes:
     """Completions, each in a slot of its own."""
     prompts: int
     prompt_tokens: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     completion_tokens: int
-    """Of the longest completion, with its earlier turns."""
+    """Tokens of the longest completion, with its earlier turns."""
 
 
 class Rows:
@@ -40,7 +40,7 @@ class Rows:
         self.running = np.zeros(0, dtype=np.int64)
         """Rows that run, in the order of the batch."""
         self.places = np.zeros((count, 4), dtype=np.int64)
-        """What ``Decoder.step`` is told of each: slot, tokens that are decoded, prompt's slot, prompt's tokens."""
+        """Arguments of ``Decoder.step`` for each: slot, decoded tokens, prompt's slot, prompt's tokens."""
         self.tokens = np.zeros((count, sizes.completion_tokens), dtype=np.int64)
         self.logprobs = np.zeros((count, sizes.completion_tokens), dtype=np.float32)
         self.lengths, self.begins, self.limits = np.zeros((3, count), dtype=np.int64)

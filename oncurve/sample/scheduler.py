@@ -61,9 +61,9 @@ class RowScheduler:
         self._arrived: deque[Request] = deque()
         self._batch: RowBatch | None = None
         self._tokens = (SMALLEST, SMALLEST)
-        """Of prompts and of completions, for which buffers are made where requests may come later."""
+        """Lengths of prompts and of completions for which buffers are made where requests may come later."""
         self._call, self._rows = self._open_call(), 1
-        """What memory was last wanted for, and how many completions at a time."""
+        """The last use of memory, and its number of completions at a time."""
 
     @property
     def has_work(self) -> bool:
@@ -117,7 +117,7 @@ class RowScheduler:
                 request.give(place, ([], [], "abort"))
 
     def broken(self) -> list[Request]:
-        """Whom an error that ``turn`` raised concerns; they are not sampled any more."""
+        """The requests that an error raised by ``turn`` concerns; they are not sampled any more."""
         batch, self._batch = self._batch, None
         if batch is not None:
             return batch.requests

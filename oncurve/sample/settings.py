@@ -14,7 +14,7 @@ class SamplingKeys(Section):
     """The recipe's settings of sampling."""
 
     type: Literal["auto", "engine", "transformers", "servers"] = "auto"
-    """Who samples. engine: this process. transformers: its generate, slow. servers: other processes, here or
+    """The sampler. engine: this process. transformers: its generate, slow. servers: other processes, here or
     elsewhere. auto: vLLM servers on idle GPUs, or one that shares the only GPU if it fits; otherwise engine."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; log-probabilities are taken at the same one."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"
 """Stands for bytes that are no character: which tokens make it depends on those beside them."""
 Table = list[bytes | None]
-"""What each token id adds to a text; None where that depends on its neighbours."""
+"""Bytes that each token id adds to a text; None where that depends on its neighbours."""
 _tables: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, Table | None]] = WeakKeyDictionary()
 """With the number of tokens that the tokenizer had."""
 _ending: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, tuple[str, ...]], np.ndarray]] = WeakKeyDictionary()
@@ -74,7 +74,7 @@ class StopStrings:
 
 
 def ending_tokens(stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
-    """Of each token id, whether it can end one of these strings behind any text; None where that is not known.
+    """For each token id, whether it can end one of these strings behind any text; None where that is not known.
 
     A token with the bytes t ends a string s if s lies in t, or if s ends with the first bytes of t.
     """

@@ -28,9 +28,9 @@ class Ask:
     deliver: Callable[[int, Sampled], None]
     """Takes the place of a turn among ``keys`` and what was sampled."""
     rows: tuple[KeptRow, ...] = ()
-    """What each turn goes on from where the sampler keeps keys and values, and where it leaves its own."""
+    """Cache that each turn goes on from, and leaves its own in, where the sampler keeps keys and values."""
     date: Callable[[int, Sequence[tuple[int, int]]], None] = lambda place, spans: None
-    """Where weights may change under turns: takes, before ``deliver``, the first token of each version in a turn and
+    """Called before ``deliver`` where weights may change under turns: the first token of each version in a turn, and
     its number."""
 
 

@@ -83,7 +83,7 @@ class Sandbox:
         self._null = -1
         self._num_tasks = 0
         self.num_starts = 0
-        """How often it was started."""
+        """Number of starts."""
 
     def child(self, *, limits: Limits, stdin: bytes | None = None, wants_output: bool = False) -> Child:
         """Forks a process that waits for its job.

@@ -14,7 +14,7 @@ from pathlib import Path
 from oncurve.errors import ConfigError
 
 INSIDE = "/packages"
-"""Where programs find them in a file system of their own."""
+"""Their place in a program's own file system."""
 
 
 def package_paths(names: Sequence[str]) -> list[Path]:

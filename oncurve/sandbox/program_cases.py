@@ -32,11 +32,11 @@ _NUMBER_TAGS = ("i", "f")
 _NUMBER = re.compile(r"(?!.{41})[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
 _MAX_SHOWN = 120
 FLOAT_TOLERANCE = 1e-6
-"""Of a number where a float is expected, relative to it where it is larger than 1."""
+"""Tolerance of a number where a float is expected, relative where that is larger than 1."""
 
 
 Decide = Callable[[ProgramCase, Payload], TestResult]
-"""What an output of the program, or the value that it returned, earns on a case."""
+"""Judges an output of the program, or the value that it returned, on a case."""
 
 
 def run_cases(

@@ -21,7 +21,7 @@ Kind = Literal[
     "not_run",
     "killed_sandbox",
 ]
-"""How one test ended. Everything but "passed" is the program's own doing and earns nothing."""
+"""Outcome of one test. Everything but "passed" is the program's own doing and earns nothing."""
 
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 EXHAUSTED: tuple[Kind, ...] = ("timeout", "memory")
@@ -50,7 +50,7 @@ class ProgramVerdict:
 
     results: tuple[TestResult, ...] = ()
     broken: str = ""
-    """What is wrong with the tests themselves; empty if nothing is."""
+    """Fault of the tests themselves; "" if there is none."""
 
     @property
     def num_passed(self) -> int:

@@ -22,13 +22,13 @@ Style = Literal["asserts", "check", "unittest", "pytest"]
 COLUMNS = (
     "test_list", "tests", "test_cases", "input_output", "public_test_cases", "inputs", "test", "unittest", "test_code",
 )  # fmt: skip
-"""Where tests are looked for, in this order, when no column is named."""
+"""Columns in which tests are looked for, in this order, when none is named."""
 _ENTRY_POINTS = ("entry_point", "fn_name", "func_name", "function")
 _ANY_TYPE = ("testtype", "type")
 MISSING: Payload = ["missing"]
 """In the place of an output that a row does not give."""
 MAX_UNPACKED_BYTES = 256 * 2**20
-"""Of the compressed tests of one row."""
+"""Largest size of the tests of one row after decompression."""
 _SOLUTION_IMPORTS = """from typing import *
 import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string
 from bisect import bisect_left, bisect_right, insort

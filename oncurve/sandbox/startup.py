@@ -37,7 +37,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _MODULES = (
     "codec frames caught syscalls seccomp landlock confine remote assertions pytest_stand_in judge program jobs harness"
 )
-"""What is sent into the sandbox, every module after those that it imports."""
+"""Modules that are sent into the sandbox, each after those that it imports."""
 
 _LOADER = """
 import sys

@@ -41,11 +41,11 @@ class TierReport:
     name: TierName
     works: bool
     protection: str
-    """What it keeps from a program, and what not."""
+    """The things that it keeps from a program, and those that it does not."""
     problem: str = ""
-    """Why it does not work; empty if it does."""
+    """The reason why it does not work; "" if it does."""
     remedy: str = ""
-    """What to install or to change; empty if it works."""
+    """Package to install or setting to change; "" if it works."""
 
 
 @dataclass(frozen=True, slots=True)

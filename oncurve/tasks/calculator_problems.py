@@ -20,11 +20,11 @@ from oncurve.tasks.word_problems import MIXTURE, SOURCES, SPLIT_OF_TENTH, Split
 
 PROMPT = "User: {question}\nAssistant:"
 TAGS = ("<tool>", "</tool>", "<result>", "</result>")
-"""Of calls and their answers, besides those of every small tokenizer."""
+"""Tags of calls and their answers, besides those of every small tokenizer."""
 UNREADABLE = "error: ValueError: not an arithmetic expression"
-"""What the calculator answers to the forum."""
+"""The calculator's answer to words instead of an expression."""
 MOST_DIGITS = {1: 5, 2: 4}
-"""Of the numbers in a story, by the number of its operations."""
+"""Most digits of the numbers in a story, by the number of its operations."""
 CALL_LESSON_FRACTION = 0.7
 """Fraction of the lessons that copy numbers inside calls. With two operations, only these copy a result into a call."""
 Operations = Literal[1, 2]

@@ -45,7 +45,7 @@ FIRST: dict[str, _Part] = {
     "larger": _Part(("the larger of a and b", "the maximum of a and b"), "max(a, b)", lambda a, b, n: max(a, b)),
     "smaller": _Part(("the smaller of a and b", "the minimum of a and b"), "min(a, b)", lambda a, b, n: min(a, b)),
 }
-"""What is done with a and b."""
+"""The first operation, on a and b."""
 
 SECOND: dict[str, _Part] = {
     "plus": _Part(("plus {n}", "increased by {n}"), "{e} + {n}", lambda e, _, n: e + n),
@@ -53,7 +53,7 @@ SECOND: dict[str, _Part] = {
     "times": _Part(("times {n}", "multiplied by {n}"), "{e} * {n}", lambda e, _, n: e * n),
     "from": _Part(("taken from {n}", "subtracted from {n}"), "{n} - {e}", lambda e, _, n: n - e),
 }
-"""What is then done with the result and a number."""
+"""The second operation, on the result and a number."""
 
 
 @dataclass(frozen=True, slots=True)

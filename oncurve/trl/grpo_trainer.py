@@ -141,7 +141,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self.state.logging_steps = self._window.every
 
     def _loaded(self, parts: Parts) -> Parts:
-        """What comes before the first step, for which the optimizer is there."""
+        """The work before the first step that needs the optimizer."""
         schedule = self._take_optimizer(parts.policy)
         self._callbacks.watch(parts.policy, schedule)
         self._callbacks.call("on_train_begin")

@@ -47,9 +47,9 @@ def clip_logs(metrics: Mapping[str, float], loss_type: str) -> dict[str, float]:
 
 
 LATEST = ("grad_norm", "learning_rate", "num_tokens", "policy/gradient_norm", "policy/learning_rate")
-"""What a row of several steps says of the last of them; of the rest it says the mean."""
+"""Metrics of which a row of several steps has the last value; of the others it has the mean."""
 OF_AN_UPDATE = ("loss", "grad_norm", "learning_rate")
-"""What transformers' trainer logs by itself, where TRL adds the rest."""
+"""Keys that transformers' trainer logs by itself; TRL adds the rest."""
 
 
 class LogWindow:
@@ -63,7 +63,7 @@ class LogWindow:
         """Updates from row to row."""
         self.rows: list[dict[str, float]] = []
         self.updates = 0
-        """Those that were there at the last step."""
+        """Number of updates at the last step."""
 
     def add(self, logs: dict[str, float], *, updates: int, ends_epoch: bool, is_asked: bool) -> dict[str, float] | None:
         """The row that is due after a step, with which ``updates`` are made in all; None before it is."""

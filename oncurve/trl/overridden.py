@@ -45,7 +45,7 @@ CALLED = (
     "create_scheduler", "compute_loss", "_compute_loss", "_generate_and_score_completions", "_calculate_rewards",
     "_prepare_inputs", "predict", "hyperparameter_search", "get_num_trainable_parameters", "get_learning_rates",
 )  # fmt: skip
-"""What is called here as there, or by nothing in either, so that a subclass may replace it."""
+"""Methods that are called here as in TRL, or by nothing in either, so that a subclass may replace them."""
 WHY = "Say it in GRPOConfig or as a reward, or write the loop yourself with oncurve's verbs (docs/python.md)"
 _ROWS = "rows are taken by their place: put them in the order of training, with GRPOConfig(shuffle_dataset=False)"
 _MEASURED = "replace evaluate, which samples, measures and logs"
@@ -60,7 +60,7 @@ INSTEAD = {
     "_maybe_log_save_evaluate": "replace log, save_model and evaluate, or take a callback",
     "_inner_training_loop": "replace train, or take callbacks",
 }
-"""What to use in the place of a method that is not called."""
+"""The remedy for each method that is not called."""
 
 
 class NotHere(ConfigError, AttributeError):
@@ -87,7 +87,7 @@ def refuse_overridden(kind: type, base: type) -> None:
 
 
 def instead_of(names: Iterable[str]) -> str:
-    """What a script can use in the place of methods that are not called here."""
+    """The remedies for methods that are not called here, as one text."""
     return ". ".join(dict.fromkeys(f"For {name}: {INSTEAD[name]}" if name in INSTEAD else WHY for name in names))
 
 

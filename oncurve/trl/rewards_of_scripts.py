@@ -22,7 +22,7 @@ from oncurve.trl.chat import is_conversational
 
 REWARDS = "_calculate_rewards"
 NO_COLUMNS = ("prompt", "completion", "completion_ids")
-"""What a row may hold and a reward does not get as a column."""
+"""Columns of a row that a reward does not get."""
 PATIENCE_SECONDS = 3600.0
 """TRL waits for an async reward without end."""
 
@@ -112,7 +112,7 @@ class ScriptRewards:
     _has_columns: bool
     """`_calculate_rewards` was the script's own when the trainer was made."""
     _columns: tuple[Any, Tensor, list[int]] | None = None
-    """What the script's own method made of which completions, and the columns of it that were read."""
+    """Completions, the script's own rewards for them [B F], and the columns of these that were read."""
 
     @property
     def reward_weights(self) -> Tensor:
@@ -164,7 +164,7 @@ class ScriptRewards:
     def _column(
         self, place: int, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any
     ) -> list[float]:
-        """What the script's method says of completions for one function: it is asked once for all of them."""
+        """Rewards of the script's method for one function: it is called once for all of them."""
         asked = (prompts, completions, completion_ids)
         if self._columns is None or self._columns[0] != asked or place in self._columns[2]:
             names = columns.keys() - self.translation.asked.extras.keys()

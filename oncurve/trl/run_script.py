@@ -203,7 +203,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _own_place(error: BaseException, script: Path) -> str | None:
-    """Where oncurve's code raised what it does not raise on purpose; None where the script's own code did."""
+    """Place in oncurve's code that raised by mistake; None where the script's own code did."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename).resolve()
         is_ours = path not in (script.resolve(), Path(__file__)) and path.is_relative_to(PACKAGE)

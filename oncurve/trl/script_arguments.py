@@ -82,7 +82,7 @@ class ModelConfig:
     use_bnb_nested_quant: bool = False
     bnb_4bit_quant_storage: str | None = None
     torch_dtype: InitVar[str | None] = None
-    """What dtype was called before."""
+    """The former name of dtype."""
     trust_remote_code: InitVar[bool] = False
     """An option of GRPOConfig today."""
 

@@ -42,7 +42,7 @@ class ScriptFiles:
     state: TrainerState
     _is_training: bool
     _saved_type: torch.dtype | None
-    """Of the model that the script loaded, where its weights are narrower than those in training."""
+    """Type of the weights that the script loaded, where they are narrower than those in training."""
 
     @property
     def accelerator(self) -> ProcessState:

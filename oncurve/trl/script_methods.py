@@ -26,11 +26,11 @@ class ScriptMethods(ScriptRewards):
     model: Any
     oncurve: Any
     _loss: Tensor | None = None
-    """Of the microbatch that is trained on."""
+    """Loss of the microbatch that is trained on."""
     _outputs: dict[str, Any] | None = None
-    """Of the step that is trained on, or of one pass over a part of it."""
+    """Outputs of the step that is trained on, or of one pass over a part of it."""
     _rows: Sequence[Any] = ()
-    """Of the completions of that step."""
+    """Rows of the completions of that step."""
     _mode: str
 
     def compute_loss(

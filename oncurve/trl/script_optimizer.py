@@ -85,13 +85,13 @@ class ScriptOptimizer:
     _optimizers: tuple[Any, Any]
     _policy: TrainedPolicy
     _stand_in: Any = None
-    """What the schedule of the options moves where the optimizer is oncurve's."""
+    """Optimizer that the schedule of the options moves where the real one is oncurve's."""
     get_decay_parameter_names = TransformersTrainer.get_decay_parameter_names
     get_optimizer_cls_and_kwargs = staticmethod(TransformersTrainer.get_optimizer_cls_and_kwargs)
 
     @property
     def optimizer(self) -> Any:
-        """Of the weights as they are, or None before training."""
+        """The optimizer of the weights, or None before training."""
         return self._optimizers[0] or self._callbacks.handler.optimizer
 
     @optimizer.setter
@@ -140,7 +140,7 @@ class ScriptOptimizer:
         return make_schedule(self.args, num_training_steps, optimizer)
 
     def _optimizer_of_script(self) -> dict[str, str]:
-        """What a resume must find again of an optimizer that is not oncurve's: its kind, groups and schedule."""
+        """Facts about a foreign optimizer that a resume must find again: its kind, groups and schedule."""
         optimizer, schedule = self._callbacks.handler.optimizer, self._callbacks.handler.lr_scheduler
         if optimizer is None or isinstance(schedule, Schedule):
             return {}

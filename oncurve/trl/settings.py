@@ -16,7 +16,7 @@ class ScriptSettings:
     version: str | None = None
     """The version of TRL that scripts were written for; None where their options tell."""
     processes: int | None = None
-    """How many processes the script is converted for; None where it runs."""
+    """Number of processes that the script is converted for; None where it runs."""
     instead_of_training: Callable[[Any], None] | None = None
     """Called in the place of training, with what the script asks for."""
     has_trained: bool = False

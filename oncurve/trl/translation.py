@@ -55,7 +55,7 @@ class TrainerArguments:
     lost: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have no place here."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What every reward function gets beside completions and columns."""
+    """Arguments of every reward function beside completions and columns."""
 
     @property
     def has_episodes(self) -> bool:

@@ -53,6 +53,21 @@ def test_everything_public_says_what_it_is() -> None:
     assert_none(f"{where} has no docstring" for where in silent)
 
 
+VAGUE = re.compile(r"(What|Who|Whoever|Whom|Whose|Of|Those|Since)\b")
+"""First words of a sentence without a noun: ``Of the longest prompt`` does not say that it is about tokens."""
+
+
+def test_docstrings_begin_with_the_thing_that_they_describe() -> None:
+    texts = [
+        (place(module, node.lineno), node.value.value)
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    assert len(texts) > 3000
+    assert_none(f"{where}: {text.strip()[:60]}" for where, text in texts if VAGUE.match(text.strip()))
+
+
 def untyped(function: Function) -> Iterator[str]:
     """What a function does not say about its types."""
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]

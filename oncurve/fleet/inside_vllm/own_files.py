@@ -57,7 +57,7 @@ class OwnFiles:
             raise ValueError(f"these are not the weights of this model, all of them and no others: see {some}")
 
     def _alone(self, absent: Iterable[str]) -> Iterable[str]:
-        """Those of some names that are no matrix which another name has too; vectors are often alike by chance."""
+        """The names whose weight no other name shares as a matrix; vectors are often alike by chance."""
         with ExitStack() as stack:
             files = _opened(stack, self.paths)
             where = {name: file for file in files for name in file.keys()}  # noqa: SIM118

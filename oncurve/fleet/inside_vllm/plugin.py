@@ -68,9 +68,9 @@ class FileUpdate(WeightTransferUpdateInfo):
     address: str | None = None
     token: str | None = None
     adapter: dict[str, Any] | None = None
-    """What belongs to an adapter that is to be added to the base; None for whole weights."""
+    """Configuration of an adapter that is added to the base; None for whole weights."""
     chain: list[dict[str, Any]] = field(default_factory=list)
-    """How the version is made of older ones; empty where all files are sent."""
+    """The differences that lead from older versions to this one; empty where all files are sent."""
     give_up: bool = False
     """End an update that somebody left in its middle."""
 
@@ -95,7 +95,7 @@ class FileEngine(WeightTransferEngine):
         self._ahead: tuple[str, Future[Any]] | None = None
         self._own = OwnFiles(self.model_config.model)
         self._device: DeviceWay | None = None
-        """How weights come without files, where that was agreed on."""
+        """The way of weights without files, where that was agreed on."""
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         """Agree on a way. Raises ValueError for one that there is not."""

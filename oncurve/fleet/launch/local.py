@@ -17,7 +17,7 @@ from oncurve.errors import LostProcess
 
 COMMAND = (sys.executable, "-m", "oncurve")
 GRACE_SECONDS = 20.0
-"""How long the others have to notice that one of them failed, and to say what they know."""
+"""Time that the others have to notice that one of them failed, and to report it."""
 CRASHED = 1
 """Exit code of an error that nobody expected: another try may pass."""
 _PR_SET_PDEATHSIG = 1

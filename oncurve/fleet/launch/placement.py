@@ -10,7 +10,7 @@ from oncurve.recipe.schema import Config
 
 HALF_WIDTH_BYTES = 2
 WEIGHT_SHARE = 0.5
-"""Of a GPU's memory that a server's weights may fill; the rest is for keys and values."""
+"""Share of a GPU's memory that a server's weights may fill; the rest is for keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Machine:
 
     kind: Literal["cpu", "mps", "cuda"]
     memory_bytes: tuple[float, ...] = ()
-    """Of each GPU."""
+    """Memory of each GPU."""
     has_vllm: bool = False
     """An environment with vLLM is named."""
 
@@ -31,7 +31,7 @@ class Wants:
     trainers: int = 1
     """Processes that train on this machine, each on a GPU."""
     weights: float = 0.0
-    """How many numbers the model has."""
+    """Number of the model's weights."""
     heads: int = 1
     """Attention heads, over which servers cut a model."""
     is_quantized: bool = False
@@ -39,9 +39,9 @@ class Wants:
     shares_gpu: bool = False
     """A server on the trainer's own GPU is asked for."""
     beside: Beside | None = None
-    """What is left on that GPU; None where nobody reckoned it."""
+    """The memory that is left on that GPU; None where it was not planned."""
     resets: tuple[str, ...] = ()
-    """What to type so that nothing in the recipe asks for servers."""
+    """Overrides after which nothing in the recipe asks for servers."""
 
 
 @dataclass(frozen=True, slots=True)

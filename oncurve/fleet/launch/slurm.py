@@ -34,7 +34,7 @@ class Allocation:
     """Machines that only sample."""
     time: str = "24:00:00"
     grace_seconds: int = 300
-    """How long before the end, or before another job takes the machines, the run is told to save."""
+    """Time between the signal to save and the end of the job, or its preemption."""
     options: tuple[str, ...] = ()
     """Further lines for sbatch, such as --partition=gpu or --account=mine."""
     cpus_per_task: int = 0

@@ -63,7 +63,7 @@ class ChildServers:
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self._command, self._environment = command, dict(environment)
         self.notify: Callable[[str], None] = lambda text: None
-        """Where a person is told of a server that ended."""
+        """Takes the message about a server that ended."""
         self._devices = dict(zip(self.ports, devices, strict=False))
         self._ended = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -96,7 +96,7 @@ class ChildServers:
             _close_pipe(process)
 
     def environment(self, port: int) -> dict[str, str]:
-        """Of the server at a port: it sees its own GPUs and no others."""
+        """The environment of the server at a port: it sees its own GPUs alone."""
         return self._environment | ({DEVICES: self._devices[port]} if port in self._devices else {})
 
     def _start(self, port: int) -> None:

@@ -20,7 +20,7 @@ from oncurve.fleet.weights.side_thread import aside
 from oncurve.fleet.weights.weight_stream import Shipment
 
 SAME_NCCL = "same_nccl"
-"""What a server is asked before it joins, instead of a way: it refuses another version of NCCL than its own."""
+"""The question to a server before it joins, in the place of a way: it refuses another version of NCCL than its own."""
 HERE = ("127.0.0.1", "localhost", "::1")
 MAX_FAILURES = 3
 """So many versions in a row that did not arrive end the attempts: the fault is not that of one server."""
@@ -47,10 +47,10 @@ class GroupPush:
         """Address and life of each."""
         self._failures = 0
         self.notify: Callable[[str], None] = lambda text: None
-        """Where a person is told what became of it."""
+        """Takes the message about the outcome."""
 
     def candidates(self, servers: Sequence[RolloutServer]) -> list[RolloutServer]:
-        """Those that can be members of the next group: they have the weights before, and are like the others."""
+        """The servers that can be in the next group: they have the weights before, and are like the others."""
         if self._failures >= MAX_FAILURES:
             return []
         return [

@@ -24,7 +24,7 @@ class PendingGroup:
     params: SamplingParams
     end_ids: tuple[int, ...]
     order: int = 0
-    """Those with a smaller number go first."""
+    """Groups with a smaller number go first."""
     labels: Mapping[str, int] | None = None
     """The number of each version of the run, where weights may change under rows that run."""
     oldest: int = 0

@@ -17,7 +17,7 @@ State = Literal["down", "stale", "syncing", "ready", "asleep", "poisoned"]
 asleep: it gave its memory back until it is wanted. poisoned: it failed while new weights took the place of old ones,
 and is left alone until it was started again."""
 DEFAULT = "default"
-"""What vLLM reports before it was given weights."""
+"""The label that vLLM reports before it was given weights."""
 SLEEP_LEVEL = 2
 """Weights are dropped, not kept in the machine's memory: new ones come when it wakes."""
 
@@ -63,18 +63,18 @@ class RolloutServer:
         self.is_refused = False
         """It answers, and refuses what we ask: waiting for it does not help."""
         self.outstanding_tokens = self.outstanding_rows = 0
-        """Of requests that were sent and not answered."""
+        """Tokens and rows of requests that were sent and not answered."""
         self._busy_seconds, self._busy_since = 0.0, 0.0
         self.control = asyncio.Lock()
-        """Whoever holds it may change the server's weights; its watcher waits meanwhile."""
+        """Held while the server's weights are changed; its watcher waits meanwhile."""
         self.label = ""
         """The version that it reported last."""
         self.life = 0
         """Another number whenever what was agreed with it, such as a group, may be forgotten."""
         self.declined: str | None = None
-        """Why it is given weights as files alone, until it is started again."""
+        """The reason why it gets weights as files alone until it is started again."""
         self.sync_seconds = self.stood_seconds = 0.0
-        """Of the last version that it fetched: until it had it; of that, standing still for it."""
+        """Seconds until it had the last version that it fetched; of these, the seconds in which it stood still."""
         self.is_asleep = self.is_wanted = False
         self.tasks: set[asyncio.Task[object]] = set()
         """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""

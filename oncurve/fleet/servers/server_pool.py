@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_FAILURES = 6
 """A prompt that servers answered so often with a failure is not tried again: the fault is not theirs."""
 REGISTRY_SECONDS = 0.5
-"""How often new servers are looked for."""
+"""Seconds between two searches for new servers."""
 
 
 class ServerPool:
@@ -67,7 +67,7 @@ class ServerPool:
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[RolloutServer] = []
         self.counts: Counter[str] = Counter()
-        """What happened so far: attempts that were lost, failed, cut off, or of another version."""
+        """Numbers of attempts that were lost, failed, cut off, or of another version."""
         self._urls, self._find, self._restart, self._say = list(urls), find, restart, notify
         self._push, self._files, self._repair = push, files, repair
         self._order: list[RolloutServer] = []
@@ -185,7 +185,7 @@ class ServerPool:
         return self.labels if self.in_flight else None
 
     async def idle_fraction(self) -> float:
-        """Of the time of living servers since this was asked last, the share in which they had nothing to sample."""
+        """Share of the living servers' time since the last call in which they had nothing to sample."""
         now, living = time.monotonic(), [server for server in self.servers if server.state not in ("down", "poisoned")]
         seconds, self._counted_since = now - self._counted_since, now
         busy = sum(server.take_busy_seconds() for server in living)

@@ -224,7 +224,7 @@ class ServerSampler:
         return self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
 
     def _file_type(self) -> torch.dtype | None:
-        """Of the matrices in files: that of vLLM, if nobody else reads them. ``oncurve serve`` samples the same tokens
+        """Type of matrices in files: that of vLLM, if nobody else reads them. ``oncurve serve`` samples the same tokens
         as the trainer would, for which it needs all their digits."""
         seen = [server for server in self.pool.servers if server.label]
         are_vllm = bool(seen) or isinstance(self._local, VllmServers)

@@ -33,7 +33,7 @@ SESSION = "/session/{key}"
 HALF = "\ufffd"
 """Stands at the end of a text whose last letter is not whole yet."""
 DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
-"""What a request may say of how tokens are drawn."""
+"""The settings of sampling that a request may have."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

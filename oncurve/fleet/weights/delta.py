@@ -29,7 +29,7 @@ SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.25
 """Share of changed numbers up to which, and from which on, an encoding is tried at all."""
 _TYPES: Mapping[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _MOST_BYTES = 10
-"""Of one number of variable length: 64 bits, seven at a time."""
+"""Most bytes of a number of variable length: 64 bits, seven at a time."""
 
 
 @dataclass(frozen=True, slots=True)

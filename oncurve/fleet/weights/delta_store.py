@@ -41,7 +41,7 @@ class Published:
     """That a server fetches which has the version before."""
     whole_bytes: int
     changed_fraction: float
-    """Of all numbers; 1 where there was nothing to compare with."""
+    """Share of all numbers that changed; 1 where there was nothing to compare with."""
     seconds: float
     """Until it could be fetched; ``coding_seconds`` of it, in several threads, for the differences."""
     coding_seconds: float

@@ -13,7 +13,7 @@ from oncurve.errors import ConfigError
 from oncurve.fleet.weights.weight_stream import Shipment
 
 BUFFER_BYTES = 2**28
-"""Of one packed buffer. vLLM's own default, four times as much, is twice on each side."""
+"""Size of a packed buffer. vLLM's own default, four times as much, is held twice on each side."""
 NUM_BUFFERS = 2
 
 
@@ -34,7 +34,7 @@ class NcclEnd:
         self._communicator: Any = None
 
     def version(self) -> list[int | str]:
-        """Of NCCL, as torch brings it along and vLLM loads it; it must be the same for all."""
+        """The version of the NCCL that torch brings along and vLLM loads; it must be the same for all."""
         return list(nccl.version())
 
     def join(self, address: str, port: int, size: int) -> None:

@@ -26,16 +26,16 @@ from oncurve.observe.checksums import CHUNK, FileSum
 FETCH_SECONDS = 60.0
 """A trainer that sends nothing for so long while a file is fetched is lost."""
 ATTEMPTS = 4
-"""How often in a row a download that was cut off goes on where it ended, if nothing more comes."""
+"""Times in a row that a download without progress is continued where it was cut off."""
 FETCHED, FETCHING = "fetched", "fetching"
-"""What a worker of vLLM says of files that it fetches beside sampling; anything else is an error."""
+"""Answers of a vLLM worker about files that it fetches beside sampling; anything else is an error."""
 PART = ".part"
 """End of the name of a file that is not whole yet."""
 PARTIAL, RANGE_ENDS, NOT_YET = 206, 416, 503
 """HTTP status: what was asked for of a file; nothing is there after the place that was asked for; a server that is
 fetching the file itself does not have it yet."""
 SOON_SECONDS = 10.0
-"""Who says so sooner has not waited for it: that counts as an attempt."""
+"""Least wait for such an answer; a sooner one counts as an attempt."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

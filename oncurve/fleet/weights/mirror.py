@@ -49,7 +49,7 @@ class Mirror:
             atexit.register(shutil.rmtree, root, ignore_errors=True)
         self.root = root
         self.seconds: dict[str, float] = {}
-        """Of fetching and of applying, for the version that was brought last."""
+        """Seconds of fetching and of applying the newest version."""
         self.bytes = 0
         """That were fetched for it."""
 

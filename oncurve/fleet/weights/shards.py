@@ -23,7 +23,7 @@ from oncurve.fleet.weights.weight_manifest import SIDE_BY_SIDE, WeightFile
 from oncurve.fleet.weights.weight_stream import Shipment
 
 FILE_BYTES = 2**25
-"""Of a file, about; a weight that is larger has one for itself."""
+"""Approximate size of a file; a larger weight has a file of its own."""
 MOST_FILES = 256
 Result = TypeVar("Result")
 

@@ -17,7 +17,7 @@ from oncurve.observe.checksums import flush
 
 GB = 1e9
 ROOM = 0.5
-"""Of the memory that is free, what the versions of a store may take; the rest is for who else is on this machine."""
+"""Share of the free memory that the versions of a store may take; the rest is for other programs."""
 Contents = tuple[Sequence[WeightFile], Sequence[str]]
 """The files of a version with their checksums, and the names of all weights in them."""
 

@@ -39,7 +39,7 @@ class Link:
 
     @property
     def delta_bytes(self) -> int:
-        """Of all differences."""
+        """Bytes of all differences."""
         return sum(file.size for file in self.deltas)
 
 
@@ -90,11 +90,11 @@ class Manifest:
     names: tuple[str, ...]
     """Every weight in the files. Half of a checkpoint would leave fused layers in ruins."""
     folder: str
-    """Where the files are, for who sees the same disk."""
+    """Folder of the files, for servers that see the same disk."""
     adapter: Mapping[str, Any] | None = None
-    """What servers must know of an adapter that is to be added to their base; None for whole weights."""
+    """Configuration of an adapter that servers add to their base; None for whole weights."""
     chain: tuple[Link, ...] = ()
-    """How the version is made of older ones; it is the last of them. Empty where its files are all that there is."""
+    """The versions from which this one, the last, is made by differences. Empty where its files are whole."""
 
     @property
     def given(self) -> set[str]:

@@ -37,7 +37,7 @@ class Shipment:
             yield name, weight.detach().to(self.type_of(weight)).contiguous()
 
     def type_of(self, weight: Tensor) -> torch.dtype:
-        """Of what is sent. Vectors stay as they are: they weigh nothing, and some layers keep them in full width.
+        """The type of a weight as it is sent. Vectors keep theirs: they are small, and some layers need all of it.
 
         So does a matrix after which those could not be read any more: in a buffer they begin at a multiple of their
         own width.

@@ -25,7 +25,7 @@ _SHORT = 2**62
 
 MAX_NAME_CHARACTERS = 100
 KINDS = ("function", "async", "object", "exception")
-"""Of what a reference stands for; an object comes with the name of its class, an exception with its base's as well."""
+"""Kinds of references; an object comes with the name of its class, an exception with its base's as well."""
 MINE, YOURS = "mine", "yours"
 """Tags of a reference to an object that stays where it is: with the sender, with the receiver."""
 _PLAIN: dict[str, Any] = {"l": list, "t": tuple, "s": set, "z": frozenset}

@@ -29,7 +29,7 @@ PRELOADED = (
 """Imported once and shared by all programs, since most of them use some."""
 MAX_MESSAGE_BYTES = 4096
 DATA_FD = 3
-"""Where a graded process finds the socket to the outside."""
+"""File descriptor of a graded process's socket to the outside."""
 FIRST_SPARE_FD = 100
 
 

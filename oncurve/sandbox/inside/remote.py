@@ -242,7 +242,7 @@ class Peer:
         self.exceptions: dict[str, type[Exception]] = {}
         """Classes to raise for the other end's exceptions, besides the builtin ones."""
         self.num_calls = 0
-        """How often the other end was asked for something."""
+        """Number of calls to the other end."""
 
     def name(self, name: str) -> Any:
         """The program's object of a name: data, or a reference.

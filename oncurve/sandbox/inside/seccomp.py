@@ -12,7 +12,7 @@ import struct
 from .syscalls import CHECKED, FILE_CHANGES, FILES, MEMORY_AND_THREADS, PROCESS, WAITING, numbers
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""How the kernel names the machine a call was made for; another one means a 32-bit call, which is killed."""
+"""The kernel's number for the machine that a call was made for; another one means a 32-bit call, which is killed."""
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = 0x00050001, 0x00050026
