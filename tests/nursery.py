@@ -216,7 +216,8 @@ def be_done_by_a_fork(address: str, words: Sequence[str]) -> int:
             signal.signal(number, lambda number, frame: os.kill(pid, number))
         status = int(answer.readline())
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

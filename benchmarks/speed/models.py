@@ -70,10 +70,11 @@ class Shape:
 SHAPES = {
     "S": Shape(hidden=256, layers=6, heads=4, kv_heads=2, mlp=688, vocabulary=1024),
     "M": Shape(hidden=512, layers=12, heads=8, kv_heads=2, mlp=1408, vocabulary=4096),
+    "135M": Shape(hidden=576, layers=30, heads=9, kv_heads=3, mlp=1536, vocabulary=49152),
     "0.5B": Shape(hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864, vocabulary=151936),
     "1.5B": Shape(hidden=1536, layers=28, heads=12, kv_heads=2, mlp=8960, vocabulary=151936),
 }
-"""S and M are those of this project; the others are the shapes of Qwen2.5-0.5B and -1.5B with untied heads."""
+"""S and M are those of this project; the others have the shapes of SmolLM2 and Qwen2.5, with untied heads."""
 END = 0
 """Token id of the end token."""
 FIRST_WORD = 258 + 26

@@ -21,7 +21,7 @@ from oncurve.algorithm.precision import HALF
 ROUNDINGS = 30.0
 """A way may differ from the model's own result by so many times the effect of rounding its embeddings once more."""
 FLOOR, HALF_FLOOR = 2e-5, 1e-2
-"""Differences of a log-probability that always count as rounding, in float32 and where some weights have half the width."""
+"""Differences of log-probabilities that always count as rounding, in float32 and where some weights are narrower."""
 LENGTH = 16
 """Tokens after which a stand-in's windows end and its index chooses."""
 VOCABULARY = 64
