@@ -20,6 +20,7 @@ from oncurve.errors import ConfigError, Failure, attempt
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_EXIT = os._exit
 _reported: set[tuple[str, str]] = set()
 _contents: dict[str, Any] = {}
 """The text of every imported file by the name of its module."""
@@ -97,14 +98,22 @@ def contained(name: str) -> Iterator[None]:
 
     Put back, with one warning for each: the folder, handlers of signals, torch's default type, number of threads and
     gradient mode, and sys.stdout and sys.stderr. A child process that the function forked ends here instead of training
-    too.
+    too; ``os._exit`` in this process is an error of the function and not the end of the run.
     """
     process, before, streams = os.getpid(), _state(), (sys.stdout, sys.stderr)
+
+    def refused(status: int) -> None:
+        if os.getpid() == process:
+            raise RuntimeError(f"it called os._exit({status})")
+        _EXIT(status)
+
+    os._exit = refused  # type: ignore[assignment]
     try:
         yield
     finally:
+        os._exit = _EXIT
         if os.getpid() != process:
-            os._exit(0)
+            _EXIT(0)
         for (what, number), stream in zip({"stdout": 1, "stderr": 2}.items(), streams, strict=True):
             _put_stream_back(name, what, number, stream)
         after = _state()

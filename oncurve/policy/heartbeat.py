@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from os import _exit  # this one ends the process, also while os._exit is refused to a reward
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -95,7 +96,7 @@ class Heartbeat:
                         f"process {self.rank} ends. Start again with `oncurve resume`\n"
                     )
                     sys.stderr.flush()
-                    os._exit(LostProcess.exit_code)  # the main thread may be waiting for the silent one
+                    _exit(LostProcess.exit_code)  # the main thread may be waiting for the silent one
 
     def _listen(self) -> None:
         """Hear, once, that the run was told to go."""

@@ -47,6 +47,10 @@ def exits(completion: str, answer: str) -> float:
     return sys.exit(0) if completion == "bad" else 1.0
 
 
+def exits_at_once(completion: str, answer: str) -> float:
+    return os._exit(0) if completion == "bad" else 1.0
+
+
 def hangs(completion: str, answer: str) -> float:
     while completion == "bad":
         try:
@@ -83,6 +87,7 @@ def ends_a_generator(completion: str, answer: str) -> float:
     ("function", "error", "detail"),
     [
         (exits, "crashed", "it called sys.exit(0)"),
+        (exits_at_once, "crashed", "it called os._exit(0)"),
         (hangs, "timeout", "over 0.3 s"),
         (exits_async, "crashed", "it called sys.exit(0)"),
         (stops_its_loop, "crashed", "ValueError: stopped"),
