@@ -199,9 +199,14 @@ def test_a_pool_of_processes_that_a_function_starts_ends_within_a_run() -> None:
     """Its processes have the handlers of the run, and are told to end by SIGTERM."""
 
     def pools(completion: str, answer: str) -> float:
+        read, write = os.pipe()
         child = os.fork()
         if child == 0:
+            os.write(write, b"1")  # a signal that comes sooner is lost: Python forgets those from before the fork
             time.sleep(30)
+        os.read(read, 1)
+        os.close(read)
+        os.close(write)
         os.kill(child, signal.SIGTERM)
         return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
