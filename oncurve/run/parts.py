@@ -250,7 +250,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
         "code": code_fingerprints(parts.config),
         "model_files": model_fingerprints(str(config["model"])),
-        "environment": redact_tree(read_variables(parts.config)),
+        "environment": read_variables(parts.config),
         "columns": column_fingerprints(train),
         "rank": 0,
         "world_size": parts.policy.processes.count,
@@ -267,10 +267,11 @@ def code_fingerprints(config: Config) -> dict[str, str]:
     }
 
 
-def read_variables(config: Config) -> dict[str, str | None]:
-    """The environment variables that this code asks for by name, and what they are."""
+def read_variables(config: Config) -> dict[str, str]:
+    """Fingerprints of the environment variables that this code asks for by name; they may be secrets. "": not set."""
     names = {name for _, file in _code_files(config) for name in variables(file)}
-    return {name: os.environ.get(name) for name in sorted(names)}
+    known = {name: os.environ.get(name) for name in sorted(names)}
+    return {name: "" if value is None else hashlib.sha256(value.encode()).hexdigest() for name, value in known.items()}
 
 
 def _code_files(config: Config) -> Iterator[tuple[str, Path]]:

@@ -388,5 +388,5 @@ def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, wa
             warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")
     was, now = manifest.get("environment"), facts["environment"]
     for name in _changed(was, now):
-        old, new = (was or {}).get(name), now.get(name)
-        warn(f"the environment variable {name}: {old!r} when it was saved, {new!r} now, and your code reads it")
+        change = "not set when it was saved" if not (was or {}).get(name) else "had another value when it was saved"
+        warn(f"the environment variable {name}: {change}, and your code reads it")

@@ -197,7 +197,7 @@ def test_what_changes_nothing_may_change(what: str, again: None) -> None:
 def test_a_variable_that_a_reward_reads_is_named(again: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGN_OF_REWARD", "-1")
     said = resumed()
-    assert "the environment variable SIGN_OF_REWARD: None when it was saved, '-1' now, and your code reads it" in said
+    assert "the environment variable SIGN_OF_REWARD: not set when it was saved, and your code reads it" in said
     assert "run finished" in said
 
 
