@@ -121,7 +121,8 @@ def strangers_markdown() -> str:
         f"{len(found['scripts'])} public scripts were run unchanged, with small models and data in place of theirs "
         f"(`python benchmarks/learning/trl_scripts.py`): {counts}. "
         f"They set {len(options)} options: {taken} have the same effect here, {idle} have none anywhere, {said} are reported as "
-        f"ignored and {refused} stop the script; {silent or 'none'} {'are' if silent else 'is'} dropped silently."
+        f"ignored and {refused} stop the script; {silent or 'none'} {'are' if silent else 'is'} dropped silently. "
+        "Some were kept because they show a difference, so that the shares say nothing about scripts in general."
     )
 
 
