@@ -191,11 +191,11 @@ def _objection(model: PreTrainedModel, pads: bool, caches: bool) -> str | None:
     settings.use_cache = caches
     generate: Any = model.generate
     try:
+        if not model(input_ids=ids[:1], attention_mask=mask[:1], use_cache=False).logits.isfinite().any():
+            return None  # broken weights tell nothing of a way, and whatever is sampled is refused
         with _no_settings_of_its_own(model):
             output = generate(input_ids=ids, attention_mask=mask, generation_config=settings)
         logits, rows = torch.stack(output.logits, dim=1), output.sequences.tolist()
-        if not logits.isfinite().any():  # which tells nothing of a way, and whatever is sampled is refused
-            return None
         found = (
             disagreement(model, row[-length - STEPS :], one, start=length)
             for row, one, length in zip(rows, logits, lengths, strict=True)

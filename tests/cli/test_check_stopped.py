@@ -44,5 +44,5 @@ def test_no_grader_is_left_when_a_check_ends_or_is_stopped(
     Path("recipe.yaml").write_text(RECIPE, encoding="utf-8")
     before = children()
     done = CliRunner().invoke(app, ["check", "recipe.yaml"])
-    assert ("Check failed" in done.output) is not is_stopped  # it fails at the end, since this reward can be cheated
+    assert ("OK, with 1 warning" in done.output) is not is_stopped  # this reward can be cheated
     assert children() <= before

@@ -68,7 +68,7 @@ def test_columns_say_what_the_rows_say_whatever_their_order(values: list[dict[st
         assert found.broken(key) == [step for step, is_finite in is_there.items() if not is_finite]
         assert found.finite(key) == (
             [step for step, is_finite in is_there.items() if is_finite],
-            [row[key] for row in rows if is_there.get(row["step"])],
+            [float(row[key]) for row in rows if is_there.get(row["step"])],
         )
 
 

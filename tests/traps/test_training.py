@@ -273,11 +273,12 @@ def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     """Where checkpointing switches the cache off, every new token costs a pass over the whole row."""
     policy = make_policy("llama", gradient_checkpointing=True)
     policy.model.train()
+    sampler = HfSampler(replace(SAMPLING, min_completion_tokens=LIMIT))
+    sampler.load_weights(policy, version=0)
+    sampler.sample(make_prompts("a long prompt"), 2)  # finds the way to sample
     widths: list[int] = []
     embedding = policy.model.get_input_embeddings()
     hook = embedding.register_forward_hook(lambda module, given, output: widths.append(given[0].shape[1]))
-    sampler = HfSampler(replace(SAMPLING, min_completion_tokens=LIMIT))
-    sampler.load_weights(policy, version=0)
     sampler.sample(make_prompts("a long prompt"), 2)
     hook.remove()
     assert widths[1:] == [1] * (LIMIT - 1)

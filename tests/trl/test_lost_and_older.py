@@ -143,11 +143,11 @@ def test_older_names_on_a_command_line_and_in_its_file(tmp_path: Any) -> None:
 
 def test_a_subclass_that_replaces_what_nothing_calls_is_refused(rows: Rows) -> None:
     class Mine(GRPOTrainer):
-        def _prepare_inputs(self, inputs: Any) -> None: ...
+        def _inner_training_loop(self, inputs: Any) -> None: ...
 
         def compute_metrics_of_mine(self) -> None: ...
 
-    with pytest.raises(ConfigError, match="Mine replaces '_prepare_inputs'"):
+    with pytest.raises(ConfigError, match="Mine replaces '_inner_training_loop'"):
         Mine("embedded", length, GRPOConfig(**SMALL), rows)
 
 
