@@ -129,7 +129,7 @@ def _put_stream_back(name: str, what: str, number: int, stream: Any) -> None:
     is_closed = attempt(lambda: stream.closed, log=False) is True
     if vars(sys)[what] is not stream or is_closed:
         opened = attempt(lambda: os.fdopen(number, "w", closefd=False), log=False) if is_closed else stream
-        vars(sys)[what] = None if isinstance(opened, Failure) else opened
+        setattr(sys, what, None if isinstance(opened, Failure) else opened)
         _warn_once(name, what, f"replaced or closed sys.{what}")
 
 

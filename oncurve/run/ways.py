@@ -78,7 +78,7 @@ def ways_of_kind(
         small = stand_in(empty, "cpu")
     except FAILURES as error:
         if "Unrecognized configuration class" in str(error):
-            raise unloadable(config.name_or_path, error) from None
+            raise unloadable(str(config.name_or_path), error) from None
         return None
     return str(find_road(small, packing=packing)), _in_engine(small)
 

@@ -109,6 +109,8 @@ class ScriptRewards:
 
     translation: Any
     model: Any
+    _replaces: Any
+    _in_mode: Any
     _has_columns: bool
     """`_calculate_rewards` was the script's own when the trainer was made."""
     _columns: tuple[Any, Tensor, list[int]] | None = None
