@@ -97,7 +97,7 @@ def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, *, beside: b
         other, _, there = run_apart(folder, entry, limit_seconds, "trl")
         result["under_trl"], said = ("took too long", "") if other is None else judge(other, there)
         if result["under_trl"] != RAN:
-            result["trl_said"] = said[:200]
+            result["trl_said"] = re.sub(r"/\S*/site-packages/", "", said)[:200]
         if here is not None and there is not None and outcome == result["under_trl"] == RAN:
             result["only_trl_shows"] = differences(there, here)
     return result
