@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +157,6 @@ class _Asked:
     pending: PendingTurn | None = None
     ask: Ask | None = None
     """The turn that the sampler is asked for."""
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """The versions that sampled the answer."""
     is_over: bool = False
     is_gone: bool = False
     """The client has closed the connection."""
@@ -273,8 +271,7 @@ class _Run:
             pending.read_ids,
             (key,),
             pending.room,
-            lambda _, sampled: self._took(asked, sampled),
-            date=lambda _, spans: asked.spans.extend(spans),
+            lambda _, sampled, spans=(): self._took(asked, sampled, spans),
         )
         self.loop.hold((episode.place, episode.index, pending.read_ids), asked.ask)
 
@@ -288,7 +285,7 @@ class _Run:
             asked.episode.session.forget(asked.pending)
             asked.episode.waits(-1)
 
-    def _took(self, asked: _Asked, sampled: Sampled) -> None:
+    def _took(self, asked: _Asked, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
         """The policy wrote a turn."""
         if asked.is_gone:
             self.forgotten(asked)
@@ -298,7 +295,7 @@ class _Run:
         del self._open[asked]
         asked.is_over = True
         asked.episode.waits(-1)
-        asked.give(asked.episode.session.took(_of(asked), sampled, asked.spans))
+        asked.give(asked.episode.session.took(_of(asked), sampled, spans))
 
     def _end_late(self) -> None:
         now = time.monotonic()

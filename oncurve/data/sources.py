@@ -56,7 +56,7 @@ def read_json_lines(path: str | Path) -> list[Located]:
         text = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
-    if text.lstrip()[:1] == b"[" and (rows := _array(path, text)):
+    if _begins_as_array(Path(path)) and (rows := _array(path, text)):
         return [(place := f"{path}, row {number}", _object(place, row)) for number, row in enumerate(rows, 1)]
     numbered = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
     if not numbered:

@@ -51,19 +51,16 @@ class Episode:
     failure: Failure | None = None
     reward: Reward | None = None
 
-    def add_turn(self, sampled: Sampled, text: str) -> None:
-        """Add a turn that the policy wrote."""
+    def add_turn(self, sampled: Sampled, text: str, spans: Sequence[tuple[int, int]] = ()) -> None:
+        """Add a turn that the policy wrote; ``spans`` are the versions of its tokens."""
         ids, logprobs, _ = sampled
+        self.versions.add(len(self.token_ids), spans)
         if ids:
             self.segments.append(Segment(True, len(self.token_ids), len(self.token_ids) + len(ids), text))
         self.token_ids += ids
         self.logprobs += logprobs
         self.num_turns += 1
         self.num_written += len(ids)
-
-    def date(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Which weights sampled the tokens of the next turn to be added."""
-        self.versions.add(len(self.token_ids), spans)
 
     def add_told(self, ids: list[int], text: str) -> None:
         """Add tokens that the policy was given."""

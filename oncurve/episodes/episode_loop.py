@@ -94,13 +94,9 @@ class EpisodeLoop:
 def _joined(asks: list[Ask]) -> Ask:
     owners = [(asked, place) for asked in asks for place in range(len(asked.keys))]
 
-    def deliver(place: int, sampled: Sampled) -> None:
+    def deliver(place: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
         asked, own = owners[place]
-        asked.deliver(own, sampled)
-
-    def date(place: int, spans: Sequence[tuple[int, int]]) -> None:
-        asked, own = owners[place]
-        asked.date(own, spans)
+        asked.deliver(own, sampled, spans)
 
     keys = tuple(key for asked in asks for key in asked.keys)
-    return Ask(asks[0].token_ids, keys, asks[0].max_tokens, deliver, date=date)
+    return Ask(asks[0].token_ids, keys, asks[0].max_tokens, deliver)

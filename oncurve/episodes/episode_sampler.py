@@ -218,23 +218,20 @@ class _Run:
             episode.started = first.started
         keys = tuple(turn_key(episode.key, episode.num_turns) for episode in episodes)
         rows = tuple(episode.kept for episode in episodes)
-        asked = Ask(
-            first.read_ids,
-            keys,
-            room,
-            lambda place, got: self._took(episodes[place], got, room),
-            rows,
-            lambda place, spans: episodes[place].date(spans),
-        )
+
+        def deliver(place: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
+            self._took(episodes[place], sampled, spans, room)
+
+        asked = Ask(first.read_ids, keys, room, deliver, rows)
         if self.setup.is_deterministic:
             self.loop.hold((first.place, first.index), asked)
         else:
             self.loop.turns.ask(asked)
 
-    def _took(self, episode: Episode, sampled: Sampled, room: int) -> None:
+    def _took(self, episode: Episode, sampled: Sampled, spans: Sequence[tuple[int, int]], room: int) -> None:
         """The policy wrote a turn."""
         reason, text = sampled[2], self.loop.took(episode.prompt, sampled)
-        episode.add_turn(sampled, text)
+        episode.add_turn(sampled, text, spans)
         if reason != "stop":
             is_full = reason == "length" and episode.num_written < self.params.max_completion_tokens
             self._end(episode, "context" if is_full else reason)

@@ -325,8 +325,8 @@ def comparison_page(
         "recipes": recipes,
     }
     size = block_size(side.metrics for side in compared.sides)
-    tables = (CurveTable(side.metrics, size).as_json() for side in compared.sides)
-    blocks = {f"metrics-{place}": pack(table) for place, table in enumerate(tables)}
+    curves = (CurveTable(side.metrics, size).as_json() for side in compared.sides)
+    blocks = {f"metrics-{place}": pack(curve) for place, curve in enumerate(curves)}
     return pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks)
 
 

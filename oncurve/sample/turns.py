@@ -17,6 +17,15 @@ from oncurve.sample.row_memory import KeptRow
 from oncurve.sample.scheduler import RowScheduler
 
 
+class Deliver(Protocol):
+    """Takes a turn that was sampled."""
+
+    def __call__(self, place: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = (), /) -> None:
+        """The turn's place among the keys of its request. Where weights may change under turns, ``spans`` has the first
+        token of each version in the turn, and its number."""
+        ...
+
+
 @dataclass(frozen=True)
 class Ask:
     """Turns that begin with the same tokens."""
@@ -25,13 +34,9 @@ class Ask:
     keys: tuple[int, ...]
     """The random stream of each turn."""
     max_tokens: int
-    deliver: Callable[[int, Sampled], None]
-    """Takes the place of a turn among ``keys`` and what was sampled."""
+    deliver: Deliver
     rows: tuple[KeptRow, ...] = ()
     """Cache that each turn goes on from, and leaves its own in, where the sampler keeps keys and values."""
-    date: Callable[[int, Sequence[tuple[int, int]]], None] = lambda place, spans: None
-    """Called before ``deliver`` where weights may change under turns: the first token of each version in a turn, and
-    its number."""
 
 
 class Turns(Protocol):

@@ -52,9 +52,8 @@ class ServerTurns:
         self._open.discard(future)
         future.result()
         for place, one in enumerate(job.completions):
-            if job.labels is not None:
-                asked.date(place, one.dated(job.labels))
-            asked.deliver(place, (list(one.token_ids), list(one.logprobs), one.finish_reason))
+            spans = () if job.labels is None else one.dated(job.labels)
+            asked.deliver(place, (list(one.token_ids), list(one.logprobs), one.finish_reason), spans)
 
     def advance(self) -> bool:
         """Nothing happens in this thread."""
