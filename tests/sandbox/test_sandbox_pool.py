@@ -76,6 +76,7 @@ def test_a_sandbox_that_dies_once_costs_nothing_but_a_restart() -> None:
             assert process is not None
             deaths.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
+            process.wait(30.0)  # the signal is on its way for a moment, in which a quick process still serves
         return right(workplace)
 
     with SandboxPool(allow="landlock", num_workers=1) as pool:
