@@ -149,7 +149,7 @@ def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any
     return next((token for token in behind if token in marks), tokenizer.eos_token_id)
 
 
-def missing_header(tokenizer: Tokenizer, chat: Chat, before: Sequence[Message]) -> str:
+def missing_header(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any]]) -> str:
     """Text that a chat template puts before an assistant's message but not at the end of a prompt; "" if none."""
     asked = [dict(message) for message in before]
     said = [*asked, {"role": "assistant", "content": "oncurve-said-this"}]

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
-from oncurve.data.sources import MAKERS, Row, read_generated, read_stored
+from oncurve.data.sources import MAKERS, Row, open_stored, read_generated, read_stored
 from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.records import ANSWER_AS_GIVEN
@@ -96,7 +96,8 @@ def load_rows(
     if type in MAKERS or function is not None:
         located = read_generated(type, split, limit, seed=seed, levels=levels, function=function)
     else:
-        located = read_stored(type, path, split=split, subset=subset, revision=revision, may_wait=adapt is None)
+        read = open_stored if adapt is None else read_stored
+        located = read(type, path, split=split, subset=subset, revision=revision)
     if not isinstance(located, list):
         adapted = partial(_renamed_and_adapted, type, columns=columns or {}, needs_answer=needs_answer)
         return StoredRows(located, adapted)[:limit]

@@ -153,17 +153,22 @@ def read_generated(
 
 
 def read_stored(
-    type: str,
-    path: str | Path | None,
-    *,
-    split: str,
-    subset: str | None = None,
-    revision: str | None = None,
-    may_wait: bool = False,
+    type: str, path: str | Path | None, *, split: str, subset: str | None = None, revision: str | None = None
+) -> list[Located]:
+    """The rows of a split that somebody stored, all of them.
+
+    Raises what ``open_stored`` raises.
+    """
+    found = open_stored(type, path, split=split, subset=subset, revision=revision)
+    return found if isinstance(found, list) else [found(place) for place in range(len(found))]
+
+
+def open_stored(
+    type: str, path: str | Path | None, *, split: str, subset: str | None = None, revision: str | None = None
 ) -> list[Located] | Source:
     """The rows of a split that somebody stored: a JSON lines file, or whatever the ``datasets`` library reads.
 
-    Where they ``may_wait``, many of them are not read yet.
+    More than ``MANY_ROWS`` of a JSON lines file or of that library are not read yet.
 
     Raises ConfigError if a path is needed and missing, DataError if nothing can be read there.
     """
@@ -182,7 +187,7 @@ def read_stored(
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
         is_large = file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES
-        if may_wait and is_large and not _begins_as_array(file):
+        if is_large and not _begins_as_array(file):
             stored = stored_rows.JsonLines(file, _parsed)
             if len(stored) > stored_rows.MANY_ROWS:
                 return stored
@@ -191,7 +196,7 @@ def read_stored(
         return read_csv(local)
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
-    if may_wait and len(rows) > stored_rows.MANY_ROWS:
+    if len(rows) > stored_rows.MANY_ROWS:
         return stored_rows.StoredTable(rows, name)
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows.to_list(), 1)]
 

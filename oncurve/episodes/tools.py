@@ -56,7 +56,7 @@ class Tool:
         if isinstance(function, partial):
             raise ConfigError(f"tools: {function.func!r:.60} is given as a partial. Write a function that calls it")
         is_named = inspect.isroutine(function) or isinstance(function, type)
-        own = name or (function if is_named else type(function)).__name__
+        own: str = name or (function if is_named else type(function)).__name__  # type: ignore[assignment]
         described = function if is_named else function.__call__  # type: ignore[operator]
         missing = attempt(lambda: _missing(described))
         schema = missing or attempt(lambda: _without_nameless(get_json_schema(described), described))

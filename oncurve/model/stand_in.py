@@ -115,7 +115,7 @@ def _narrow(config: Any, text: Any) -> None:
     parts = max(1, math.gcd(*heads) // 2) if heads else 1
     for name, value in [*vars(text).items()]:
         if _INNER.search(name) and isinstance(value, (int, list)):
-            setattr(text, name, min(value, INNER) if type(value) is int else [min(one, INNER) for one in value])
+            setattr(text, name, [min(one, INNER) for one in value] if isinstance(value, list) else min(value, INNER))
         elif name in sizes and _WIDTHS.search(name) and value % parts == 0:
             setattr(text, name, value // parts)
     if {"head_dim", "num_attention_heads", "hidden_size"} <= sizes.keys():

@@ -44,7 +44,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     return weights
 
 
-def _wrapped(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _wrapped(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The wrappers of peft around modules of the base: adapters and trained copies, the outermost of each place."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper

@@ -133,11 +133,11 @@ def make_parts(
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted
-    waiting = prompts.train if isinstance(prompts.train, PromptsOnDemand) else None
-    for prompt in (*(() if waiting else prompts.train), *prompts.during, *prompts.test):
+    written = [] if isinstance(prompts.train, PromptsOnDemand) else prompts.train
+    for prompt in (*written, *prompts.during, *prompts.test):
         check_ids(policy.trained_model, prompt.prompt_ids)
-    if waiting:
-        waiting.check = lambda prompt: check_ids(policy.trained_model, prompt.prompt_ids)
+    if isinstance(prompts.train, PromptsOnDemand):
+        prompts.train.check = lambda prompt: check_ids(policy.trained_model, prompt.prompt_ids)
     for shown in prompts.demonstrations:
         check_ids(policy.trained_model, shown.token_ids)
     data = Curriculum(

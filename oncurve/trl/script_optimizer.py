@@ -141,7 +141,8 @@ class ScriptOptimizer:
 
     def _optimizer_of_script(self) -> dict[str, str]:
         """Facts about a foreign optimizer that a resume must find again: its kind, groups and schedule."""
-        optimizer, schedule = self._callbacks.handler.optimizer, self._callbacks.handler.lr_scheduler
+        handler: Any = self._callbacks.handler
+        optimizer, schedule = handler.optimizer, handler.lr_scheduler
         if optimizer is None or isinstance(schedule, Schedule):
             return {}
         groups = [

@@ -236,7 +236,7 @@ class Peer:
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._references: dict[int, Any] = {}
-        self._classes: dict[str, type[RemoteObject]] = {}
+        self._classes: dict[str, Any] = {}
         self.allows_objects = False
         """Whether classes of the other end are named here, so that their objects may have operators."""
         self.exceptions: dict[str, type[Exception]] = {}
