@@ -41,7 +41,7 @@ def build(
     """The algorithm of a name, with the choices that are given in place of its row's.
 
     ``loss`` and ``advantage`` are names, or functions of your own with the same signature. ``part_weights`` says which
-    parts of the reward count for multi_objective. The other choices are the fields of ``table.Row``; None takes the
+    parts of the reward count for multi_objective. The other choices are the fields of ``table.Preset``; None takes the
     row's.
 
     >>> build("dapo", group_size=8, max_completion_tokens=512, clip_low=0.1).name
