@@ -23,5 +23,10 @@ TABLE = {
 
 def extension(name: str) -> Any:
     """The object under a name of the table, imported now."""
-    module, _, attribute = TABLE[name].partition(":")
+    return imported(TABLE[name])
+
+
+def imported(place: str) -> Any:
+    """The object at a place such as "oncurve.sample.engine:make_engine", imported now."""
+    module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)

@@ -21,7 +21,7 @@ from oncurve.data.given import NOTHING, Given
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
 from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, attempt
-from oncurve.extensions import extension
+from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.policy.distributed import ALONE, Processes
@@ -45,7 +45,7 @@ from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
 from oncurve.sample.base import Sampler
 from oncurve.sample.event_loop import require_aiohttp
-from oncurve.sample.from_settings import make_own_sampler
+from oncurve.sample.settings import SAMPLERS
 from oncurve.user_code import load_function
 
 
@@ -176,8 +176,11 @@ def _make_reference(
 
 def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:
     """The sampler of completions; ``given`` holds the tools and environments that a Python program passed."""
-    is_here = config.rollouts.type != "servers"
-    turns = make_own_sampler(config.rollouts, seed=config.run.seed) if is_here else extension("servers")(config)
+    rollouts = config.rollouts
+    if rollouts.type in SAMPLERS:
+        turns = imported(SAMPLERS[rollouts.type])(rollouts, seed=config.run.seed)
+    else:
+        turns = extension("servers")(config)
     return with_episodes(turns, config, given)
 
 

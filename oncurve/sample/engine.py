@@ -20,6 +20,7 @@ from oncurve.sample.budget import RowBudget
 from oncurve.sample.proof import Proof
 from oncurve.sample.request import Request
 from oncurve.sample.scheduler import RowScheduler
+from oncurve.sample.settings import SamplingKeys
 from oncurve.sample.streams import stream_keys
 from oncurve.sample.turns import EngineTurns, Turns
 
@@ -98,6 +99,16 @@ class InProcessEngine:
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
         return EngineTurns(self._policy, params, self.budget, self._proof)
+
+
+def make_engine(section: SamplingKeys, *, seed: int) -> InProcessEngine:
+    """The engine that a recipe's section asks for."""
+    return InProcessEngine(
+        section.sampling(seed),
+        max_rows=None if section.max_rows == "auto" else section.max_rows,
+        kv_tokens=section.kv_tokens,
+        cuda_graphs=section.cuda_graphs,
+    )
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

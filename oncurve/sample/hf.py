@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from oncurve.algorithm.precision import in_full_precision
 from oncurve.errors import SamplerError
+from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.model.out_of_memory import Shortage, first_line, is_out_of_memory, release
 from oncurve.model.stand_in import FAILURES
 from oncurve.records import Group, Prompt
@@ -29,6 +30,7 @@ from oncurve.sample.base import (
 )
 from oncurve.sample.cache import left_pad
 from oncurve.sample.generic import PROMPTS, STEPS, disagreement
+from oncurve.sample.settings import SamplingKeys
 from oncurve.sample.stops import StopStrings
 from oncurve.sample.turns import Ask, with_limit
 
@@ -284,6 +286,11 @@ def _cut(ids: list[int], logprobs: list[float], length: int | None) -> Sampled:
 
 ROUNDS = 4096
 """Rounds of one step at most, so that each has random numbers of its own."""
+
+
+def make_hf_sampler(section: SamplingKeys, *, seed: int) -> HfSampler:
+    """The sampler by transformers that a recipe's section asks for."""
+    return HfSampler(section.sampling(seed), max_rows=USUAL_ROWS if section.max_rows == "auto" else section.max_rows)
 
 
 class GenerateTurns:

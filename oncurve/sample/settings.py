@@ -9,6 +9,13 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.section import Fraction, NonNegative, Section
 
+SAMPLERS = {
+    "auto": "oncurve.sample.engine:make_engine",
+    "engine": "oncurve.sample.engine:make_engine",
+    "transformers": "oncurve.sample.hf:make_hf_sampler",
+}
+"""Functions that make the samplers of this process from the section and a seed."""
+
 
 class SamplingKeys(Section):
     """The recipe's settings of sampling."""
