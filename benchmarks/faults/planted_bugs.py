@@ -85,7 +85,7 @@ BUGS = (
     Bug("sample/row_batch.py",
         "np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)", "rows.tokens[running, past]",
         "a step reads tokens of the one before that have not arrived", SCHEDULER),
-    Bug("data/order.py", "last = set(previous[-taken:])", "last = set(previous[:taken])",
+    Bug("data/order.py", "~np.isin(order, previous[-taken:])", "~np.isin(order, previous[:taken])",
         "a step that ends an epoch can hold a prompt twice"),
     Bug("plan/activations.py", "if setup.packed else constants.SAVED_QUERIES_PADDED",
         "if not setup.packed else constants.SAVED_QUERIES_PADDED", "packed and padded activations are swapped",
