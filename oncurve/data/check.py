@@ -18,8 +18,6 @@ from oncurve.rewards.base import categorize
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "unpaid", "bad_format", "failed"]
-ACCEPTS = "It accepts"
-"""A remedy that names the form of answer that a reward does accept begins so."""
 
 
 def check_data(
@@ -282,7 +280,7 @@ def _accepted_form(case: tuple[Prompt, Completion, Reward], grade: Grade, decide
         is_accepted = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=False) == "accepted"
         if is_accepted and reward.value is not None and reward.value > low.value:
             return (
-                f"{ACCEPTS} {text[-80:]!r}, the form of data.template={name}: use that template, or the reward of "
+                f"It accepts {text[-80:]!r}, the form of data.template={name}: use that template, or the reward of "
                 f"this one's form."
             )
     return ""
@@ -309,7 +307,8 @@ def _refusal(
     example = f"row {prompt.index}: answer {prompt.row['answer']!r}, completion ...{completion.text[-80:]!r}"
     if reward.detail:
         example += f": {reward.detail}"
-    return DataFinding(severity, what, tuple(case[0].index for case in cases), example, remedy)
+    rows = tuple(case[0].index for case in cases)
+    return DataFinding(severity, what, rows, example, remedy, takes_other_form=bool(accepted))
 
 
 def _beside(rows: Sequence[Mapping[str, Any]], earlier: int, later: int) -> str:

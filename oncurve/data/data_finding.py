@@ -24,6 +24,8 @@ class DataFinding:
     """Places of the rows concerned, counted from 0 in the order in which they were given."""
     example: str
     remedy: str
+    takes_other_form: bool = False
+    """The reward accepts answers in the form of another template, and these in none."""
 
     def describe(self) -> str:
         """The finding in a few lines for the console."""

@@ -143,7 +143,15 @@ def replay(
         said = io.StringIO()
         console = Console(file=said, width=1000)
         opener = _Opener(
-            run, folder, step, changed, changes, reward, is_recorded, is_change or reward is not None, is_served
+            run,
+            folder,
+            step,
+            changed=changed,
+            changes=changes,
+            reward=reward,
+            is_recorded=is_recorded,
+            grades_again=is_change or reward is not None,
+            samples_again=is_served,
         )
         before = oldest_version(run, step) + 1 if is_served else step
         start = processes.broadcast_from_main(lambda: _copy_beginning(run, folder, before))
@@ -306,30 +314,24 @@ class _RecordedSampler:
         self._measuring.close()
 
 
+@dataclass
 class _Opener:
     """Loads the parts of a run that is done again, and looks into one step of it."""
 
-    def __init__(
-        self,
-        run: PastRun,
-        folder: Path,
-        step: int,
-        changed: Config,
-        changes: Sequence[str],
-        reward: str | Callable[..., Any] | None,
-        is_recorded: bool,
-        grades_again: bool,
-        samples_again: bool,
-    ) -> None:
-        self.samples_again = samples_again
-        self.run, self.folder, self.step, self.changed = run, folder, step, changed
-        self.changes, self.reward, self.is_recorded = changes, reward, is_recorded
-        self.grades_again = grades_again
-        self.is_armed = False
-        self.opened: OpenedStep | None = None
-        self.change: Change | None = None
-        self.again: AgainSampler | None = None
-        """Samples again the completions that servers of the run had sampled."""
+    run: PastRun
+    folder: Path
+    step: int
+    changed: Config
+    changes: Sequence[str]
+    reward: str | Callable[..., Any] | None
+    is_recorded: bool
+    grades_again: bool
+    samples_again: bool
+    is_armed: bool = False
+    opened: OpenedStep | None = None
+    change: Change | None = None
+    again: AgainSampler | None = None
+    """Samples again the completions that servers of the run had sampled."""
 
     def load(self, config: Config, *others: Any, **options: Any) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.data.chat_template import Chat, prepare_tokenizer
-from oncurve.data.check import ACCEPTS, check_data
+from oncurve.data.check import check_data
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
@@ -172,7 +172,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     said = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, seed=config.run.seed)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
-    is_of_form = not any(finding.remedy.startswith(ACCEPTS) for finding in findings)  # else no probe is either
+    is_of_form = not any(finding.takes_other_form for finding in findings)  # else no probe is either
     said += [(severity, f"{severity}: {text}") for severity, text in verdicts if is_of_form or severity != "error"]
     for _, text in said:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
