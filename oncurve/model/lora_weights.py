@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,15 @@ _SEEN_NUMBERS = 4096
 """Numbers of each matrix of the base that the fingerprint looks at."""
 
 
+SAYS_ANOTHER = "this is another model: "
+"""First words of such an error, by which a trainer knows it in what vLLM answers."""
+
+
 class AnotherModel(ValueError):
     """Weights that are not those of the model that is to take them, however often they are sent."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(SAYS_ANOTHER + why)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class LoraWeights:
     """The base's matrices are [in, out], as in GPT-2."""
     base: str
     """Fingerprint of the matrices that they are added to."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names of these matrices in a checkpoint, where they are others."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +64,8 @@ class LoraWeights:
 
     def facts(self) -> dict[str, Any]:
         """The facts that servers get beside the file."""
-        return {"scales": dict(self.scales), "is_transposed": self.is_transposed, "base": self.base}
+        facts = {"scales": dict(self.scales), "is_transposed": self.is_transposed, "base": self.base}
+        return facts | {"names": dict(self.names)}
 
 
 def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from oncurve.errors import ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
@@ -93,7 +94,7 @@ def _base_weight(part: Any) -> Tensor:
 
 def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
     """The adapter in a model apart from it; None if it is more than a pair of matrices for each of the base's matrices,
-    as those of experts and embeddings are.
+    as those of experts and embeddings are, or if a checkpoint does not have these matrices one by one.
 
     Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
     """
@@ -108,12 +109,17 @@ def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
         for part in layers.values()
     ):
         return None
+    bases = {name: part.get_base_layer().weight for name, part in layers.items()}
+    named = {id(weight): name for name, weight in revert_weight_conversion(model, bases).items()}
+    if any(id(weight) not in named for weight in bases.values()):  # files have them in pieces, or several in one
+        return None
     pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
     return LoraWeights(
         pairs,
         {name: float(part.scaling["default"]) for name, part in layers.items()},
         is_transposed=any(part.fan_in_fan_out for part in layers.values()),
-        base=fingerprint(pairs, lambda name: layers[name].get_base_layer().weight),
+        base=fingerprint(pairs, lambda name: bases[name]),
+        names={name: named[id(weight)] for name, weight in bases.items() if named[id(weight)] != name},
     )
 
 

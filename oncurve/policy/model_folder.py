@@ -200,7 +200,7 @@ def under_module_names(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
         with _LOADING:
             other, report = load(None, state_dict=dict(weights), **options)
     except (RuntimeError, KeyError) as error:
-        raise AnotherModel(f"these are the weights of another model: {' '.join(str(error).split())[:300]}") from None
+        raise AnotherModel(" ".join(str(error).split())[:300]) from None
     absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     found = {name: weight for name, weight in other.state_dict().items() if name not in absent}
     return found | {name: weights[name] for name in report["unexpected_keys"] if name in weights}

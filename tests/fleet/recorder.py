@@ -56,13 +56,14 @@ class Recorder:
         app.router.add_post(protocol.UPDATE, self._update)
         app.router.add_post(protocol.FINISH, self._finish)
         app.router.add_post(protocol.GENERATE, self._generate)
+        app.router.add_post(protocol.CALL_WORKERS, self._tell_model)
         return app
 
     @web.middleware
     async def _record(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if request.method == "POST" and request.path != "/behave":
             body = await request.json() if request.can_read_body else None
-            if request.path != protocol.GENERATE:
+            if request.path not in (protocol.GENERATE, protocol.CALL_WORKERS):
                 self.calls.append([request.path_qs, body])
             match self.behave.get(request.path):
                 case "die":
@@ -90,6 +91,9 @@ class Recorder:
 
     async def _size(self, request: web.Request) -> web.Response:
         return web.json_response({"world_size": 1})
+
+    async def _tell_model(self, request: web.Request) -> web.Response:
+        return web.json_response({"results": [self.behave.get("model")]})
 
     async def _init(self, request: web.Request) -> web.Response:
         told = (await request.json())["init_info"]

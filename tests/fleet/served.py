@@ -142,6 +142,7 @@ class Puppet:
         app.router.add_post(protocol.RESUME, self._resume)
         app.router.add_post(protocol.UPDATE, self._update)
         app.router.add_post(protocol.FINISH, self._finish)
+        app.router.add_post(protocol.CALL_WORKERS, self._tell_model)
         return app
 
     @web.middleware
@@ -158,6 +159,9 @@ class Puppet:
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.label, "takes_keys": True, "instance": self.instance})
+
+    async def _tell_model(self, request: web.Request) -> web.Response:
+        return web.json_response({"results": [None]})
 
     async def _pause(self, request: web.Request) -> web.Response:
         self.is_paused = True

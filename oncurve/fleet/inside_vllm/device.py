@@ -12,8 +12,6 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
     WeightTransferEngineFactory,
 )
 
-from oncurve.fleet.inside_vllm.own_files import OwnFiles
-
 WAY = "nccl"
 SAME_NCCL = "same_nccl"
 """No way: the trainer asks whether both sides have the same NCCL."""
@@ -33,7 +31,7 @@ class DeviceWay:
     """vLLM's own engine for NCCL. The model is as it was until the first weights come, so that an update which is given
     up before costs nothing."""
 
-    def __init__(self, way: str, settings: dict[str, Any], owner: WeightTransferEngine, own: OwnFiles) -> None:
+    def __init__(self, way: str, settings: dict[str, Any], owner: WeightTransferEngine) -> None:
         """Waits for the others of a group. Raises ValueError for a way that cannot be here."""
         if way != WAY:
             raise ValueError(f"there is no way {way!r} for weights; there are {WAY} and file")
@@ -43,11 +41,10 @@ class DeviceWay:
             replace(owner.config, backend=way), owner.vllm_config, owner.device, owner.model
         )
         self._engine.init_transfer_engine(self._engine.parse_init_info(settings))
-        self._own, self._has_begun = own, False
+        self._has_begun = False
 
     def receive(self, update: dict[str, Any]) -> None:
-        """Take all weights. Raises ValueError for those of another model, before the first of them comes."""
-        self._own.check(frozenset(update["names"]))
+        """Take all weights, under the names that a checkpoint has for them."""
         self._has_begun = True
         self._engine.start_weight_update()
         self._engine.update_weights(update)

@@ -1,15 +1,12 @@
-"""The files of the model that a vLLM server was started with, and which of their weights it must be sent."""
+"""The files of the model that a vLLM server was started with, to which adapters are added."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import safe_open
+from oncurve.fleet.weights.weight_manifest import names_in
+from oncurve.model.lora_weights import AnotherModel
 
 INDEX = "model.safetensors.index.json"
 
@@ -32,9 +29,7 @@ class OwnFiles:
 
     def __init__(self, model: str) -> None:
         self.model, self.paths = model, own_paths(model)
-        with ExitStack() as stack:
-            self.names = frozenset(name for file in _opened(stack, self.paths) for name in file.keys())  # noqa: SIM118
-        self._absent: dict[frozenset[str], frozenset[str]] = {}
+        self.names = frozenset(name for path in self.paths for name in names_in(path))
 
     def base_paths(self) -> list[Path]:
         """The files to which adapters are added. Raises ValueError if they are not on this disk as safetensors."""
@@ -42,37 +37,14 @@ class OwnFiles:
             raise ValueError(f"{self.model} is no folder with safetensors, whose weights an adapter could be added to")
         return self.paths
 
-    def check(self, names: frozenset[str]) -> None:
-        """Raises ValueError unless these are all weights of the model and no others.
+    def find(self, name: str) -> str:
+        """A weight's name here. Files may lack the first parts of a checkpoint's names, or have more of them.
 
-        A trainer sends a matrix that the model has twice, as embedding and as head, under one of its names. A file that
-        holds both has equal numbers under both.
+        Raises AnotherModel if there is none, or more than one.
         """
-        wrong = names ^ self.names if self.names else frozenset()
-        if wrong and wrong <= self.names and wrong not in self._absent:
-            self._absent[wrong] = frozenset(self._alone(wrong))
-        wrong = self._absent.get(wrong, wrong)
-        if wrong:
-            some = ", ".join(sorted(wrong)[:3])
-            raise ValueError(f"these are not the weights of this model, all of them and no others: see {some}")
-
-    def _alone(self, absent: Iterable[str]) -> Iterable[str]:
-        """The names whose weight no other name shares as a matrix; vectors are often alike by chance."""
-        with ExitStack() as stack:
-            files = _opened(stack, self.paths)
-            where = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-            shapes = {name: where[name].get_slice(name).get_shape() for name in where}
-            others = set(where) - set(absent)
-            for name in absent:
-                alike = (other for other in others if shapes[other] == shapes[name] and len(shapes[name]) > 1)
-                mine = where[name].get_tensor(name)
-                if not any(_are_equal(mine, where[other].get_tensor(other)) for other in alike):
-                    yield name
-
-
-def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def _opened(stack: ExitStack, paths: Iterable[Path]) -> list[Any]:
-    return [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        if name in self.names:
+            return name
+        alike = [own for own in self.names if own.endswith(f".{name}") or name.endswith(f".{own}")]
+        if len(alike) != 1:
+            raise AnotherModel(f"{len(alike)} of its weights can be {name}, to which the adapter belongs")
+        return alike[0]

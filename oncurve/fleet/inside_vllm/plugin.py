@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers import AutoConfig
 from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -33,7 +34,8 @@ from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
 from oncurve.fleet.inside_vllm.own_files import OwnFiles
 from oncurve.fleet.weights.fetch import FETCHED, FETCHING, fetched
 from oncurve.fleet.weights.mirror import Mirror
-from oncurve.model.lora_weights import LoraWeights, check_base, merged, read_thin
+from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, merged, read_thin
+from oncurve.model.same_model import told_config
 
 BACKEND = "file"
 
@@ -46,6 +48,10 @@ class WeightExtension:
     def fetch_ahead(self, message: dict[str, Any]) -> str:
         """Bring the copy of the weights up to date beside sampling; what became of it: ask until it is FETCHED."""
         return self.weight_transfer_engine.fetch_ahead(message)
+
+    def tell_model(self) -> dict[str, Any]:
+        """The configuration of the model; empty where the transformers in this environment does not know its kind."""
+        return read_config(self.weight_transfer_engine.model_config)
 
 
 @dataclass
@@ -90,6 +96,8 @@ class FileEngine(WeightTransferEngine):
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
         self._thin: LoraWeights | None = None
+        self._adapted: dict[str, str] = {}
+        """Names of matrices in our files with those by which the adapter knows them."""
         self._mirror = Mirror(group=self.vllm_config.instance_id)  # the workers of a server fetch once
         self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
         self._ahead: tuple[str, Future[Any]] | None = None
@@ -103,7 +111,7 @@ class FileEngine(WeightTransferEngine):
         if init_info.way == SAME_NCCL:
             check_nccl(list(init_info.settings["version"]))
         elif init_info.way != BACKEND:
-            self._device = DeviceWay(init_info.way, init_info.settings, self, self._own)
+            self._device = DeviceWay(init_info.way, init_info.settings, self)
 
     def start_weight_update(self) -> None:
         """Forget what an update before this one left behind."""
@@ -144,9 +152,13 @@ class FileEngine(WeightTransferEngine):
                 self._thin = read_thin(paths[0], update_info.adapter)
                 paths = self._own.base_paths()
             opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-            self._own.check(frozenset(name for file in opened for name in file.keys()))  # noqa: SIM118
-            if self._thin is not None:
-                check_base(self._thin, lambda name: one_of(opened, name))
+            if self._thin is None:
+                check_all(opened, update_info.names)
+            else:
+                known = update_info.adapter["names"]
+                places = {name: self._own.find(known.get(name, name)) for name in self._thin.pairs}
+                check_base(self._thin, lambda name: one_of(opened, places[name]))
+                self._adapted = {place: name for name, place in places.items()}
             self._opened, self._staged = opened, stack.pop_all()
 
     def finish_weight_update(self) -> None:
@@ -158,9 +170,11 @@ class FileEngine(WeightTransferEngine):
             raise ValueError("no weights were sent")
         try:
             initialize_layerwise_reload(self.model)
-            self.model.load_weights(self._weights())
+            names = {name for name, _ in self.model.named_parameters()}
+            loaded = self.model.load_weights(self._weights())
             finalize_layerwise_reload(self.model, self.model_config)
-            repack_tied_heads(self.model)
+            repack_for_cpu(self.model)
+            check_loaded(names, loaded)
         finally:
             self._forget()
 
@@ -175,12 +189,39 @@ class FileEngine(WeightTransferEngine):
         for file in self._opened:
             for name in file.keys():  # noqa: SIM118
                 weight = file.get_tensor(name)
-                yield name, weight if self._thin is None else merged(self._thin, name, weight)
+                is_adapted = self._thin is not None and name in self._adapted
+                yield name, merged(self._thin, self._adapted[name], weight) if is_adapted else weight
 
     def _forget(self) -> None:
-        staged, self._staged, self._opened, self._thin = self._staged, None, [], None
+        staged, self._staged, self._opened, self._thin, self._adapted = self._staged, None, [], None, {}
         if staged is not None:
             staged.close()
+
+
+def read_config(chosen: Any) -> dict[str, Any]:
+    """The configuration of a model's part for text, as its folder says it and the server's options change it."""
+    changes = chosen.hf_overrides if isinstance(chosen.hf_overrides, dict) else {}
+    words = {"revision": chosen.revision, "trust_remote_code": chosen.trust_remote_code}
+    try:
+        return told_config(AutoConfig.from_pretrained(chosen.model, **words, **changes))
+    except (OSError, ValueError, KeyError, ImportError):
+        return {}
+
+
+def check_all(opened: list[Any], names: list[str]) -> None:
+    """Raises ValueError unless files hold the weights that were announced, all of them and no others."""
+    wrong = {name for file in opened for name in file.keys()} ^ set(names)  # noqa: SIM118
+    if wrong:
+        raise ValueError(f"the files do not hold what was announced: see {', '.join(sorted(wrong)[:3])}")
+
+
+def check_loaded(names: set[str], loaded: set[str] | None) -> None:
+    """Raises AnotherModel if vLLM found no place for some weights of a part, such as the one for text, of which it took
+    others: its model is half old and half new. A tower for pictures may be left out as a whole."""
+    parts = {name.partition(".")[0] for name in loaded or ()}
+    left = sorted(name for name in names - set(loaded or names) if name.partition(".")[0] in parts)
+    if left or (not parts and loaded is not None):
+        raise AnotherModel(f"vLLM found nothing for {len(left)} of its weights, such as {', '.join(left[:3])}")
 
 
 def one_of(opened: list[Any], name: str) -> torch.Tensor:
@@ -192,13 +233,16 @@ def one_of(opened: list[Any], name: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def repack_tied_heads(model: torch.nn.Module) -> None:
-    """On a CPU, a head that shares its matrix with the embedding keeps a packed copy that reloading does not renew: the
-    server would go on with the old head under the new version's name."""
+def repack_for_cpu(model: torch.nn.Module) -> None:
+    """Pack again what kernels for CPUs have packed and reloading does not: a head that shares its matrix with the
+    embedding, which would be the old one, and experts, which would be read as if they were packed."""
     for part in model.modules():
         layer: Any = part
         if "cpu_linear" in vars(layer) and layer.weight is not None and layer.weight.numel():
             layer.quant_method.process_weights_after_loading(layer)
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and type(kernel.fused_experts).__module__.endswith(".cpu_moe"):
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

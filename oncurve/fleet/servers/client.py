@@ -15,6 +15,7 @@ import aiohttp
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.weights.fetch import FETCHED, FETCHING
+from oncurve.model.lora_weights import SAYS_ANOTHER
 
 ASK_SECONDS = 0.1
 """Between two questions to vLLM whether weights are fetched."""
@@ -70,6 +71,14 @@ class ServerClient:
             instance=found.get("instance"),
             is_draining=bool(found.get("is_draining")),
         )
+
+    async def model_config(self, *, within: float, takes_keys: bool) -> Mapping[str, Any]:
+        """The configuration of its model; empty if it does not tell."""
+        if takes_keys:
+            found = await self._call("GET", f"{protocol.WEIGHT_INFO}?{protocol.WITH_MODEL}=1", within=within)
+            return found.get("model") or {}
+        body = {"method": "tell_model"}
+        return (await self._call("POST", protocol.CALL_WORKERS, within=within, body=body))["results"][0] or {}
 
     async def generate(self, body: Mapping[str, Any], *, within: float, read: Callable[[Any], T]) -> T:
         """Completions of one prompt, as ``read`` takes them from the answer. A long one is read in another thread."""
@@ -186,7 +195,8 @@ class ServerClient:
             raise ServerSlow(f"{self.url} gave no answer to {route.split('?')[0]} within {within:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerLost(f"{self.url} is lost: {_words(error)}") from None
-        if response.status >= 500 or response.status == 429:
+        is_final = SAYS_ANOTHER in text and route in (protocol.UPDATE, protocol.FINISH)  # vLLM has one status for all
+        if (response.status >= 500 or response.status == 429) and not is_final:
             raise ServerFailed(f"{self.url}{route} answers {response.status}: {text[:_SHOWN]}")
         if response.status >= 400:
             raise SamplerError(self._refusal(route, response.status, text))

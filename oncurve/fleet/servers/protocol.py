@@ -16,6 +16,8 @@ from oncurve.sample.base import SamplingParams
 
 HEALTH = "/health"
 WEIGHT_INFO = "/weight_info"
+WITH_MODEL = "model"
+"""Query of WEIGHT_INFO to which our own servers answer with the configuration of their model as well."""
 GENERATE = "/inference/v1/generate"
 TOKENIZE = "/tokenize"
 PAUSE = "/pause"

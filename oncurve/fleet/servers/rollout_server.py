@@ -47,6 +47,14 @@ class FleetState(Protocol):
         """The server is in another state now."""
         ...
 
+    def refused(self, server: RolloutServer, why: str) -> None:
+        """The server answers, and cannot be used as it is."""
+        ...
+
+    def why_another(self, told: Mapping[str, object]) -> str | None:
+        """The reason why a configuration is that of another model than the one in training."""
+        ...
+
 
 class RolloutServer:
     """One server: what it says of itself decides its state, never what was sent to it.
@@ -79,7 +87,7 @@ class RolloutServer:
         self.tasks: set[asyncio.Task[object]] = set()
         """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""
         self._instance: str | None = None
-        self._is_paused = False
+        self._is_paused = self._is_compared = False
         self._poisoned_at: str | None = None
         self._last_sign = 0.0
         self._wake = asyncio.Event()
@@ -161,12 +169,12 @@ class RolloutServer:
         return await self._follow(report)
 
     def _gone(self, why: str, *, is_refused: bool = False) -> float:
-        self.is_refused = is_refused
         if self.state == "poisoned":
             self._poisoned_at = None  # what comes back was started again
         if self.state != "down":
             self.lose(why)
         self.why = why
+        self._refuse(why if is_refused else None)
         self._wake.clear()
         return self._backoff.next()
 
@@ -183,7 +191,21 @@ class RolloutServer:
     def _forget(self) -> None:
         """It may be another process by now."""
         self.life += 1
-        self.is_asleep, self.declined = False, None
+        self.is_asleep = self._is_compared = False
+        self.declined = None
+
+    def _refuse(self, why: str | None) -> None:
+        """Note, and say once, that it cannot be used as it is; None: that it can."""
+        was_refused, self.is_refused = self.is_refused, why is not None
+        if why is not None and not was_refused:
+            self.fleet.refused(self, why)
+
+    async def _compare(self) -> None:
+        """Raises SamplerError if it was started with another model than the one in training."""
+        told = await self.client.model_config(within=self.fleet.deadlines.push_seconds, takes_keys=self.takes_keys)
+        if why := self.fleet.why_another(told) if told else None:
+            raise SamplerError(f"it has another model than the one in training: {why}. Start it with that model")
+        self._is_compared = True
 
     async def _follow(self, report: Report) -> float:
         target, limits = self.fleet.current(), self.fleet.deadlines
@@ -211,16 +233,18 @@ class RolloutServer:
                     await self._resume()
                 self._move("ready", f"has {report.label}")
                 self._backoff.reset()
-            self.is_refused = False
+            self._refuse(None)
         except (ServerLost, ServerFailed, SamplerError) as error:
-            self.is_refused = isinstance(error, SamplerError)
             self._move("stale" if isinstance(error, ServerFailed) else "down", str(error))
+            self._refuse(str(error) if isinstance(error, SamplerError) else None)
             return self._backoff.next()
         return limits.heartbeat_seconds
 
     async def _sync(self, target: Manifest, old: str) -> None:
         """Hand over the current weights as files. Its next report tells whether it has them."""
         limit = self.fleet.deadlines.push_seconds
+        if not self._is_compared:
+            await self._compare()
         message, begin = await self.fleet.message(target), time.monotonic()
         self._move("syncing", f"has {old}, takes {target.label}")
         try:

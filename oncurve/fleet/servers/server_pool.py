@@ -60,6 +60,8 @@ class ServerPool:
         server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
         those of a version, None while it cannot. ``repair`` writes one whole of which a server could not apply the
         differences."""
+        self.why_another: Callable[[Mapping[str, Any]], str | None] = lambda told: None
+        """Reason why a server's configuration is that of another model than the one in training; None if it is not."""
         self.in_flight = False
         """Servers take new weights under the rows that run."""
         self.labels: dict[str, int] = {}
@@ -168,6 +170,11 @@ class ServerPool:
             self._ready_at = time.monotonic()
         self._hand_out()
         self._changed.set()
+
+    def refused(self, server: RolloutServer, why: str) -> None:
+        """Say which server is of no use; the others go on."""
+        self._say(f"rollout server {server.url} cannot be used: {why}")
+        self._check_gone()
 
     @property
     def ready(self) -> list[RolloutServer]:

@@ -33,6 +33,7 @@ from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
+from oncurve.model.same_model import why_another
 from oncurve.records import Group, Prompt, VersionSpans
 from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.sample.engine import occurrence_indices
@@ -176,6 +177,7 @@ class ServerSampler:
         Raises SamplerError if none takes them in time.
         """
         if self._loop is None:
+            self.pool.why_another = partial(why_another, policy.model.config)
             self._loop = EventLoopThread("rollout-servers")
             self._loop.call(self._open())
         if self._sleep:

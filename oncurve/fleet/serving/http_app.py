@@ -23,6 +23,7 @@ from oncurve.fleet.serving.chat_routes import ChatRoutes
 from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
+from oncurve.model.same_model import told_config
 from oncurve.sample.base import PolicyView
 
 MAX_BODY = 64 * 2**20
@@ -93,8 +94,10 @@ class SamplingServer:
 
     async def weight_info(self, request: web.Request) -> web.Response:
         """Which weights, since which start, and how much there is to do."""
+        model = {"model": told_config(self.update.model.config)} if protocol.WITH_MODEL in request.query else {}
         return web.json_response(
             {
+                **model,
                 "weight_version": self.sampling.label,
                 "takes_keys": True,
                 "instance": self.instance,

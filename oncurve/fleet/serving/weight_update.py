@@ -76,7 +76,7 @@ class WeightUpdate:
         unknown = sorted(staged.keys() - own.keys())
         if missing or unknown:
             raise AnotherModel(
-                f"these are the weights of another model: {len(missing)} are missing ({', '.join(missing[:2])}), "
+                f"{len(missing)} of its weights are missing ({', '.join(missing[:2])}), "
                 f"{len(unknown)} are unknown ({', '.join(unknown[:2])})"
             )
         for name, tensor in staged.items():

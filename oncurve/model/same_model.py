@@ -1,0 +1,55 @@
+"""The comparison of two models by what they hold and compute.
+
+Their configurations say that. The names of their weights do not: files of one model have them in several forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub.errors import StrictDataclassError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_SHOWN = 3
+_IDLE = frozenset({
+    "_name_or_path", "architectures", "auto_map", "chunk_size_feed_forward", "dtype", "id2label", "initializer_range",
+    "is_encoder_decoder", "label2id", "num_labels", "prefix", "problem_type", "quantization_config", "return_dict",
+    "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Settings without a part in what a trained model computes."""
+_IDLE_ENDS = ("_token_id", "_token_ids", "_token_index", "dropout", "dropout_prob", "pdrop", "_aux_loss_coef")
+_IDLE_BEGINS = ("_attn_implementation", "output_", "initializer_")
+
+
+def told_config(config: PreTrainedConfig) -> dict[str, Any]:
+    """The configuration of a model's part for text, as JSON can hold it."""
+    return json.loads(config.get_text_config().to_json_string(use_diff=False))
+
+
+def why_another(own: PreTrainedConfig, told: Mapping[str, Any]) -> str | None:
+    """The reason why a configuration is that of another model than this one; None if it is not.
+
+    What is told is read by this side's class first, so that two versions of transformers say the same of one model.
+    """
+    text = own.get_text_config()
+    if told.get("model_type") != text.model_type:
+        return f"it is of the kind {told.get('model_type')}, and {text.model_type} is trained"
+    here, there = (_read(text, one) for one in (told_config(text), told))
+    differ = [key for key in sorted(here) if _counts(key) and here[key] != there.get(key)]
+    said = [f"{key} is {there.get(key)} there and {here[key]} here" for key in differ]
+    return "; ".join(said[:_SHOWN]) or None
+
+
+def _read(own: PreTrainedConfig, told: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return told_config(type(own).from_dict(dict(told)))
+    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError):
+        return dict(told)
+
+
+def _counts(key: str) -> bool:
+    return key not in _IDLE and not key.endswith(_IDLE_ENDS) and not key.startswith(_IDLE_BEGINS)
