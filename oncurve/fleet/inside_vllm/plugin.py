@@ -29,6 +29,7 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
 from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
 from oncurve.fleet.inside_vllm.own_files import OwnFiles
@@ -236,13 +237,23 @@ def one_of(opened: list[Any], name: str) -> torch.Tensor:
 def repack_for_cpu(model: torch.nn.Module) -> None:
     """Pack again what kernels for CPUs have packed and reloading does not: a head that shares its matrix with the
     embedding, which would be the old one, and experts, which would be read as if they were packed."""
+    if not current_platform.is_cpu():
+        return
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (  # pyright: ignore[reportMissingImports]
+        CPUUnquantizedExperts,
+    )
+    from vllm.model_executor.layers.fused_moe.routed_experts import (  # pyright: ignore[reportMissingImports]
+        RoutedExperts,
+    )
+
     for part in model.modules():
         layer: Any = part
         if "cpu_linear" in vars(layer) and layer.weight is not None and layer.weight.numel():
             layer.quant_method.process_weights_after_loading(layer)
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and type(kernel.fused_experts).__module__.endswith(".cpu_moe"):
-            kernel.fused_experts.process_weights_after_loading(layer)
+        elif isinstance(layer, RoutedExperts) and layer.quant_method.moe_kernel is not None:
+            experts: Any = layer.quant_method.moe_kernel.fused_experts
+            if isinstance(experts, CPUUnquantizedExperts):
+                experts.process_weights_after_loading(layer)
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
