@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
-from oncurve.data.sources import MAKERS, Row, open_stored, read_generated, read_stored
+from oncurve.data.sources import MAKERS, Row, open_stored, read_generated
 from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.records import ANSWER_AS_GIVEN
@@ -96,19 +96,11 @@ def load_rows(
     if type in MAKERS or function is not None:
         located = read_generated(type, split, limit, seed=seed, levels=levels, function=function)
     else:
-        read = open_stored if adapt is None else read_stored
-        located = read(type, path, split=split, subset=subset, revision=revision)
+        located = open_stored(type, path, split=split, subset=subset, revision=revision)
+    adapted = partial(_renamed_and_adapted, type, columns=columns or {}, needs_answer=needs_answer, adapt=adapt)
     if not isinstance(located, list):
-        adapted = partial(_renamed_and_adapted, type, columns=columns or {}, needs_answer=needs_answer)
         return StoredRows(located, adapted)[:limit]
-    located = [(place, _renamed(place, row, columns or {})) for place, row in located]
-    rows: list[Row] = []
-    for place, row in located:
-        own = adapt(place, row) if adapt else None
-        if adapt and own is None:
-            _refuse_bare_prompt(place, row)
-        rows.append(own or _adapted(type, place, row, needs_answer=needs_answer))
-    return rows[:limit]
+    return [adapted(place, row) for place, row in located][:limit]
 
 
 def _refuse_bare_prompt(place: str, row: Row) -> None:
@@ -290,8 +282,14 @@ def _renamed(place: str, row: Row, columns: Mapping[str, str]) -> Row:
     return row | {ours: _value(place, row, theirs, ours=ours) for ours, theirs in columns.items()}
 
 
-def _renamed_and_adapted(type: str, place: str, row: Row, *, columns: Mapping[str, str], needs_answer: bool) -> Row:
-    return _adapted(type, place, _renamed(place, row, columns), needs_answer=needs_answer)
+def _renamed_and_adapted(
+    type: str, place: str, row: Row, *, columns: Mapping[str, str], needs_answer: bool, adapt: Adapt | None
+) -> Row:
+    row = _renamed(place, row, columns)
+    own = adapt(place, row) if adapt else None
+    if adapt and own is None:
+        _refuse_bare_prompt(place, row)
+    return own or _adapted(type, place, row, needs_answer=needs_answer)
 
 
 def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:

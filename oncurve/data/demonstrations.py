@@ -165,6 +165,7 @@ def render_demonstrations(
     few_shot: Sequence[Mapping[str, Any]] = (),
     train_on: TrainOn = "assistant",
     max_tokens: int | None = None,
+    first: int = 0,
 ) -> tuple[list[Demonstration], list[Excluded]]:
     """The demonstrations of some rows, and those left out because prompt and completion exceed ``max_tokens``.
 
@@ -173,22 +174,23 @@ def render_demonstrations(
     "solution" and "answer". Prompt and completion are tokenized apart, as in sampling, and the end token follows. In a
     conversation everything after the assistant first speaks is the completion, in which only the assistant's tokens are
     trained on; with ``train_on`` "last", only its last message is, and what stands before is the prompt. What it says
-    in a "prompt" of messages is not learned. Of a row of {"text"} everything but the first token is trained on.
+    in a "prompt" of messages is not learned. Of a row of {"text"} everything but the first token is trained on. The
+    ``first`` row has this number.
 
     Raises ConfigError for a tokenizer without an end token, or a chat template that writes the beginning of a
     conversation otherwise than alone; DataError if no row is left, or one goes on behind an end token.
     """
-    chat = _chosen(rows, chat, tokenizer, template)
+    chat = demonstrated_chat(rows, chat, tokenizer, template)
     if not isinstance(tokenizer.eos_token_id, int):
         raise ConfigError(
             f"{tokenizer.name_or_path}: its tokenizer has no end token, so a model could not learn where to stop"
         )
     chosen = find_template(template)
-    prompts = _prompts(rows, tokenizer, chosen, chat, few_shot)
+    prompts = _prompts(rows, tokenizer, chosen, chat, few_shot, first)
     tokens_of = _tokens_of_parts(rows, tokenizer)
     found: list[Demonstration] = []
     excluded: list[Excluded] = []
-    for place, row in enumerate(rows):
+    for place, row in enumerate(rows, first):
         if "messages" in row:
             made = _conversation(place, row, tokenizer, train_on, chat)
         elif _is_text(row):
@@ -216,19 +218,21 @@ def _prompts(
     template: Template,
     chat: bool | Mapping[str, Any],
     few_shot: Sequence[Mapping[str, Any]],
+    first: int,
 ) -> dict[int, Prompt]:
     """The prompts of rows that are neither messages nor a text, by the places of their rows."""
-    verbatim = {place: str(row["prompt"]) for place, row in enumerate(rows) if _is_verbatim(row, chat)}
-    plain = [place for place, row in enumerate(rows) if not ("messages" in row or _is_text(row) or place in verbatim)]
+    of = dict(enumerate(rows, first))
+    verbatim = {place: str(row["prompt"]) for place, row in of.items() if _is_verbatim(row, chat)}
+    plain = [place for place, row in of.items() if not ("messages" in row or _is_text(row) or place in verbatim)]
     prompts: dict[int, Prompt] = {}
     if plain:
-        asked = [rows[one] for one in plain]
+        asked = [of[one] for one in plain]
         rendered, _ = render_prompts(asked, tokenizer, template=template, chat=chat, few_shot=few_shot)
         prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
     if verbatim:
         read = encode_all([*verbatim.values()], tokenizer, add_special_tokens=True)
         for (place, text), ids in zip(verbatim.items(), read, strict=True):
-            prompts[place] = Prompt(text, ids, place, rows[place])
+            prompts[place] = Prompt(text, ids, place, of[place])
     return prompts
 
 
@@ -239,7 +243,7 @@ def _is_verbatim(row: Mapping[str, Any], chat: bool | Mapping[str, Any]) -> bool
     return "prompt" in row and ("completion" in row or "parts" in row) and not chat
 
 
-def _chosen(
+def demonstrated_chat(
     rows: Sequence[Mapping[str, Any]], chat: Chat, tokenizer: Tokenizer, template: str
 ) -> bool | Mapping[str, Any]:
     """The value of ``chat`` for some rows: auto leaves rows of {prompt, completion} as they are written."""

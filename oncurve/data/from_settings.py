@@ -47,8 +47,7 @@ def make_rows(
             )
         if isinstance(given, StoredTable):
             adapted = given_adapter(given(0)[1], data.columns, adapt)
-            rows = StoredRows(given, adapted)[: data.limit]
-            return list(rows) if demonstrated else rows
+            return StoredRows(given, adapted)[: data.limit]
         return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
 
     extra = data.model_dump(include={"levels", "function"})

@@ -1,10 +1,12 @@
-"""Prompts of large data sets, written when a step asks for them."""
+"""Prompts and demonstrations of large data sets, written when a step asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
+from oncurve.data.demonstrations import Demonstration
 from oncurve.data.sources import Row
 from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import DataError
@@ -12,15 +14,19 @@ from oncurve.records import Prompt
 
 MAX_TRIES = 1_000
 """Rows in a row that may be too long."""
+KEPT = 4_096
+"""Demonstrations that stay written: those of a step, unless it is larger. Others are written again."""
 
 
 class PromptsOnDemand:
     """The prompts of stored rows; in the place of a row that is too long comes the next one that is not."""
 
+    remedy = "Raise data.max_prompt_tokens, or use a shorter template"
+
     def __init__(self, rows: StoredRows, write: Callable[[Sequence[Row]], list[Prompt]], *, limit: int | None) -> None:
         self._rows, self._write, self._limit = rows, write, limit
-        self.check: Callable[[Prompt], None] = lambda prompt: None
-        """Called with every prompt that is written; what it raises ends the run."""
+        self.check: Callable[[Sequence[int]], None] = lambda token_ids: None
+        """Called with the tokens of every row that is written; what it raises ends the run."""
         self.see: Callable[[list[Prompt]], object] = lambda prompts: None
         """Called with the prompts of a step."""
 
@@ -37,12 +43,12 @@ class PromptsOnDemand:
         taken, found = set(places), self._at(places)
         for number, prompt in enumerate(found):
             place, tries = places[number], 0
-            while self._limit is not None and len(prompt.prompt_ids) > self._limit:
+            while self._limit is not None and len(self._tokens(prompt)) > self._limit:
                 tries += 1
                 if tries > MAX_TRIES:
                     raise DataError(
-                        f"{MAX_TRIES:,} rows behind row {places[number]:,} are longer than {self._limit} tokens. Raise "
-                        f"data.max_prompt_tokens, or use a shorter template"
+                        f"{MAX_TRIES:,} rows behind row {places[number]:,} are longer than {self._limit} tokens. "
+                        f"{self.remedy}"
                     )
                 place = (place + 1) % len(self)
                 if place not in taken:
@@ -50,10 +56,33 @@ class PromptsOnDemand:
             taken.add(place)
             found[number] = prompt
         for prompt in found:
-            self.check(prompt)
+            self.check(self._tokens(prompt))
         self.see(found)
         return found
 
     def _at(self, places: Sequence[int]) -> list[Prompt]:
         written = self._write([self._rows[place] for place in places])
         return [replace(prompt, index=place) for prompt, place in zip(written, places, strict=True)]
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens of the prompt's row that are learned from."""
+        return prompt.prompt_ids
+
+
+class DemonstrationsOnDemand(PromptsOnDemand):
+    """The prompts of demonstrations, which are found by the prompts' indices."""
+
+    remedy = "Raise sft.max_tokens, or take a model with a longer context"
+
+    def __init__(self, rows: StoredRows, show: Callable[[Row, int], Demonstration], *, limit: int | None) -> None:
+        super().__init__(rows, lambda rows: [], limit=limit)
+        self._shown = lru_cache(KEPT)(lambda place: show(rows[place], place))
+
+    def __getitem__(self, index: int) -> Demonstration:
+        return self._shown(index)
+
+    def _at(self, places: Sequence[int]) -> list[Prompt]:
+        return [self[place].prompt for place in places]
+
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        return prompt.prompt_ids + self[prompt.index].token_ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from oncurve.data.demonstrations import Demonstration, shown_text
+from oncurve.data.prompts_on_demand import DemonstrationsOnDemand
 from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.sample.base import PolicyView, SamplingParams
 
@@ -12,8 +13,12 @@ from oncurve.sample.base import PolicyView, SamplingParams
 class DemonstrationSampler:
     """Gives the demonstration of each prompt as its only completion, whatever the weights are."""
 
-    def __init__(self, demonstrations: Sequence[Demonstration]) -> None:
-        self._of: Mapping[int, Demonstration] = {one.prompt.index: one for one in demonstrations}
+    def __init__(self, demonstrations: Sequence[Demonstration] | DemonstrationsOnDemand) -> None:
+        self._of: Mapping[int, Demonstration] | DemonstrationsOnDemand = (
+            demonstrations
+            if isinstance(demonstrations, DemonstrationsOnDemand)
+            else {one.prompt.index: one for one in demonstrations}
+        )
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Nothing: demonstrations do not depend on the policy."""

@@ -137,8 +137,8 @@ def make_parts(
     for prompt in (*written, *prompts.during, *prompts.test):
         check_ids(policy.trained_model, prompt.prompt_ids)
     if isinstance(prompts.train, PromptsOnDemand):
-        prompts.train.check = lambda prompt: check_ids(policy.trained_model, prompt.prompt_ids)
-    for shown in prompts.demonstrations:
+        prompts.train.check = lambda token_ids: check_ids(policy.trained_model, token_ids)
+    for shown in prompts.demonstrations if isinstance(prompts.demonstrations, list) else ():
         check_ids(policy.trained_model, shown.token_ids)
     data = Curriculum(
         prompts.train,
@@ -236,7 +236,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         train = []
     for prompt in train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
-    for shown in parts.prompts.demonstrations:
+    for shown in parts.prompts.demonstrations if train else ():
         digest.update(repr(shown.token_ids).encode())
     described = describe_run()
     return {

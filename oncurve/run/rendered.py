@@ -8,13 +8,14 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.data.chat_template import Chat
 from oncurve.data.datasets import hold_out
-from oncurve.data.demonstrations import Demonstration, render_demonstrations
-from oncurve.data.from_settings import Rows, make_rows
+from oncurve.data.demonstrations import Demonstration, demonstrated_chat, render_demonstrations
+from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.hints import with_hint
 from oncurve.data.prompts import Excluded, render_prompts
-from oncurve.data.prompts_on_demand import PromptsOnDemand
+from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
@@ -35,8 +36,8 @@ class Rendered:
     test: list[Prompt]
     excluded: list[Excluded]
     """Rows left out because their prompt, or prompt and demonstration, is too long."""
-    demonstrations: list[Demonstration] = field(default_factory=list)
-    """Demonstrations of a supervised stage, one for each prompt in ``train``."""
+    demonstrations: list[Demonstration] | DemonstrationsOnDemand = field(default_factory=list)
+    """Demonstrations of a supervised stage, one for each prompt in ``train``; ``train`` itself where rows wait."""
     shown_during: list[Demonstration] = field(default_factory=list)
     """Held-out demonstrations, whose loss is measured during a supervised stage."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
@@ -121,7 +122,7 @@ def make_prompts(
     train_rows, few_shot, during, test = rows or split_rows(config, given)
     limit = config.prompt_limit(context_tokens)
     writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, given)
-    demonstrations: list[Demonstration] = []
+    demonstrations: list[Demonstration] | DemonstrationsOnDemand = []
     shown_during: list[Demonstration] = []
     if config.sft is None:
         train = (
@@ -132,9 +133,12 @@ def make_prompts(
         middle = writer.prompts(during, config.data)
         asked = writer.prompts(test, config.evaluation_data)
     else:
-        demonstrations = writer.shown(train_rows, config.data, config.sft)
+        if isinstance(train_rows, StoredRows):
+            train = demonstrations = writer.shown_on_demand(train_rows, config.sft)
+        else:
+            demonstrations = writer.shown(train_rows, config.data, config.sft)
+            train = [one.prompt for one in demonstrations]
         shown_during = writer.shown(during, config.data, config.sft)
-        train = [one.prompt for one in demonstrations]
         last = config.sft.model_copy(update={"train_on": "last"})
         held_out = writer.shown(test, config.evaluation_data, last), writer.shown(during, config.data, last)
         asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in held_out)
@@ -211,18 +215,34 @@ class _Writer:
     def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
         if not part:
             return []
-        most = [one for one in (sft.max_tokens, self.context_tokens) if one is not None]
-        shown, too_long = render_demonstrations(
+        shown, too_long = self._shown(part, data, sft, data.chat, max_tokens=self._most_tokens(sft))
+        self.excluded += too_long
+        return shown
+
+    def shown_on_demand(self, part: StoredRows, sft: SftSection) -> DemonstrationsOnDemand:
+        data = self.config.data
+        chat = demonstrated_chat(part[:FIRST_ROWS], data.chat, cast("Any", self.tokenizer), data.template)
+
+        def show(row: dict[str, Any], place: int) -> Demonstration:
+            return self._shown([row], data, sft, chat, first=place)[0][0]
+
+        return DemonstrationsOnDemand(part, show, limit=self._most_tokens(sft))
+
+    def _most_tokens(self, sft: SftSection) -> int | None:
+        return min((one for one in (sft.max_tokens, self.context_tokens) if one is not None), default=None)
+
+    def _shown(
+        self, part: Rows, data: DataSection, sft: SftSection, chat: Chat, **more: Any
+    ) -> tuple[list[Demonstration], list[Excluded]]:
+        return render_demonstrations(
             part,
             cast("Any", self.tokenizer),
             template=data.template,
-            chat=data.chat,
+            chat=chat,
             few_shot=self.few_shot,
             train_on=sft.train_on,
-            max_tokens=min(most) if most else None,
+            **more,
         )
-        self.excluded += too_long
-        return shown
 
 
 def with_epochs(config: Config, given: Given = NOTHING) -> Config:

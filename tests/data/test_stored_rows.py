@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 import oncurve
 from oncurve.data import order, stored_rows
 from oncurve.data.datasets import hold_out, load_rows
-from oncurve.data.prompts_on_demand import PromptsOnDemand
+from oncurve.data.from_settings import make_rows
+from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import ConfigError, DataError
+from oncurve.policy.model_folder import load_tokenizer
+from oncurve.recipe.load import parse_config
 from oncurve.records import Prompt
+from oncurve.run.rendered import make_prompts
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "extra": "ä" * (n % 3)} for n in range(200)]
 
@@ -153,3 +158,54 @@ def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_
     with pytest.raises(ConfigError, match="the rows"):
         trainer("cut", rows.select(range(150))).resume()
     assert cut.resume().folder.name == "cut"
+
+
+DEMONSTRATIONS = [
+    {"prompt": f"What is {n} + 1?", "completion": f" It is {n + 1}." + " Yes." * (n == 7)} for n in range(200)
+]
+
+
+@pytest.mark.parametrize("form", ["lines", "dataset"])
+def test_a_supervised_stage_reads_rows_when_a_step_takes_them_and_learns_the_same(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, DEMONSTRATIONS)), encoding="utf-8")
+    data: Any = {"type": "jsonl", "path": str(path)}
+    if form == "dataset":
+        data = pytest.importorskip("datasets").Dataset.from_list(DEMONSTRATIONS)
+
+    def stage(name: str) -> oncurve.Result:
+        return oncurve.sft(
+            "embedded",
+            data,
+            evaluation_data=DEMONSTRATIONS[:3],
+            run={"steps": 3, "prompts_per_step": 8, "folder": str(tmp_path), "name": name, "record": "all"},
+            rollouts={"max_completion_tokens": 2},
+            evaluation={"num_prompts": 3, "every_steps": 0},
+        )
+
+    monkeypatch.setattr("oncurve.data.prompts_on_demand.KEPT", 4)
+    waiting = stage("waiting")
+    assert "each is read when a step takes it" in capsys.readouterr().out
+    monkeypatch.setattr(stored_rows, "MANY_ROWS", 1000)
+    at_once = stage("at once")
+    assert "each is read when a step takes it" not in capsys.readouterr().out
+    weights, others = (load_file(one.folder / "model" / "model.safetensors") for one in (waiting, at_once))
+    assert all(weights[name].equal(others[name]) for name in others)
+
+
+def test_a_demonstration_that_cannot_be_learned_is_named_by_its_row_and_a_long_one_gives_way(tmp_path: Path) -> None:
+    tokenizer: Any = load_tokenizer("embedded")[1]
+    end = tokenizer.eos_token
+    rows = [*DEMONSTRATIONS]
+    rows[150] = {"prompt": "What?", "completion": f"This{end} and more"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    config = parse_config(f"{{model: embedded, data: {{type: jsonl, path: '{path}'}}, sft: {{max_tokens: 20}}}}")
+    waiting = make_rows(config.data, seed=0, demonstrated=True)
+    made = make_prompts(config, tokenizer, context_tokens=None, rows=(waiting, [], [], []))
+    assert isinstance(made.train, DemonstrationsOnDemand)
+    assert [prompt.index for prompt in made.train.at([6, 7])] == [6, 8], "the seventh is too long"
+    with pytest.raises(DataError, match="row 150: its completion goes on behind"):
+        made.train.at([150])
