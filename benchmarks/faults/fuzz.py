@@ -23,7 +23,8 @@ import yaml
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
 from oncurve.errors import OncurveError
-from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_metrics, read_rollouts
+from oncurve.observe.columns import read_columns
+from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_rollouts
 from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_place
@@ -210,7 +211,7 @@ def run_folder(draw: random.Random, folder: Path) -> None:
             case _:
                 path.write_bytes(change_bytes(path.read_bytes(), draw))
     readers: list[Callable[[], object]] = [
-        lambda: summarize(read_metrics(run), manifest=read_manifest(run), title="run"),
+        lambda: summarize(read_columns(run), manifest=read_manifest(run), title="run"),
         lambda: read_rollouts(run, 1),
         lambda: go_on(run),
     ]

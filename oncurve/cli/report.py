@@ -28,27 +28,26 @@ def report(
 
     Example: `oncurve report runs/demo`
     """
-    from oncurve.doctor.read import read_config  # lazy
-    from oncurve.observe.record import json_if_there, read_metrics  # lazy
+    from oncurve.observe.record import json_if_there  # lazy
     from oncurve.observe.summary import summarize  # lazy
-    from oncurve.report.lineage import stage_lines, stages  # lazy
-    from oncurve.report.write import write_report  # lazy
+    from oncurve.report.lineage import stage_lines  # lazy
+    from oncurve.report.write import read_run, write_report  # lazy
 
     out = console()
     if output is not None and output.is_dir():
         output /= "report.html"
+    read = read_run(run, usd_per_hour=usd_per_hour)
     try:
-        written = write_report(run, output, usd_per_hour=usd_per_hour)
+        written = write_report(run, output, read=read)
     except OSError as error:
         raise CheckpointError(
             f"{output or run}: the page cannot be written ({error}). Name a place with --output."
         ) from error
-    metrics = read_metrics(run)
-    if metrics:
+    if read.columns.steps:
         manifest, comparison = (json_if_there(run / f"{name}.json") for name in ("manifest", "comparison"))
-        text = summarize(metrics, manifest=manifest, comparison=comparison, title=str(run))
+        text = summarize(read.columns, manifest=manifest, comparison=comparison, title=str(run))
         out.print(text, markup=False, highlight=False)
-        if lines := stage_lines(stages(run, read_config(run))):
+        if lines := stage_lines(read.facts["stages"]):
             out.print("\n".join([*lines, ""]), markup=False, highlight=False)
     left = written.recorded_steps - written.shown_steps
     more = f"; completions of {left} of {written.recorded_steps} steps did not fit" if left else ""

@@ -69,6 +69,10 @@ class Columns:
         """The steps in which a metric is there and not finite."""
         return sorted(self._broken.get(key, ()))
 
+    def measured(self, key: str) -> list[int]:
+        """The steps in which a metric is there, finite or not."""
+        return sorted({*self.finite(key)[0], *self._broken.get(key, ())})
+
     def values(self, key: str) -> list[float]:
         """The finite values of a metric, in the order of the steps."""
         return self.finite(key)[1]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
 from oncurve.errors import DataError, counted
+from oncurve.observe.columns import Columns
 from oncurve.observe.progress import duration, sparkline
 
 _Form = Callable[[float], str]
@@ -60,7 +61,7 @@ _PHASES = ("sample", "grade", "train", "evaluate", "save")
 
 
 def summarize(
-    metrics: Sequence[Mapping[str, Any]],
+    metrics: Columns,
     *,
     manifest: Mapping[str, Any] | None = None,
     comparison: Mapping[str, Any] | None = None,
@@ -68,13 +69,12 @@ def summarize(
 ) -> str:
     """A run as text: what was held out, how training went, where the time went, what failed.
 
-    ``metrics`` are the rows of ``read_metrics``, ``comparison`` what ``comparison.json`` holds. "start" and "end" are
-    means over the first and last tenth of the steps. A metric that was not recorded has no line; the loss has none on
-    purpose, as it measures no progress.
+    ``comparison`` is what ``comparison.json`` holds. "start" and "end" are means over the first and last tenth of the
+    steps. A metric that was not recorded has no line; the loss has none on purpose, as it measures no progress.
 
-    Raises DataError without a row.
+    Raises DataError without a step.
     """
-    if not metrics:
+    if not metrics.steps:
         raise DataError("there are no metrics to summarize; the run has not finished a step.")
     parts = [
         _head(metrics, manifest or {}, title),
@@ -87,10 +87,10 @@ def summarize(
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
-def _head(metrics: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any], title: str) -> list[str]:
-    trained = [row["step"] for row in metrics if "reward/mean" in row or "policy/loss" in row]
+def _head(metrics: Columns, manifest: Mapping[str, Any], title: str) -> list[str]:
+    trained = sorted({step for key in ("reward/mean", "policy/loss") for step in metrics.measured(key)})
     steps = f"training steps: {len(trained)}" + (f" ({trained[0]} to {trained[-1]})" if trained else "")
-    tokens = sum(_values(metrics, "tokens/sampled"))
+    tokens = metrics.total("tokens/sampled")
     lines = [title or "Training run", steps + (f", {tokens:,.0f} tokens sampled" if tokens else "")]
     if manifest:
         code, hardware = manifest.get("code") or {}, manifest.get("hardware") or {}
@@ -116,10 +116,10 @@ def _compared(comparison: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+def _held_out(metrics: Columns) -> list[str]:
     lines: list[str] = []
     for name, key in _HELD_OUT:
-        points = [(row["step"], row[key]) for row in metrics if math.isfinite(row.get(key, math.nan))]
+        points = list(zip(*metrics.finite(key), strict=True))
         if not points:
             continue
         (first_step, first), (last_step, last) = points[0], points[-1]
@@ -135,24 +135,20 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(text)
     if not lines:
         return ["During the run: not evaluated"]
-    last = next(row for row in reversed(metrics) if "evaluation/correct_fraction" in row or _has_any(row, _HELD_OUT))
-    details: list[str] = []
-    if math.isfinite(count := last.get("evaluation/num_examples", math.nan)):
-        details.append(f"{count:.0f} examples")
-    low, high = (last.get(f"evaluation/correct_{end}_fraction", math.nan) for end in ("low", "high"))
+    last = max(step for _, key in _HELD_OUT for step in metrics.measured(key))
+    keys = ("num_examples", "correct_low_fraction", "correct_high_fraction")
+    found = (dict(zip(*metrics.finite(f"evaluation/{key}"), strict=True)) for key in keys)
+    count, low, high = (values.get(last, math.nan) for values in found)
+    details = [f"{count:.0f} examples"] if math.isfinite(count) else []
     if math.isfinite(low + high):
         details.append(f"last 95% interval of correct {low:.1%} to {high:.1%}")
     return [f"Validation problems, during the run{': ' if details else ''}{', '.join(details)}", *lines]
 
 
-def _has_any(row: Mapping[str, Any], entries: Sequence[tuple[str, str]]) -> bool:
-    return any(key in row for _, key in entries)
-
-
-def _training(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+def _training(metrics: Columns) -> list[str]:
     lines: list[str] = []
     for name, key, form in _TRAINING:
-        values = _values(metrics, key)
+        values = metrics.values(key)
         if values:
             tenth = max(1, len(values) // 10)
             start, end = fmean(values[:tenth]), fmean(values[-tenth:])
@@ -160,11 +156,11 @@ def _training(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{'Training prompts':<28}{'start':>11}{'end':>11}", *lines] if lines else []
 
 
-def _time(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    steps = _values(metrics, "time/step_seconds")
-    phases = {name: sum(_values(metrics, f"time/{name}_seconds")) for name in _PHASES}
+def _time(metrics: Columns) -> list[str]:
+    steps = metrics.values("time/step_seconds")
+    phases = {name: metrics.total(f"time/{name}_seconds") for name in _PHASES}
     spent = {name: seconds for name, seconds in phases.items() if seconds > 0}
-    elapsed = max(_values(metrics, "time/elapsed_seconds"), default=0.0)
+    elapsed = max(metrics.values("time/elapsed_seconds"), default=0.0)
     if not (steps or spent or elapsed):
         return []
     lines = ["Time" + (f": {duration(elapsed)} in all" if elapsed else "")]
@@ -174,36 +170,33 @@ def _time(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         whole = sum(spent.values())
         lines.append("  " + ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in spent.items()))
     speeds = (("sampled", "speed/sampled_tokens_per_second"), ("trained", "speed/trained_tokens_per_second"))
-    rates = [f"{fmean(values):,.0f} {name}" for name, key in speeds if (values := _values(metrics, key))]
+    rates = [f"{fmean(values):,.0f} {name}" for name, key in speeds if (values := metrics.values(key))]
     if rates:
         lines.append(f"  tokens per second: {', '.join(rates)}")
-    memory = [(name, max(v)) for name in ("process", "gpu") if (v := _values(metrics, f"memory/{name}_gib"))]
+    memory = [(name, max(v)) for name in ("process", "gpu") if (v := metrics.values(f"memory/{name}_gib"))]
     if memory:
         lines.append("  most memory: " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in memory))
     return lines
 
 
-def _trouble(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+def _trouble(metrics: Columns) -> list[str]:
     """Counts of what did not go as it should; empty when all went well."""
     lines: list[str] = []
-    if errors := [value for value in _values(metrics, "reward/error_fraction") if value > 0]:
+    if errors := [value for value in metrics.values("reward/error_fraction") if value > 0]:
         steps = counted(len(errors), "step")
         lines.append(f"  completions that could not be graded in {steps}, at most {max(errors):.1%} of one")
-    lost = [(row.get("policy/skipped_updates", 0.0), row.get("policy/nonfinite_updates", 0.0)) for row in metrics]
-    if count := sum(not_finite > 0 for _, not_finite in lost):
+    not_finite = dict(zip(*metrics.finite("policy/nonfinite_updates"), strict=True))
+    if count := sum(value > 0 for value in not_finite.values()):
         lines.append(f"  updates left out because the gradient was not finite, in {counted(count, 'step')}")
-    if count := sum(skipped > not_finite for skipped, not_finite in lost):
+    skipped = zip(*metrics.finite("policy/skipped_updates"), strict=True)
+    if count := sum(value > not_finite.get(step, 0.0) for step, value in skipped):
         lines.append(f"  updates left out because none of their groups had a signal, in {counted(count, 'step')}")
-    if broken := sorted({key for row in metrics for key, value in row.items() if not math.isfinite(value)}):
+    if broken := sorted(key for key in metrics.keys if metrics.broken(key)):
         lines.append(f"  not finite at some step: {', '.join(broken)}")
-    silent = _values(metrics, "group/zero_signal_fraction")
+    silent = metrics.values("group/zero_signal_fraction")
     if silent and (share := sum(value == 1.0 for value in silent) / len(silent)):
         lines.append(f"  no group carried a signal in {share:.0%} of the steps")
     return ["To look at", *lines] if lines else []
-
-
-def _values(metrics: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    return [row[key] for row in metrics if math.isfinite(row.get(key, math.nan))]
 
 
 def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from oncurve import __version__
 from oncurve.doctor.read import read_case
+from oncurve.observe.columns import Columns
 from oncurve.observe.record import write_pieces
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, Blocks, make_blocks, pack
 from oncurve.report.curves import PANELS, CurveTable, block_size, glossary, key_groups
@@ -52,6 +53,7 @@ class Reading:
 
     facts: dict[str, Any]
     """The facts of ``overview``."""
+    columns: Columns
     table: CurveTable
     config: Mapping[str, Any]
     """The resolved recipe."""
@@ -61,7 +63,7 @@ def read_run(run: Path, *, usd_per_hour: float | None = None) -> Reading:
     """A run's folder, its metrics read once. Raises DataError if there is no run, or a file of it is broken."""
     case = read_case(run)
     table = CurveTable(case.columns, block_size([case.columns]))
-    return Reading(overview(run, case, usd_per_hour=usd_per_hour), table, case.config)
+    return Reading(overview(run, case, usd_per_hour=usd_per_hour), case.columns, table, case.config)
 
 
 def report_page(

@@ -14,6 +14,7 @@ from rich.console import Console
 from oncurve.errors import DataError, OncurveError
 from oncurve.evaluate.compare import Comparison, compare
 from oncurve.evaluate.evaluation import Evaluation
+from oncurve.observe.columns import read_columns
 from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import summarize
@@ -96,9 +97,9 @@ def _comparison(result: Result, console: Console) -> Comparison | None:
 
 def report(result: Result, *, console: Console) -> None:
     """The table of before and after, examples, summary and report of a run that is finished."""
-    metrics = read_metrics(result.folder)
+    metrics = read_columns(result.folder)
     comparison = _comparison(result, console)
-    if len(metrics) > 1:
+    if len(metrics.steps) > 1:
         compared = comparison.summary() if comparison is not None else None
         text = summarize(metrics, manifest=read_manifest(result.folder), comparison=compared, title=str(result.folder))
         (result.folder / "summary.txt").write_text(f"{text}\n", encoding="utf-8")

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import CONFIG
 from rich.console import Console
 
+from oncurve.cli.report import report
 from oncurve.errors import ConfigError, DataError
+from oncurve.observe.record import each_metrics
 from oncurve.report.comparing import MOST_COLUMNS, compare_runs, comparison_tables
 
 MakeRun = Callable[..., Path]
@@ -34,6 +37,21 @@ def test_report_writes_the_page_and_prints_the_summary(made_run: MakeRun, tmp_pa
     page = (tmp_path / "page.html").read_text()
     assert '"usd":16.0' in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_report_reads_the_metrics_once(made_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return each_metrics(path)
+
+    monkeypatch.setattr("oncurve.observe.columns.each_metrics", counted)
+    monkeypatch.setattr("oncurve.observe.record.each_metrics", counted)
+    run = made_run()
+    (run / "status.json").write_text('{"step": 8}')
+    report(run)
+    assert read == [run]
 
 
 def test_report_needs_no_torch(made_run: MakeRun) -> None:
