@@ -20,7 +20,7 @@ from oncurve.policy.distributed import ALONE, join_alone
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.policy import Scorer, torch_type
-from oncurve.policy.sharding import Sharding, shard, whole
+from oncurve.policy.sharding import Sharding, make_mesh, shard, whole
 from oncurve.records import Completion, Group
 
 
@@ -40,9 +40,9 @@ def compare(setting: Setting) -> Answer:
         batch = batch or collate(example(tokenizer), torch.ones(2, 2))
         scorer = Scorer(model)
         if in_parts:
-            shard(
-                scorer, recomputable_layers(model), ALONE, Sharding(), device=device, compute_type=torch_type(kind)
-            )  # fmt: skip
+            sharding = Sharding()
+            mesh = make_mesh(ALONE, sharding, device)
+            shard(scorer, recomputable_layers(model), mesh, sharding, compute_type=torch_type(kind))
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=kind == "bfloat16"):
             logprobs, _ = scorer(batch, 1.0, False)
         logprobs.sum().backward()

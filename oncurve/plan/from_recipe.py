@@ -174,6 +174,7 @@ def make_setup(config: Config, request: PlanRequest) -> Setup:
         records_decoding=config.rollouts.cuda_graphs,
         ranks=request.gpus,
         shard=request.shard or ("zero3" if request.gpus > 1 else "none"),
+        degree=policy.shard_degree,
         loads_by_parts=policy.parallel != "deepspeed" and config.algorithm.teacher is None,
         offloads_optimizer=request.offloads_optimizer,
         placement=request.placement,
@@ -202,6 +203,10 @@ def recomputes_old(config: Config) -> bool:
 def check_ranks(work: Work, setup: Setup) -> None:
     """Raises ConfigError where the completions of an update do not divide over the ranks."""
     rows = work.completions_per_update
+    if setup.degree is not None and setup.parts != setup.degree:
+        raise ConfigError(
+            f"--gpus {setup.ranks} is no multiple of policy.shard_degree, {setup.degree}. Choose one, or leave it out"
+        )
     if rows % setup.ranks:
         raise ConfigError(
             f"--gpus {setup.ranks}: the {rows} completions of an update do not divide over them. "

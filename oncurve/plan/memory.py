@@ -152,7 +152,7 @@ def half_width_bytes(shape: ModelShape) -> float:
 
 
 def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
-    """Components for every trained or frozen weight, cut over n ranks as ZeRO does (arXiv:1910.02054, section 5).
+    """Components for every trained or frozen weight, cut into n parts as ZeRO does (arXiv:1910.02054, section 5).
 
         master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3), see ``moment_bytes``
         frozen weights 4 B, 2 B on a GPU with bfloat16 arithmetic (for a checkpoint of that type), or 0.52 B in NF4;
@@ -166,7 +166,7 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
     2 B under autocast.
     """
     trained = trained_parameters(shape, setup)
-    cut = {name: setup.ranks if setup.shard in stages else 1 for name, stages in _STAGES.items()}
+    cut = {name: setup.parts if setup.shard in stages else 1 for name, stages in _STAGES.items()}
     if frozen := frozen_bytes(shape, setup):
         yield Component("frozen weights", frozen / cut["weights"], PHASES)
     weight = 2 if setup.offloads_optimizer else 4
@@ -237,7 +237,7 @@ def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     kept, buffers = kept_bytes(shape, setup, batch), layer_buffers(shape, setup, batch)
     head = head_bytes(shape, setup, batch)
     gradient = (2 if setup.offloads_optimizer else 4) * trained_parameters(shape, setup)
-    gradients = gradient / (setup.ranks if setup.shard in _STAGES["gradients"] else 1)
+    gradients = gradient / (setup.parts if setup.shard in _STAGES["gradients"] else 1)
     begins = kept + max(head, buffers)
     if batch.repeats < 2 and not setup.offloads_optimizer:
         gradients = max(gradients + buffers, begins) - begins if begins else gradients

@@ -167,6 +167,8 @@ class Setup:
     """Devices that train, each with its own completions."""
     shard: Shard = "none"
     """zero1: the optimizer's state is cut over the ranks. zero2: the gradients too. zero3: the weights too (FSDP)."""
+    degree: int | None = None
+    """With zero3: devices in a row over which weights are cut, as over those of every other row (HSDP); None: all."""
     loads_by_parts: bool = True
     """With zero3: weights are read in parts, as FSDP does; DeepSpeed and a model with a teacher are whole first."""
     offloads_optimizer: bool = False
@@ -188,6 +190,11 @@ class Setup:
     """They take new weights under rows that run."""
     has_server_beside: bool = False
     """If colocated: a server on the trainer's device samples, not the process that trains."""
+
+    @property
+    def parts(self) -> int:
+        """Number of parts into which weights, gradients and moments are cut, as far as ``shard`` says."""
+        return self.degree if self.shard == "zero3" and self.degree and self.ranks % self.degree == 0 else self.ranks
 
     @property
     def has_servers(self) -> bool:

@@ -56,8 +56,8 @@ def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, ne
     trained = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
     sends = not work.is_supervised
     compute = train_seconds(shape, work, setup, device)
-    between = exchange_seconds(shape, work, setup, device, network_gbit=network_gbit)
-    waits = max(0.0, between - compute) if setup.shard == "zero3" else between
+    beside, after = exchange_seconds(shape, work, setup, device, network_gbit=network_gbit)
+    waits = max(0.0, beside - compute) + after
     way = way_of_weights(shape, setup, device, network_gbit=network_gbit) if sends else ()
     time = StepTime(
         sample=0.0 if work.is_supervised else sample_seconds(shape, work, setup, device),
@@ -125,34 +125,42 @@ def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -
     return tokens * flops_per_token(shape, work, setup) / rate
 
 
-def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> float:
-    """Bytes over each connection between devices in the training of a step, in rings.
+def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
+    """Bytes over each connection between devices in the training of a step, in rings: beside computing, and after it.
 
     zero3, each microbatch: weights for the forward pass, again for the backward pass, and their gradients in 4 B;
     each pass without a gradient: weights once
-    otherwise, each update: gradients in 4 B, added up and given back
+    otherwise, each update: gradients in 4 B, added up and given back; with rows of devices that each have all weights
+    (HSDP) the parts of those of a machine, over one connection
     """
     if setup.ranks == 1:
-        return 0.0
+        return 0.0, 0.0
     matrices = float(shape.num_parameters)
     trained = 4.0 * trained_parameters(shape, setup)
+    after = 2.0 * trained * work.updates
     if setup.shard != "zero3":
-        return 2.0 * trained * work.updates
+        return 0.0, after
+    together = min(setup.parts, constants.GPUS_PER_MACHINE) if setup.ranks > constants.GPUS_PER_MACHINE else 1
+    after *= together / setup.parts if setup.parts < setup.ranks else 0.0
     tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed) / setup.ranks
     microbatches = max(work.updates, math.ceil(tokens * work.passes / setup.tokens_per_microbatch))
     weights = setup.width * matrices
-    return microbatches * (2 * weights + trained) + math.ceil(microbatches / work.passes) * work.extra_passes * weights
+    reads = math.ceil(microbatches / work.passes) * work.extra_passes
+    return microbatches * (2 * weights + trained) + reads * weights, after
 
 
-def exchange_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> float:
-    """Seconds of that over the slowest connection; machines have eight devices each.
+def exchange_seconds(
+    shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float
+) -> tuple[float, float]:
+    """Seconds of both over the slowest connection; machines have eight devices each.
 
     Where weights are cut, the next layers are on their way while one is computed; gradients alone go after the last.
     """
-    rate = device.link * GB * constants.LINK_SHARE
-    if setup.ranks > constants.GPUS_PER_MACHINE:
-        rate = min(rate, network_gbit / 8 * GB)
-    return exchange_bytes(shape, work, setup) / rate
+    link = device.link * GB * constants.LINK_SHARE
+    network = min(link, network_gbit / 8 * GB)
+    beside, after = exchange_bytes(shape, work, setup)
+    parts, ranks = (link if count <= constants.GPUS_PER_MACHINE else network for count in (setup.parts, setup.ranks))
+    return beside / parts, after / ranks
 
 
 def decode_share(setup: Setup, device: Device) -> float:

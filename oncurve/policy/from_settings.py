@@ -119,6 +119,12 @@ def make_sharding(
 
     Raises ConfigError for what cannot be cut into parts.
     """
+    degree = section.shard_degree
+    if degree is not None and (section.parallel != "fsdp" or (processes.count > 1 and processes.count % degree)):
+        raise ConfigError(
+            f"policy.shard_degree is {degree}, which needs policy.parallel=fsdp (here {section.parallel}) and a "
+            f"multiple of {degree} processes (here {processes.count}). Set another one, or leave it out"
+        )
     if section.parallel != "deepspeed" and (section.parallel != "fsdp" or processes.count == 1):
         return None
     zero = read_settings(section.deepspeed, offload=section.offload) if section.parallel == "deepspeed" else None
@@ -136,7 +142,7 @@ def make_sharding(
         )
     if zero is not None:
         return zero
-    return Sharding(reshard_after_forward=section.reshard_after_forward, offload=section.offload)
+    return Sharding(reshard_after_forward=section.reshard_after_forward, offload=section.offload, degree=degree)
 
 
 def where_whole(

@@ -12,7 +12,16 @@ from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.backend import OneDevice, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.policy.sharding import Sharding, is_cut, reshard, shard, split_by_cut, whole
+from oncurve.policy.sharding import (
+    Sharding,
+    add_between_rows,
+    is_cut,
+    make_mesh,
+    reshard,
+    shard,
+    split_by_cut,
+    whole,
+)
 from oncurve.policy.unread_model import ReplicaPlace, Unread, fill_copy, make_replica
 
 
@@ -41,12 +50,13 @@ class Fsdp(OneDevice):
         device = model.device if unread is None else unread.device
         halved = compute_type == torch.bfloat16
         self.replica = make_replica(model, replica_place, device, halved=halved, is_unread=unread is not None)
+        self._mesh = make_mesh(processes, sharding, device)
         for scorer in scorers.values():
             part: PreTrainedModel = scorer.model  # type: ignore[assignment]
             if unread is not None:
                 unread.put_on(part)
             blocks = recomputable_layers(part)
-            shard(scorer, blocks, processes, sharding, device=device, compute_type=compute_type)
+            shard(scorer, blocks, self._mesh, sharding, compute_type=compute_type)
             if unread is not None:
                 unread.fill(part, offload=sharding.offload)
         super().__init__(model, scorers, settings, processes)
@@ -65,10 +75,12 @@ class Fsdp(OneDevice):
         return split_by_cut(list(trained_parameters(self.model).values()))
 
     def _clip(self, limit: float) -> float:
-        """As on one device; FSDP has added up the gradients of what is cut."""
+        """As on one device; of what is cut, FSDP has added up the gradients of a row."""
         kinds = self._groups()
         for parameters in kinds:
-            if not is_cut(parameters[0]):
+            if is_cut(parameters[0]):
+                add_between_rows(parameters, self._mesh)
+            else:
                 self.processes.add_gradients(parameters)
         norms = [whole(nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])) for kind in kinds]
         norm = norms[0] if len(norms) == 1 else torch.stack([one.to(norms[0].device) for one in norms]).norm()

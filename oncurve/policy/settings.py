@@ -81,6 +81,9 @@ class PolicySection(Section):
     """JSON file for DeepSpeed; "auto" in it takes the recipe's value. None: ZeRO-2."""
     reshard_after_forward: bool = True
     """fsdp: true frees a block's weights until its backward pass (ZeRO-3), false keeps them (ZeRO-2)."""
+    shard_degree: Annotated[int, Field(ge=2)] | None = None
+    """fsdp: weights are cut over so many processes, such as the GPUs of a node, and gradients added up between these
+    groups (HSDP): less traffic between nodes, more memory. None: over all processes."""
     offload: bool = False
     """fsdp: weights, gradients and optimizer state in CPU memory. deepspeed: optimizer state."""
     timeout_seconds: PositiveFloat = 1800.0

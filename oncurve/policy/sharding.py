@@ -6,13 +6,14 @@ type: a process group computes what one process computes, in which autocast roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from oncurve.algorithm.precision import HALF
@@ -34,15 +35,31 @@ class Sharding:
     """Free the weights of a block until its backward pass (as ZeRO-3); otherwise they stay until then (as ZeRO-2)."""
     offload: bool = False
     """Keep the parts, their gradients and moments in the CPU's memory."""
+    degree: int | None = None
+    """Processes in a row over which weights are cut, as over those of every other row (HSDP); None: all."""
+
+
+def make_mesh(processes: Processes, sharding: Sharding, device: torch.device) -> DeviceMesh:
+    """The processes in a row over which weights are cut, or in several such rows. All must call it."""
+    degree = sharding.degree or processes.count
+    shape, names = (processes.count // degree, degree), ("rows", "parts")
+    first = int(shape[0] == 1)
+    return init_device_mesh(device.type, shape[first:], mesh_dim_names=names[first:])
+
+
+def add_between_rows(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
+    """Replace this process's part of every gradient by its sum over the rows, which have made as many passes."""
+    for parameter in parameters if mesh.ndim > 1 else ():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad.to_local(), group=mesh.get_group("rows"))
 
 
 def shard(
     module: nn.Module,
     blocks: Sequence[nn.Module],
-    processes: Processes,
+    mesh: DeviceMesh,
     sharding: Sharding,
     *,
-    device: torch.device,
     compute_type: torch.dtype,
 ) -> None:
     """Leave every process a part of each matrix, its gradient and its moments. The model may be on the meta device.
@@ -51,13 +68,12 @@ def shard(
     (embeddings, head) and what flows between them keep their type, as they do in one process. Gradients are summed, not
     averaged: the denominators are those of all processes already.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     exact = MixedPrecisionPolicy(cast_forward_inputs=False)
     rounded = MixedPrecisionPolicy(compute_type, torch.float32, cast_forward_inputs=False)
     options: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (processes.count,)),
+        "mesh": mesh["parts"],
         "offload_policy": CPUOffloadPolicy() if sharding.offload else OffloadPolicy(),
         "ignored_params": {parameter for parameter in module.parameters() if parameter.ndim < 2},
     }

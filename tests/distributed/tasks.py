@@ -64,6 +64,7 @@ def make_policy(
     double: bool,
     lora: bool,
     reshard: bool = True,
+    degree: int | None = None,
     settings: ZeroSettings | None = None,
     publishes: bool = False,
     **options: Any,
@@ -85,7 +86,7 @@ def make_policy(
         reference=reference,
         adapter=adapter,
         processes=processes,
-        sharding=Sharding(reshard_after_forward=reshard) if way == "fsdp" else settings,
+        sharding=Sharding(reshard_after_forward=reshard, degree=degree) if way == "fsdp" else settings,
         **options,
     )
 

@@ -92,7 +92,14 @@ def test_other_ways_of_computing_end_at_the_same_weights(variant: str, two: list
 
 
 def test_four_processes_end_at_the_weights_of_one(tmp_path: Path) -> None:
-    variants = {name: VARIANTS[name] for name in ("ddp-whole-float64", "fsdp-lora-float64")}
-    found = workers.run(4, train_all, tmp_path, variants=variants)
-    for name, options in variants.items():
-        assert_same([one[name] for one in found], tasks.train(ALONE, **options), double=True)
+    """Also where two and two hold all weights (HSDP)."""
+    rows: dict[str, dict[str, Any]] = {
+        f"{name} in rows of two": {**VARIANTS[name], "degree": 2} for name in VARIANTS if name.startswith("fsdp")
+    }
+    variants = {name: VARIANTS[name] for name in ("ddp-whole-float64", "fsdp-lora-float64", "fsdp-whole-float64")}
+    found = workers.run(4, train_all, tmp_path, variants=variants | rows)
+    for name, options in (variants | rows).items():
+        alone = tasks.train(ALONE, **{key: value for key, value in options.items() if key != "degree"})
+        assert_same([one[name] for one in found], alone, double=options["double"])
+    held = {name: found[0][name]["numbers_held"] for name in found[0]}
+    assert held["fsdp-whole-float64 in rows of two"] > 1.8 * held["fsdp-whole-float64"]

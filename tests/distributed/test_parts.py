@@ -94,13 +94,15 @@ def test_a_checkpoint_of_two_processes_is_an_ordinary_model_in_two_files(
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_any_number_of_processes_opens_it(count: int, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "degree"), [(1, None), (2, None), (3, None), (4, 2)])
+def test_any_number_of_processes_opens_it(
+    count: int, degree: int | None, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
     folder, said = saved
     if count == 1:
         found = [part_tasks.go_on(ALONE, root=folder, **FSDP)]
     else:
-        found = workers.run(count, part_tasks.go_on, tmp_path, root=folder, **FSDP)
+        found = workers.run(count, part_tasks.go_on, tmp_path, root=folder, degree=degree, **FSDP)
     for one in found:
         assert_equal(one["opened"], said[0]["saved"])
         if count == 2:
@@ -108,6 +110,13 @@ def test_any_number_of_processes_opens_it(count: int, saved: tuple[Path, list[di
         else:
             gap = max(float((one["end"][name] - said[0]["end"][name]).abs().max()) for name in one["end"])
             assert gap < 1e-5
+
+
+def test_processes_of_which_two_and_two_have_all_weights_save_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    said = workers.run(4, part_tasks.save_trained, tmp_path / "said", root=tmp_path, degree=2, **FSDP)
+    found = part_tasks.go_on(ALONE, root=tmp_path, **FSDP)
+    assert_equal(found["opened"], said[0]["saved"])
+    assert max(float((found["end"][name] - said[0]["end"][name]).abs().max()) for name in found["end"]) < 1e-5
 
 
 def test_a_checkpoint_of_one_process_opens_in_parts(tmp_path: Path) -> None:

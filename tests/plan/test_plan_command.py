@@ -197,6 +197,23 @@ def test_weights_in_parts_pass_the_network_between_machines_with_every_microbatc
     )
 
 
+def test_rows_of_devices_that_have_all_weights_send_gradients_alone_between_machines() -> None:
+    """Twice 4 B a weight for each update instead of 8 B for each microbatch, and twice as much memory for weights."""
+    setup = Setup(ranks=16, shard="zero3", tokens_per_microbatch=1024)
+    rows = replace(setup, degree=8)
+    flat, hybrid = (step_time(THIRTY_TWO, WORK, one, DEVICES["H100"], network_gbit=25) for one in (setup, rows))
+    assert hybrid.network == pytest.approx(WORK.updates * 8 * THIRTY_TWO.num_parameters / 3.125e9, rel=0.2)
+    assert hybrid.network < flat.network / 2
+    held, twice = (
+        {part.name: part.bytes for part in plan_memory(THIRTY_TWO, WORK, one).trainer.components}
+        for one in (setup, rows)
+    )
+    for name in ("weights, float32 (master)", "optimizer moments", "gradients"):
+        assert twice[name] == pytest.approx(2 * held[name], rel=0.05), name
+    with pytest.raises(ConfigError, match=r"--gpus 12 is no multiple of policy.shard_degree, 8"):
+        planned("spot_32b/full", ["policy.shard_degree=8"], gpus=12)
+
+
 def test_what_samples_through_modules_waits_for_their_kernels_the_longest_in_eight_bits() -> None:
     seconds = {
         quantization: step_time(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from oncurve.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.from_settings import make_sharding
@@ -38,6 +39,13 @@ def test_data_parallel_is_one_whole_model_in_each_process() -> None:
     ]
     assert made == [None, None], "nothing is cut into parts; processes add up gradients of their own rows"
     assert make_sharding(config.policy, config.optimizer, two) is not None
+
+
+@pytest.mark.parametrize(("parallel", "count"), [("fsdp", 6), ("ddp", 4), ("none", 1)])
+def test_weights_are_cut_over_rows_of_processes_or_refused(parallel: str, count: int) -> None:
+    config = parse_config(RECIPE, [f"policy.parallel={parallel}", "policy.shard_degree=4"])
+    with pytest.raises(ConfigError, match=rf"shard_degree is 4, .* \(here {parallel}\) .* \(here {count}\)"):
+        make_sharding(config.policy, config.optimizer, replace(ALONE, count=count))
 
 
 def test_deepspeed_gets_what_its_file_says_beside_the_numbers_of_the_recipe() -> None:
