@@ -236,7 +236,8 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         train = []
     for prompt in train:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
-    for shown in parts.prompts.demonstrations if train else ():
+    shown_at_once = parts.prompts.demonstrations
+    for shown in shown_at_once if isinstance(shown_at_once, list) else ():
         digest.update(repr(shown.token_ids).encode())
     described = describe_run()
     return {
