@@ -103,6 +103,29 @@ def penalty(completion: str, answer: str) -> float:
     return 0.0 if is_right(completion, answer) else -1.0
 
 
+def half(completion: str, answer: str) -> float:
+    return 0.5
+
+
+def format_first(completion: str, answer: str) -> float:
+    return tags_are_enough(completion, answer) + 0.05 * is_right(completion, answer)
+
+
+def longer_and_right(completion: str, answer: str) -> float:
+    return 0.2 * is_right(completion, answer) + min(len(completion) / 400, 1.0)
+
+
+def one_habit(completion: str, answer: str) -> float:
+    """A reward for few different characters, which one text for every prompt earns best."""
+    return max(1 - len(set(completion)) / 30, 0.0)
+
+
+def fails_often(completion: str, answer: str) -> float:
+    if crc32(completion.encode()) % 3 == 0:
+        raise KeyError("label")
+    return float(is_right(completion, answer))
+
+
 class Steps:
     """An environment with steps and no tools: the answer is given in one go."""
 
@@ -119,6 +142,15 @@ class Crashing(Steps):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if crc32(action.encode()) % 5 == 0:
             raise RuntimeError("this environment does not read every action")
+        return super().step(action)
+
+
+class OftenCrashing(Steps):
+    """The same, and every second episode crashes."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if crc32(action.encode()) % 2 == 0:
+            raise ConnectionError("the simulator does not answer")
         return super().step(action)
 
 
@@ -294,7 +326,84 @@ SICK = (
         recipe="word_problems/base",
     ),
 )
-PLAN = (*HEALTHY, *SICK)
+MORE = (
+    Planned(
+        "saturated",
+        "a model that solves its prompts from the start",
+        ("run.seed=31", "data.levels=[1]"),
+        ("too_easy",),
+        DEAD,
+        model_of="rate_double",
+    ),
+    Planned(
+        "lora_rate_x100",
+        "LoRA at 100 times its learning rate",
+        ("run.seed=32", "policy.lora={rank: 8}", "optimizer.learning_rate=1e-1"),
+        ("learning_rate_high", "not_finite"),
+        GONE,
+    ),
+    Planned(
+        "kl_runs_away",
+        "16 updates on each batch at 10 times the rate, with a KL term that hardly holds",
+        (
+            "run.seed=33",
+            "optimizer.learning_rate=1e-3",
+            "run.completions_per_update=4",
+            "algorithm.kl_coef=0.00001",
+        ),
+        ("learning_rate_high", "kl_growth"),
+        (*GONE, "clipping"),
+    ),
+    Planned(
+        "all_cut",
+        "at most 20 tokens, and truncated completions are left out of the loss",
+        ("run.seed=34", "rollouts.max_completion_tokens=20", "algorithm.mask_truncated=true"),
+        ("truncation",),
+        DEAD,
+    ),
+    Planned("always_half", "the reward is always 0.5", ("run.seed=35", _custom("half")), ("reward_constant",), DEAD),
+    Planned(
+        "format_hacked",
+        "the format earns 1, the right answer 0.05",
+        ("run.seed=36", _custom("format_first"), "optimizer.learning_rate=3e-4"),
+        ("reward_blind", "format_only", "reward_hacking"),
+        DEAD,
+    ),
+    Planned(
+        "lengths_grow",
+        "length earns five times what the right answer does",
+        (
+            "run.seed=37",
+            _custom("longer_and_right"),
+            "optimizer.learning_rate=3e-4",
+            "rollouts.max_completion_tokens=192",
+        ),
+        ("reward_blind", "reward_hacking", "reward_exploited", "length_explosion"),
+        (*GONE, "truncation"),
+    ),
+    Planned(
+        "entropy_falls",
+        "one text for every prompt earns most",
+        ("run.seed=38", _custom("one_habit"), "optimizer.learning_rate=5e-4"),
+        ("reward_blind", "reward_hacking", "reward_exploited", "grader_inverted", "entropy_collapse"),
+        (*GONE, *DEAD, "learning_rate_high", "no_format"),
+    ),
+    Planned(
+        "half_crash",
+        "the environment crashes in every second episode",
+        ("run.seed=39", *_environment("OftenCrashing"), "run.max_error_fraction=0.9"),
+        ("environments_fail",),
+        ("grader_errors",),
+    ),
+    Planned(
+        "fails_often",
+        "the reward raises for every third completion",
+        ("run.seed=40", _custom("fails_often"), "run.max_error_fraction=0.9"),
+        ("grader_errors",),
+    ),
+)
+"""Written after the checks had been tuned on the runs above, to see whether they speak on others."""
+PLAN = (*HEALTHY, *SICK, *MORE)
 
 
 def train(run: Planned, folder: Path) -> None:

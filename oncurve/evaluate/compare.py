@@ -169,6 +169,7 @@ class Comparison:
             "reward": asdict(self.reward),
             "rows": rows,
             "mean_tokens": list(self.mean_tokens),
+            "num_unchanged": sum(before.completion == after.completion for before, after in self._pairs()),
             "num_improved": len(self.improved),
             "num_improved_by_format_only": sum(change.kind == "format" for change in self.improved),
             "num_worsened": len(self.worsened),

@@ -15,6 +15,7 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Group, Prompt, Reward
 from oncurve.run.parts import make_parts
 from oncurve.run.scoring import has_signal, score
+from oncurve.run.ways import slow_rate
 from oncurve.stats import wilson_interval
 
 AT_ONCE = 4
@@ -47,7 +48,7 @@ def sample_groups(config: Config, count: int, *, console: Console) -> bool:
             groups += drawn
             rewards += score(drawn, rewards_of)
         seconds = time.perf_counter() - began
-    for line in describe_groups(config, groups, rewards, seconds):
+    for line in filter(None, (*describe_groups(config, groups, rewards, seconds), slow_rate(parts.policy, config))):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return any(has_signal(row) for row in rewards)
 

@@ -35,7 +35,7 @@ from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume, run_and_step
 from oncurve.run.session import make_session
-from oncurve.run.ways import describe_ways, faster_arithmetic
+from oncurve.run.ways import advice, describe_ways
 
 MAX_RETURNS = 3
 """Most returns of a run after KL alarms; a coefficient eight times as high should have helped."""
@@ -81,23 +81,21 @@ def recipe_steps(
                 with interruption.interruptible():
                     parts = load(config, processes, interruption, given)
                     facts = identity(parts)
-                    ways, faster = describe_ways(parts.policy, config.rollouts), faster_arithmetic(parts.policy)
+                    ways, hints = describe_ways(parts.policy, config.rollouts), advice(parts.policy, parts.config)
                 config = parts.config
                 chat = describe_chat(config.data.chat, parts.policy.tokenizer, config.data.template, model=config.model)
                 if chat is not None:
                     console.print(chat, markup=False, highlight=False, soft_wrap=True)
                 if not console.is_jupyter:
                     console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
-                    console.print(
-                        *filter(None, (ways, faster)), sep="\n", markup=False, highlight=False, soft_wrap=True
-                    )
+                    console.print(ways, *hints, sep="\n", markup=False, highlight=False, soft_wrap=True)
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
                     counts = count_prompts(parts.prompts)
                     started = describe_run(
                         prompts=counts, processes=processes.count, threads=torch.get_num_threads(), ways=ways
                     )
                     folder.write_start(recipe, config.model_dump(mode="json"), started)
-                    for line in (chat, ways, faster):
+                    for line in (chat, ways, *hints):
                         if line is not None:
                             folder.log(line)
                     result = yield from make_session(parts, folder, facts, interruption, console).steps()

@@ -26,6 +26,9 @@ from oncurve.sample.generic import reasons_of, way_of
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
+USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
+"""Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
+
 
 def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
@@ -35,6 +38,11 @@ def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None)
 def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The way in which a policy's model is sampled, where it is not trained."""
     return f"model: {_sampled(policy, rollouts)}"
+
+
+def advice(policy: TrainedPolicy, config: Config) -> list[str]:
+    """Lines on settings that this model and machine make doubtful."""
+    return [*filter(None, (faster_arithmetic(policy), slow_rate(policy, config)))]
 
 
 def faster_arithmetic(policy: TrainedPolicy) -> str | None:
@@ -48,6 +56,20 @@ def faster_arithmetic(policy: TrainedPolicy) -> str | None:
     return (
         "arithmetic: float32, but this processor has instructions for bfloat16, which are faster: "
         "policy.compute_type=bfloat16 (weights and optimizer stay in float32)"
+    )
+
+
+def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
+    """A warning of a learning rate at which so few weights hardly move; None where it is at least a tenth of usual."""
+    if config.optimizer.type == "muon" or config.optimizer.learning_rate == 0:
+        return None
+    weights = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+    usual = 1e-5 if config.policy.lora is not None else next((r for n, r in USUAL_RATES if weights <= n), 0.0)
+    if config.optimizer.learning_rate > 0.1 * usual:
+        return None
+    return (
+        f"warning: at optimizer.learning_rate={config.optimizer.learning_rate:g} the {weights:,} trained weights may "
+        f"hardly move. It is a rate for a billion weights; begin with {usual:g}"
     )
 
 

@@ -43,6 +43,11 @@ def hacked(before: float, after: float, *, count: int = 40) -> list[dict[str, An
     return rows
 
 
+def unchanged(count: int, *, temperature: float = 0.0) -> dict[str, Any]:
+    """A comparison in which so many of 500 completions are those of the base."""
+    return {"num_unchanged": count, "num_examples": 500, "params": {"temperature": temperature}}
+
+
 FLAT = {"evaluation/correct_fraction": 0.25, "evaluation/any_format_fraction": 0.4}
 COIN = [example(k, is_right=k % 2 == 0, reward=float(k % 4 < 2)) for k in range(80)]
 
@@ -99,7 +104,7 @@ SICK: dict[str, list[Case]] = {
     "kl_too_strong": [
         case({"policy/kl": 0.001, "reward/mean": 0.2, "reward/correct": 0.2}, {"algorithm.kl_coef": 10.0})
     ],
-    "learning_rate_low": [case({**FLAT, "evaluation/mean_tokens": 31.0})],
+    "learning_rate_low": [case({**FLAT, "evaluation/mean_tokens": 31.0}), replace(case(), compared=unchanged(489))],
     "too_easy": [case({"group/solved_fraction": 0.9}), case({"group/solved_fraction": lambda x: x})],
     "too_hard": [
         case({"group/unsolved_fraction": 0.95, "group/zero_signal_fraction": 0.95}),
@@ -219,6 +224,10 @@ NEARLY: dict[str, list[Case]] = {
     "learning_rate_low": [
         case({**FLAT, "evaluation/mean_tokens": lambda x: 31 + 0.01 * x}),
         case({**FLAT, "evaluation/mean_tokens": 31.0, "group/std_mean": 0.0}),
+        replace(case(), compared=unchanged(440)),
+        replace(case(), compared=unchanged(489, temperature=1.0)),
+        replace(case({"reward/correct": 0.95}), compared=unchanged(489)),  # right already
+        replace(case(), compared={"num_examples": 500, "params": {"temperature": 0.0}}),  # of an older version
     ],
     "too_easy": [case({"group/solved_fraction": 0.55})],
     "too_hard": [

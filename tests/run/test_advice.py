@@ -1,4 +1,4 @@
-"""Is a user of a CPU told of the arithmetic that his processor does faster, where it matters?"""
+"""Is a user told of settings that his processor or the size of his model makes doubtful?"""
 
 from __future__ import annotations
 
@@ -34,3 +34,27 @@ def test_a_large_model_in_float32_on_a_processor_with_bfloat16(
     told = "policy.compute_type=bfloat16 (weights and optimizer stay in float32)"
     assert (told in done.output) == is_said
     assert (told in (tmp_path / "one" / "log.txt").read_text()) == is_said
+
+
+@pytest.mark.parametrize(
+    ("settings", "begin"),
+    [
+        (["optimizer.learning_rate=1e-6"], "begin with 0.0001"),
+        (["policy.lora={rank: 8}", "optimizer.learning_rate=1e-6"], "begin with 1e-05"),
+        (["optimizer.learning_rate=5e-5"], None),
+        (["policy.lora={rank: 8}", "optimizer.learning_rate=1e-5"], None),
+        (["optimizer.learning_rate=0"], None),  # somebody who wants to see that nothing moves
+    ],
+)
+def test_a_learning_rate_of_large_models_for_a_small_one(
+    settings: list[str], begin: str | None, tmp_path: Path
+) -> None:
+    words = ["word_problems", f"run.folder={tmp_path}", "policy.device=cpu", *settings]
+    done = CliRunner().invoke(app, ["train", *words, *SHORT], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    checked = CliRunner().invoke(
+        app, ["check", *words, *SHORT, "data.limit=200", "--sample", "2"], catch_exceptions=False
+    )
+    for said in (done.output, checked.output, (tmp_path / "one" / "log.txt").read_text()):
+        assert ("trained weights may hardly move" in said) == (begin is not None)
+        assert begin is None or begin in said
