@@ -90,8 +90,8 @@ def not_learning(case: Case) -> Finding | None:
             *case.configured("optimizer.learning_rate"),
         ),
         do="Take more prompts per step (run.prompts_per_step) and larger groups: the gradient of few or short "
-        "completions is mostly noise. Then train longer and, while late completions look healthy, raise optimizer.learning_rate "
-        "threefold. Check whether the reward is noise; the loss does not show it.",
+        "completions is mostly noise. Then train longer, and while late completions look healthy, raise "
+        "optimizer.learning_rate threefold. Check whether the reward is noise; the loss does not show it.",
     )
 
 
