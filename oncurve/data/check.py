@@ -18,6 +18,12 @@ from oncurve.rewards.base import categorize
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "unpaid", "bad_format", "failed"]
+AS_IS = "as_is"
+"""The template that leaves the form of a completion to the prompts."""
+FREE_FORM = (
+    "With data.template=as_is your prompts say what form an answer has, and the reward accepts none of the forms that "
+    "are tried here. See what it pays to the model's own completions: `oncurve check RECIPE --sample 16`."
+)
 
 
 def check_data(
@@ -68,6 +74,7 @@ def check_data(
             has_right_answer=has_right_answer,
             decided_by_value=decided_by_value,
             needs_grades=needs_grades,
+            knows_form=template.name != AS_IS,
         ),
         *find_repeats(rows),
         *find_shared(rows, evaluation_rows),
@@ -116,6 +123,7 @@ def find_refused_gold(
     has_right_answer: bool = True,
     decided_by_value: bool = False,
     needs_grades: bool = True,
+    knows_form: bool = True,
 ) -> list[DataFinding]:
     """Rows whose own reference answer does not earn full reward; wrong, badly formed and failed are different findings.
 
@@ -137,10 +145,15 @@ def find_refused_gold(
         verdict = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=prompt.index in unpaid)
         if verdict != "accepted":
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
-    num_refused = sum(len(cases) for cases in refused.values())
-    severity = "error" if num_refused > max_fraction * len(prompts) else "warning"
+    is_fatal = sum(len(cases) for cases in refused.values()) > max_fraction * len(prompts)
     found = [
-        _refusal(severity, verdict, error, cases, _accepted_form(cases[0], grade, decided_by_value))
+        _refusal(
+            "error" if is_fatal and (knows_form or verdict == "failed") else "warning",
+            verdict,
+            error,
+            cases,
+            FREE_FORM if not knows_form and verdict != "failed" else _accepted_form(cases[0], grade, decided_by_value),
+        )
         for (verdict, error), cases in refused.items()
     ]
     if ungraded and needs_grades:
@@ -272,18 +285,34 @@ def _verdict(reward: Reward, *, decided_by_value: bool, is_unpaid: bool) -> Verd
 def _accepted_form(case: tuple[Prompt, Completion, Reward], grade: Grade, decided_by_value: bool) -> str:
     """A sentence that names the template in whose form the reward accepts the row's answer, or nothing."""
     prompt, _, low = case
-    if low.value is None:
+    found = None if low.value is None else _accepting(prompt, grade, decided_by_value, above=low.value)
+    if found is None:
         return ""
-    forms = {write_gold(prompt.row, template): name for name, template in reversed(TEMPLATES.items())}
-    for text, name in reversed(forms.items()):
+    return (
+        f"It accepts {write_gold(prompt.row, found)[-80:]!r}, the form of data.template={found.name}: use that "
+        f"template, or the reward of this one's form."
+    )
+
+
+def _accepting(prompt: Prompt, grade: Grade, decided_by_value: bool, *, above: float) -> Template | None:
+    """The first template in whose form the reward accepts the row's answer, and pays more than ``above``."""
+    forms = {write_gold(prompt.row, template): template for template in reversed(TEMPLATES.values())}
+    for text, template in reversed(forms.items()):
         [reward] = grade([prompt], [_as_completion(prompt, text)])
         is_accepted = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=False) == "accepted"
-        if is_accepted and reward.value is not None and reward.value > low.value:
-            return (
-                f"It accepts {text[-80:]!r}, the form of data.template={name}: use that template, or the reward of "
-                f"this one's form."
-            )
-    return ""
+        if is_accepted and reward.value is not None and reward.value > above:
+            return template
+    return None
+
+
+def form_of(template: Template, prompts: Sequence[Prompt], grade: Grade, *, decided_by_value: bool) -> Template:
+    """The template whose form completions have: of prompts that are used as they are, the one that the reward accepts.
+
+    ``as_is`` itself where it accepts none of the known forms.
+    """
+    if template.name != AS_IS or not prompts:
+        return template
+    return _accepting(prompts[0], grade, decided_by_value, above=0.0) or template
 
 
 def _refusal(

@@ -32,6 +32,7 @@ class Check:
 _GRADER = ("grader_errors", "grader_inverted", "reward_blind", "reward_constant")
 _SAMPLING = ("no_format", "minimum_length", "truncation", "sampling_narrow")
 _COLLAPSE = ("not_finite", "learning_rate_high", "entropy_bonus", "clipping", "stale_weights", "mismatch")
+_HACKED = ("reward_exploited", "reward_hacking")
 _DEAD = ("too_easy", "too_hard", "dead_groups")
 
 CHECKS: tuple[Check, ...] = (
@@ -48,7 +49,7 @@ CHECKS: tuple[Check, ...] = (
     Check(policy_health.clipping),
     Check(policy_health.learning_rate_high, (*_GRADER, "entropy_bonus", "stale_weights", "mismatch")),
     Check(policy_health.not_finite, ("learning_rate_high",)),
-    Check(grading.no_format, ("learning_rate_high",)),
+    Check(grading.no_format, ("learning_rate_high", "reward_exploited")),
     Check(lengths.minimum_length),
     Check(lengths.truncation, ("environments_fail", "minimum_length")),
     Check(tool_use.tools_unused),
@@ -58,16 +59,16 @@ CHECKS: tuple[Check, ...] = (
     Check(groups.sampling_narrow),
     Check(policy_health.kl_too_strong),
     Check(policy_health.learning_rate_low, ("clipping", "kl_too_strong")),
-    Check(groups.too_easy, (*_GRADER, "sampling_narrow")),
-    Check(groups.too_hard, (*_GRADER, *_SAMPLING, *_COLLAPSE)),
+    Check(groups.too_easy, (*_GRADER, "reward_exploited", "sampling_narrow")),
+    Check(groups.too_hard, (*_GRADER, "reward_exploited", *_SAMPLING, *_COLLAPSE)),
     Check(grading.reward_hacking, ("grader_inverted", "reward_blind", "reward_exploited", *_COLLAPSE)),
     Check(grading.overfitting, ("grader_inverted", "reward_blind", *_COLLAPSE)),
-    Check(policy_health.entropy_collapse, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
-    Check(groups.dead_groups, (*_GRADER, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard", "entropy_collapse")),
+    Check(policy_health.entropy_collapse, (*_GRADER, *_HACKED, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard")),
+    Check(groups.dead_groups, (*_GRADER, *_HACKED, *_SAMPLING, *_COLLAPSE, "too_easy", "too_hard", "entropy_collapse")),
     Check(policy_health.kl_growth, (*_GRADER, *_COLLAPSE)),
     Check(grading.format_only, ("reward_blind", "reward_exploited", "reward_hacking")),
-    Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, "reward_exploited", "reward_hacking")),
-    Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, "reward_exploited", "reward_hacking")),
+    Check(lengths.length_explosion, (*_GRADER, *_COLLAPSE, *_HACKED)),
+    Check(lengths.length_collapse, (*_GRADER, *_COLLAPSE, *_HACKED)),
     Check(policy_health.entropy_explosion, (*_GRADER, *_COLLAPSE, "reward_hacking")),
     Check(policy_health.oscillation, (*_GRADER, *_COLLAPSE)),
     Check(policy_health.gradient_spikes, (*_GRADER, *_COLLAPSE)),
@@ -75,7 +76,7 @@ CHECKS: tuple[Check, ...] = (
         policy_health.not_learning,
         (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong", "reward_exploited"),
     ),
-    Check(groups.skipped_updates, (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD)),
+    Check(groups.skipped_updates, (*_GRADER, *_HACKED, *_SAMPLING, *_COLLAPSE, *_DEAD)),
     Check(grading.held_out_higher),
     Check(throughput.grading_bound),
     Check(throughput.slow_link),

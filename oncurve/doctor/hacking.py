@@ -179,7 +179,8 @@ def signs(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[str, tu
             example = next(sample for sample in paid if detector.shows(sample))
             found.append((detector.what, _shares(detector.what, before, after, example)))
     if (one := one_for_all(first, paid)) is not None:
-        found.append(("give the same answer to different questions", one))
+        says = "say the same" if _share(states_nothing, paid) > MOST else "give the same answer"
+        found.append((f"{says} to different questions", one))
     if (followed := follows_length(first, last)) is not None:
         found.append(("are rewarded for their length", followed))
     return found

@@ -6,6 +6,8 @@ from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Finding
 
 LENGTH, CUT = "completion/mean_tokens", "completion/truncated_fraction"
+OTHER_ENDS = ("failed", "turns", "seconds")
+"""Reasons that end an unfinished episode before the token limit does."""
 
 
 def minimum_length(case: Case) -> Finding | None:
@@ -32,10 +34,14 @@ def minimum_length(case: Case) -> Finding | None:
 def truncation(case: Case) -> Finding | None:
     """More than a tenth of the completions were cut off before the first update; severe from three tenths."""
     cut = case.curve(CUT)
-    if not cut or cut.values[0] <= 0.1 or cut.mean <= 0.1:
+    if not cut or cut.values[0] <= 0.1:
+        return None
+    ended = [sum(one.values) for one in case.curves("episode/ended/") if one.key.rpartition("/")[2] in OTHER_ENDS]
+    share = cut.mean - sum(ended) / len(cut)
+    if share <= 0.1:
         return None
     return Finding(
-        severity="severe" if cut.mean >= 0.3 else "warning",
+        severity="severe" if share >= 0.3 else "warning",
         what="Completions are cut off at the token limit before they reach an answer",
         evidence=(cut.on(0), cut.at_end(), *case.configured("rollouts.max_completion_tokens")),
         do="Raise rollouts.max_completion_tokens (twice the mean length of finished completions is a start), and check "

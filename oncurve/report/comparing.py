@@ -167,9 +167,9 @@ def _held_out(side: Side) -> Cell:
     keys = [f"evaluation/correct_{name}fraction" for name in ("", "low_", "high_")]
     ends, lows, highs = (dict(zip(*side.metrics.finite(key), strict=True)) for key in keys)
     measured = ends.keys() & lows.keys() & highs.keys()
-    if not measured:
+    step = max(measured, default=0)
+    if step == 0:  # what the base could do is another row
         return Cell("-")
-    step = max(measured)
     return Cell(f"{ends[step]:.1%}", f"[{100 * lows[step]:.1f}, {100 * highs[step]:.1f}] at step {step}")
 
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.data.chat_template import Chat, prepare_tokenizer
-from oncurve.data.check import check_data
+from oncurve.data.check import check_data, form_of
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
 from oncurve.data.prompt_check import shown_demonstration, shown_prompt
-from oncurve.data.prompts import chosen_chat, describe_chat, find_template, render_prompts, write_gold
+from oncurve.data.prompts import Template, chosen_chat, describe_chat, find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
@@ -151,26 +151,31 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         few_shot=few_shot,
         tools_of=make_tools_of(config.rollouts, section, NOTHING),
     )
+    decided_by_value, template = deciding_reward(config.rewards) is not None, find_template(section.template)
+    form = form_of(template, shown, pays, decided_by_value=decided_by_value) if has_right_answer else template
+    if form is not template:
+        console.print(f"as_is leaves the form to your prompts; the reward accepts that of {form.name}", highlight=False)
     for prompt in shown:
-        gold = write_gold(prompt.row, find_template(section.template)) if has_right_answer else None
+        gold = write_gold(prompt.row, form) if has_right_answer else None
         console.print(shown_prompt(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
     findings = check_data(
         graded,
         cast("Any", tokenizer),
         grade=pays,
         template=section.template,
+        gold=partial(write_gold, template=form),
         chat=section.chat,
         few_shot=few_shot,
         max_prompt_tokens=config.prompt_limit(context_of(model_config)),
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
-        decided_by_value=deciding_reward(config.rewards) is not None,
+        decided_by_value=decided_by_value,
         needs_grades=not any(reward.type == "environment" for reward in config.rewards),
         vocabulary=model_config.get_text_config().vocab_size,
         end_ids=end_ids,
     )
     said = [(finding.severity, finding.describe()) for finding in findings]
-    table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, seed=config.run.seed)
+    table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, form, seed=config.run.seed)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     is_of_form = not any(finding.takes_other_form for finding in findings)  # else no probe is either
     said += [(severity, f"{severity}: {text}") for severity, text in verdicts if is_of_form or severity != "error"]
@@ -223,6 +228,7 @@ def probe(
     few_shot: Rows,
     tokenizer: PreTrainedTokenizerBase,
     pays: Pays,
+    form: Template,
     *,
     seed: int,
 ) -> tuple[str, list[tuple[Literal["error", "warning"], str]]]:
@@ -237,7 +243,7 @@ def probe(
         few_shot=few_shot,
     )
     options: dict[str, Any] = {
-        "gold": partial(write_gold, template=find_template(section.template)),
+        "gold": partial(write_gold, template=form),
         "seed": seed,
         "encode": lambda text: tokenizer.encode(text, add_special_tokens=False),
     }

@@ -65,7 +65,7 @@ def test_the_template_is_named_in_whose_form_the_reward_accepts_the_answer() -> 
         pairs = zip(prompts, completions, strict=True)
         return [Reward(float(completion.text == prompt.row["answer"])) for prompt, completion in pairs]
 
-    [found] = check(grade=alone, template="as_is", decided_by_value=True)
+    [found] = check(grade=alone, template="question_only", decided_by_value=True)
     assert "form of data.template=plain" in found.remedy
     assert check(grade=alone, template="plain", decided_by_value=True) == []
 

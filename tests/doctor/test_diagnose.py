@@ -82,6 +82,23 @@ def test_a_kl_term_that_holds_the_policy_is_the_cause_of_weights_that_do_not_mov
     assert found["learning_rate_low"].follows == "kl_too_strong"
 
 
+def test_groups_that_are_dead_because_a_hole_was_found_follow_from_it() -> None:
+    shown = [
+        {
+            "step": step,
+            "prompt": f"How much is {k}?",
+            "answer": str(k),
+            "reward": reward,
+            "completion": text.format(k=k),
+        }
+        for step, reward, text in ((1, 0.0, "it is {k} </think> <answer> {k} </answer>"), (30, 1.0, "9."))
+        for k in range(20, 60)
+    ]
+    found = diagnose(case({"group/zero_signal_fraction": 0.95}, examples=shown))
+    assert [found[0].check, found[1].check, found[1].follows] == ["reward_exploited", "dead_groups", "reward_exploited"]
+    assert "say the same to different questions" in found[0].what
+
+
 def test_notes_come_last() -> None:
     findings = diagnose(case({"evaluation/num_examples": 30.0, "policy/skipped_updates": 0.2}))
     assert [finding.severity for finding in findings] == ["warning", "note"]

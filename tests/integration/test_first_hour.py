@@ -108,10 +108,26 @@ def test_a_reward_that_pays_everything_fails_the_check(here: Path) -> None:
 
 def test_a_reward_of_another_form_is_not_said_to_pay_everything_the_same(here: Path) -> None:
     (here / "bare.py").write_text("def near(completion, answer):\n    return float(completion.strip() == answer)\n")
-    said = command("check", "recipe.yaml", "rewards.0.function=bare.py:near", "data.template=as_is", code=1)
+    said = command("check", "recipe.yaml", "rewards.0.function=bare.py:near", "data.template=question_only", code=1)
     assert "the form of data.template=plain" in said
     assert "pays every completion the same" not in said
     assert "Check failed: fix the error above" in said
+
+
+def test_prompts_that_are_used_as_they_are_say_the_form_themselves(here: Path) -> None:
+    (here / "bare.py").write_text(
+        "def near(completion, answer):\n    return float(completion.strip() == answer)\n\n\n"
+        "def odd(completion, answer):\n    return float(completion == f'ANSWER {answer}!')\n\n\n"
+        "def broken(completion, answer):\n    return float(completion.strip() == answer[9])\n"
+    )
+    said = command("check", "recipe.yaml", "rewards.0.function=bare.py:near", "data.template=as_is")
+    assert "as_is leaves the form to your prompts; the reward accepts that of plain" in said
+    assert "gold                       1.000" in said
+    said = command("check", "recipe.yaml", "rewards.0.function=bare.py:odd", "data.template=as_is")
+    assert "the reward accepts none of the forms that are tried here" in said
+    assert "OK, with 1 warning to read above" in said
+    said = command("check", "recipe.yaml", "rewards.0.function=bare.py:broken", "data.template=as_is", code=1)
+    assert "grading the row's own reference answer failed" in said
 
 
 def test_a_bound_that_everything_reaches_fails_the_check_and_a_weight_of_0_is_refused(here: Path) -> None:

@@ -37,6 +37,14 @@ function fill(node, ...children) {
   return node;
 }
 
+/** A table that a phone shows row by row, each cell behind the head of its column. */
+function stacked(table) {
+  const heads = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, at) => at && cell.setAttribute("data-head", heads[at]));
+  table.classList.add("stacked");
+  return table;
+}
+
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** A number for people: about three digits, thousands separated. */

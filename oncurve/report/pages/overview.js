@@ -102,11 +102,11 @@ function comparedCard(compared) {
   const share = (one) => [percent(one.successes / one.total), " ", interval(one.low, one.high, (end) => (100 * end).toFixed(1))];
   return el("div", { class: "card whole" },
     el("h3", {}, `${compared.names.join(" and ")} on ${number(compared.num_prompts)} ${compared.problems}`),
-    el("div", { class: "wide" }, el("table", {},
+    el("div", { class: "wide" }, stacked(el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}), ...compared.names.map((name) => el("th", { class: "num" }, name)), el("th", { class: "num" }, compared.is_binary === false ? "change" : "points"), el("th", { class: "num" }, "p"))),
       el("tbody", {}, compared.is_binary === false ? rewardRow(compared.reward) : null, compared.rows.map((row) => el("tr", {}, el("td", {}, row.name), el("td", { class: "num" }, share(row.before)), el("td", { class: "num" }, share(row.after)),
         el("td", { class: "num" }, points(row.change), " ", interval(row.low, row.high, points)),
-        el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4))))))),
+        el("td", { class: "num" }, row.p_value < 1e-4 ? "<0.0001" : row.p_value.toFixed(4)))))))),
     el("p", { class: "soft small" }, "95% intervals; the difference and its p-value are paired: both answered the same problems."));
 }
 
@@ -120,11 +120,11 @@ function rewardRow(row) {
 function stagesCard(stages) {
   const cell = (share) => (share ? [percent(share.fraction), " ", interval(share.low, share.high, (end) => (100 * end).toFixed(1))] : "–");
   const problems = new Set(stages.flatMap((stage) => [stage.before, stage.after]).filter(Boolean).map((share) => share.num_prompts));
-  return el("div", { class: "card whole", id: "stages" }, el("h3", {}, "Stages of the model"), el("div", { class: "wide" }, el("table", {},
+  return el("div", { class: "card whole", id: "stages" }, el("h3", {}, "Stages of the model"), el("div", { class: "wide" }, stacked(el("table", {},
     el("thead", {}, el("tr", {}, ["run", "learns by", "steps", "correct before", "correct after"].map((name, at) => el("th", { class: at > 1 ? "num" : "" }, name)))),
     el("tbody", {}, stages.map((stage) => el("tr", {},
       el("td", {}, stage.href ? el("a", { href: stage.href }, stage.name) : el(stage.is_own ? "strong" : "span", {}, stage.name), stage.is_own ? el("span", { class: "interval" }, " this run") : null),
-      el("td", {}, stage.what === "supervised" ? "demonstrations" : stage.what), el("td", { class: "num" }, number(stage.steps)), el("td", { class: "num" }, cell(stage.before)), el("td", { class: "num" }, cell(stage.after))))))),
+      el("td", {}, stage.what === "supervised" ? "demonstrations" : stage.what), el("td", { class: "num" }, number(stage.steps)), el("td", { class: "num" }, cell(stage.before)), el("td", { class: "num" }, cell(stage.after)))))))),
     el("p", { class: "soft small" }, `Each run starts from the model of the one above. Accuracy is on each run's own test problems${problems.size > 1 ? ", which differ in number" : ""}.`));
 }
 
@@ -134,7 +134,7 @@ function measuredCard(measured) {
   const isGraded = measured.some((one) => one.mean_reward), isJudged = measured.some((one) => one.shares.correct);
   const mean = (one) => (one ? [number(one.value), " ", interval(one.low, one.high, number)] : "–");
   const kinds = [["wrong", "wrong"], ["bad_format", "bad form"], ["error", "not gradable"]].filter(([name]) => measured.some((one) => one.counts[name]));
-  return el("div", { class: "card whole" }, el("h3", {}, "Measurements"), el("div", { class: "wide" }, el("table", {},
+  return el("div", { class: "card whole" }, el("h3", {}, "Measurements"), el("div", { class: "wide" }, stacked(el("table", {},
     el("thead", {}, el("tr", {}, el("th", {}, "name"), ...["step", ...(isGraded ? ["mean reward"] : []), ...(isJudged ? ["correct", "in any form"] : []), ...passes.map((k) => `pass@${k}`), ...kinds.map(([, name]) => name), "examples"].map((name) => el("th", { class: "num" }, name)))),
     el("tbody", {}, measured.map((one) => el("tr", {},
       el("td", {}, one.name, isNumber(one.temperature) ? el("span", { class: "interval" }, one.temperature === 0 ? " greedy" : ` T ${one.temperature}`) : null),
@@ -142,7 +142,7 @@ function measuredCard(measured) {
       ...(isJudged ? [el("td", { class: "num" }, cell(one.shares.correct)), el("td", { class: "num" }, cell(one.shares.any_format))] : []),
       ...passes.map((k) => el("td", { class: "num" }, percent(one.pass_at_k[k]))),
       ...kinds.map(([name]) => el("td", { class: "num" }, number(one.counts[name]))),
-      el("td", { class: "num" }, number(one.num_examples))))))));
+      el("td", { class: "num" }, number(one.num_examples)))))))));
 }
 
 function arithmeticSection(told) {

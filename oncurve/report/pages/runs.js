@@ -106,7 +106,8 @@ function showRuns(root, boot) {
 /** Runs side by side. */
 function showComparison(root, boot, tables) {
   const away = { x: "step" };
-  const charts = OVERLAID.filter(([, key]) => tables.some((table) => table.has(key))).map(([title, key, low, high]) => ({ chart: new Chart({ title, height: 200 }), key, low, high }));
+  const isMeasured = (table, key) => table.has(key) && (!key.startsWith("evaluation/") || table.columns[key].filter(isNumber).length > 1);
+  const charts = OVERLAID.filter(([, key]) => tables.some((table) => isMeasured(table, key))).map(([title, key, low, high]) => ({ chart: new Chart({ title, height: 200 }), key, low, high }));
   const draw = () => charts.forEach(({ chart, key, low, high }) => {
     chart.xname = away.x;
     if (boot.recipes) chart.show(boot.recipes.groups.map((group, at) => ({ name: group.name, key, colour: at % 6, isBand: true, ...overSeeds(group.runs.map((place) => tables[place]), key, away.x) })), null);
@@ -148,9 +149,9 @@ function overSeeds(tables, key, kind) {
 }
 
 function recipesTable(recipes) {
-  return el("div", { class: "card wide" }, el("table", {},
+  return el("div", { class: "card wide" }, stacked(el("table", {},
     el("thead", {}, el("tr", {}, recipes.heads.map((head, at) => el("th", { class: at ? "num turned" : "" }, head)))),
-    el("tbody", {}, recipes.rows.map((row) => el("tr", {}, row.map((value, at) => el("td", { class: at ? "num turned" : "" }, value)))))),
+    el("tbody", {}, recipes.rows.map((row) => el("tr", {}, row.map((value, at) => el("td", { class: at ? "num turned" : "" }, value))))))),
     recipes.sentences.map((sentence) => el("p", {}, sentence)));
 }
 
@@ -161,11 +162,11 @@ function runsTable(boot, lines, first, mono) {
   const isTurned = boot.runs.length > MOST_COLUMNS;
   const shown = (cell) => el("td", { class: `num${mono}${isTurned ? " turned" : ""}` }, cell.text, cell.more ? [" ", el("span", { class: "interval" }, cell.more)] : null);
   const heads = isTurned ? lines : boot.runs;
-  return el("table", { class: boot.runs.length > 3 && !isTurned ? "narrow" : "" },
+  return stacked(el("table", { class: boot.runs.length > 3 && !isTurned ? "narrow" : "" },
     el("thead", {}, el("tr", {}, el("th", {}, isTurned ? "run" : first), heads.map((head) => el("th", { class: isTurned ? "num turned" : "num" }, head.name)))),
     el("tbody", {}, isTurned
       ? boot.runs.map((run, at) => el("tr", {}, el("td", {}, run.name), lines.map((line) => shown(line.cells[at]))))
-      : lines.map((line) => el("tr", {}, el("td", { class: mono }, line.name), line.cells.map(shown)))));
+      : lines.map((line) => el("tr", {}, el("td", { class: mono }, line.name), line.cells.map(shown))))));
 }
 
 function comparisonTable(boot) {
