@@ -141,23 +141,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
     end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
-    if said := describe_chat(section.chat, tokenizer, section.template, model=config.model):
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
-    shown, _ = render_prompts(
-        graded[:1],
-        cast("Any", tokenizer),
-        template=section.template,
-        chat=section.chat,
-        few_shot=few_shot,
-        tools_of=make_tools_of(config.rollouts, section, NOTHING),
-    )
-    decided_by_value, template = deciding_reward(config.rewards) is not None, find_template(section.template)
-    form = form_of(template, shown, pays, decided_by_value=decided_by_value) if has_right_answer else template
-    if form is not template:
-        console.print(f"as_is leaves the form to your prompts; the reward accepts that of {form.name}", highlight=False)
-    for prompt in shown:
-        gold = write_gold(prompt.row, form) if has_right_answer else None
-        console.print(shown_prompt(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
+    form = _show_prompt(config, section, (graded, few_shot), tokenizer, end_ids, pays, console)
     findings = check_data(
         graded,
         cast("Any", tokenizer),
@@ -169,7 +153,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         max_prompt_tokens=config.prompt_limit(context_of(model_config)),
         evaluation_rows=held_out,
         has_right_answer=has_right_answer,
-        decided_by_value=decided_by_value,
+        decided_by_value=deciding_reward(config.rewards) is not None,
         needs_grades=not any(reward.type == "environment" for reward in config.rewards),
         vocabulary=model_config.get_text_config().vocab_size,
         end_ids=end_ids,
@@ -188,6 +172,37 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     doubts = f", with {counted(len(said), 'warning')} to read above" if said else ""
     console.print(f"OK{doubts}: {counts}.", highlight=False)
     return True
+
+
+def _show_prompt(
+    config: Config,
+    section: DataSection,
+    parts: tuple[Rows, Rows],
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Sequence[int],
+    pays: Pays,
+    console: Console,
+) -> Template:
+    """Print the first prompt with a right completion; the template whose form right completions have."""
+    template, has_right_answer = find_template(section.template), have_right_answer(config.rewards)
+    if said := describe_chat(section.chat, tokenizer, section.template, model=config.model):
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    shown, _ = render_prompts(
+        parts[0][:1],
+        cast("Any", tokenizer),
+        template=section.template,
+        chat=section.chat,
+        few_shot=parts[1],
+        tools_of=make_tools_of(config.rollouts, section, NOTHING),
+    )
+    decided_by_value = deciding_reward(config.rewards) is not None
+    form = form_of(template, shown, pays, decided_by_value=decided_by_value) if has_right_answer else template
+    if form is not template:
+        console.print(f"as_is leaves the form to your prompts; the reward accepts that of {form.name}", highlight=False)
+    for prompt in shown:
+        gold = write_gold(prompt.row, form) if has_right_answer else None
+        console.print(shown_prompt(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
+    return form
 
 
 def _rows_to_grade(
