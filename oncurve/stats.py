@@ -90,13 +90,13 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
         mean -+ t s / sqrt(n),   t the 97.5 % quantile with n - 1 degrees of freedom
 
     The quantile is exact for 1 and 2 degrees of freedom, and right to 0.2 % above (Cornish and Fisher's expansion).
-    NaN for fewer than two values.
+    NaN for fewer than two values, and for equal ones, whose spread nobody knows.
 
     >>> [round(end, 2) for end in t_interval([1.0, 2.0, 3.0])]
     [-0.48, 4.48]
     """
     count = len(values)
-    if count < 2:
+    if count < 2 or max(values) - min(values) < 1e-12:
         return math.nan, math.nan
     mean = sum(values) / count
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))

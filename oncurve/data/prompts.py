@@ -164,8 +164,10 @@ def find_template(name: str) -> Template:
     except UnicodeDecodeError as error:
         raise ConfigError(f"data.template: {path} is not UTF-8 text. Save it as UTF-8.") from error
     if unknown := _UNKNOWN.search(text):
+        is_near = unknown[0].lower() == "{question}"
         raise ConfigError(
-            f"data.template: {path} holds {unknown[0]}, and only {{question}} is filled in. Remove it, or, to show "
+            f"data.template: {path} holds {unknown[0]}, and only {{question}} is filled in. "
+            f"{'Write it in lower case' if is_near else 'Remove it'}, or, to show "
             f"the model these very characters, write it with a space: {{ {unknown[0][1:-1]} }}"
         )
     completion = _BOXED

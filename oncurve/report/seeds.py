@@ -39,7 +39,7 @@ class RecipeRuns:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of the mean over seeds (Student's t); NaN for fewer than two."""
+        """95 % of the mean over seeds (Student's t); NaN for fewer than two, and for equal ones."""
         return t_interval(list(self.scores.values()))
 
 
@@ -100,13 +100,15 @@ class SeedComparison:
             return f"{one.name} is {'better' if low > 0 else 'worse'} than {one.first}: {said}."
         if all(value == 0 for value in one.differences):
             return f"{one.name} and {one.first} are equal on every one of {count} seeds."
+        if math.isnan(low):
+            return f"{one.name} against {one.first}: {said}, the same on each, which says nothing of other seeds."
         needed = one.seeds_needed
         more = f"about {needed:.0f} would" if needed <= MOST_SEEDS else f"not even {MOST_SEEDS} would"
         return f"{count} seeds cannot tell {one.name} from {one.first}: {said}; {more}, if this is the difference."
 
     def ends(self, one: SeedDifference) -> str:
-        """The interval of a difference as text; nothing for one seed."""
-        if len(one.differences) < 2:
+        """The interval of a difference as text; nothing for one seed, or where all have the same."""
+        if math.isnan(one.interval[0]):
             return ""
         least = -1.0 if self.is_share else -math.inf
         ends = (self.shown(min(max(end, least), -least), signed=True) for end in one.interval)
@@ -202,7 +204,7 @@ def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
         other = by_name.get(recipe.name)
         against = "-" if other is None else f"{found.shown(other.mean, signed=True)}\n{found.ends(other).strip()}"
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        mean = found.shown(recipe.mean) + (f"\n[{low}, {high}]" if len(recipe.scores) > 1 else "")
+        mean = found.shown(recipe.mean) + ("" if math.isnan(recipe.interval[0]) else f"\n[{low}, {high}]")
         cells = [f"{len(recipe.scores)}{missing}", mean, each, against.rstrip()]
         rows.append([recipe.name, *cells])
     each = f"of seeds {', '.join(sorted(seeds))}" if are_same and len(seeds) < 10 else "of each seed"

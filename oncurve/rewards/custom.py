@@ -313,6 +313,10 @@ def _from_mapping(values: Mapping[str, Any], *, nan_is_none: bool) -> Reward:
     key = next((key for key in _VALUE_KEYS if key in values), None)
     if key is None:
         raise ValueError(f"the function returned a dictionary of {listed(map(str, values))}, without a 'reward'")
+    correct = values.get("correct")
+    if correct is not None and (not isinstance(correct, SupportsFloat) or float(correct) < 0 or float(correct) > 1):
+        found = shortened(repr(correct), 60)
+        raise ValueError(f"the function returned 'correct' as {found}; it says from 0 to 1 how right the answer is")
     parts: dict[str, float] = {}
     for name, value in values.items():
         if name != key and isinstance(value, SupportsFloat):

@@ -109,6 +109,9 @@ def test_a_template_can_come_from_a_text_file(tmp_path: Path) -> None:
     path.write_text("{question} It is about {subject}.")
     with pytest.raises(ConfigError, match=r"mine\.txt holds \{subject\}, and only \{question\} is filled in"):
         find_template(str(path))
+    path.write_text("Q: {Question}")
+    with pytest.raises(ConfigError, match=r"\{question\} is filled in\. Write it in lower case, or"):
+        find_template(str(path))
     path.write_text("{question} End with \\boxed{number}, x^{n} or \\frac{a}{b}, not { subject }.")
     assert only_text(ROW, template=find_template(str(path))).endswith(
         "\\boxed{number}, x^{n} or \\frac{a}{b}, not { subject }."

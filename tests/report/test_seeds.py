@@ -12,7 +12,7 @@ import pytest
 
 from oncurve.observe.columns import Columns
 from oncurve.report.comparing import RunComparison, Side
-from oncurve.report.seeds import compare_seeds
+from oncurve.report.seeds import _texts, compare_seeds
 from oncurve.stats import t_interval
 
 GRPO, OTHER = [0.935, 0.925, 0.925], [0.95, 0.955, 0.89]
@@ -79,6 +79,16 @@ def test_runs_without_a_second_seed_are_compared_as_runs() -> None:
     one_more = compare_seeds(compared(("a", 1.0, [0.5, 0.6]), ("b", 2.0, [0.7])))
     assert one_more is not None
     assert one_more.sentences() == ["b-seed0 and a have 1 seed in common; two or more tell something."]
+
+
+def test_seeds_that_all_give_the_same_say_nothing_of_others() -> None:
+    found = compare_seeds(compared(("a", 1.0, [0.5, 0.5]), ("b", 2.0, [0.6, 0.6])))
+    assert found is not None
+    said = "b against a: +10.0 points over 2 seeds, the same on each, which says nothing of other seeds."
+    assert found.sentences() == [said]
+    [_, rows] = _texts(found)
+    assert [row[2] for row in rows] == ["50.0%", "60.0%"]  # and no interval of width 0
+    assert rows[1][4] == "+10.0 points"
 
 
 @pytest.mark.parametrize(

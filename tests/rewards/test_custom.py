@@ -168,6 +168,13 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
     assert to_reward(given).parts == {"correct": 1.0, "words": 3.0, "7": 2.0}
 
 
+@pytest.mark.parametrize("correct", ["yes", 2, -1.0, float("inf"), [1.0]])
+def test_a_part_correct_is_a_number_from_0_to_1(correct: object) -> None:
+    with pytest.raises(ValueError, match=r"returned 'correct' as .*; it says from 0 to 1 how right the answer is"):
+        to_reward({"reward": 0.5, "correct": correct})
+    assert to_reward({"reward": 0.5, "correct": None}).parts == {}
+
+
 def test_names_come_from_the_function_the_class_or_the_caller() -> None:
     assert from_function(examples.sample).name == "sample"
     assert from_function(examples.Callable()).name == "Callable"
