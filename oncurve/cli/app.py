@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -105,6 +106,7 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """The exception of typer for a mistake on the command line, a class of the click that it brings along."""
+NUMBERS = {"integer": "whole number", "number": "number"}
 
 
 def _usage(error: Any) -> str:
@@ -112,6 +114,7 @@ def _usage(error: Any) -> str:
     words = error.ctx.command_path.split() if error.ctx is not None else []
     place = " ".join(["oncurve", *(word for word in words[1:] if word.isalpha() and word != "oncurve")])
     text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
+    text = re.sub(r"a valid (integer|number), unable to parse .*", lambda kind: f"a {NUMBERS[kind[1]]}", text)
     if not text:
         return "a command is missing. See `oncurve --help`"
     return f"{text}{'' if text.endswith('?') else '.'} See `{place} --help`"

@@ -29,6 +29,8 @@ def doctor(
 
     Example: `oncurve doctor runs/demo`
     """
+    if machine and (run is not None or as_json):
+        raise ConfigError("doctor: --machine lists processes and reads no run. Give it alone, or leave it out.")
     if machine:
         import torch  # lazy
 

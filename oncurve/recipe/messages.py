@@ -204,6 +204,10 @@ _SAID: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
     "bool_type": _found("true or false"),
     "bool_parsing": _found("true or false"),
     "string_type": _found("text"),
+    **dict.fromkeys(
+        ("datetime_type", "datetime_parsing", "datetime_from_date_parsing"),
+        _found("a date or a time, such as 2026-11-25T09:00:00"),
+    ),
     "greater_than": _bounded("greater than", "gt"),
     "greater_than_equal": _bounded("at least", "ge"),
     "less_than": _bounded("less than", "lt"),
