@@ -72,8 +72,9 @@ def test_the_template_is_named_in_whose_form_the_reward_accepts_the_answer() -> 
 
 def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
     def failing(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        first = {0: Reward(None, error="timeout", detail="3 s"), 1: Reward(None, error="not_applicable")}
         rewards = exact(prompts, completions)
-        return [Reward(None, error="timeout", detail="3 s"), Reward(None, error="not_applicable"), *rewards[2:]]
+        return [first.get(prompt.index, reward) for prompt, reward in zip(prompts, rewards, strict=True)]
 
     findings = check(grade=failing)
     assert [(each.what, each.rows) for each in findings] == [
@@ -81,6 +82,18 @@ def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
         ("no reward grades the row's own reference answer, so nothing is learned from the row", (1,)),
     ]
     assert findings[1].severity == "warning"
+
+
+def test_a_grader_that_fails_on_every_row_is_not_asked_about_all_of_them() -> None:
+    asked: list[int] = []
+
+    def hog(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        asked.extend(prompt.index for prompt in prompts)
+        return [Reward(None, error="memory", detail="more than 512 MiB") for _ in completions]
+
+    [finding] = check(grade=hog)
+    assert (finding.severity, finding.rows) == ("error", tuple(range(8)))
+    assert asked == list(range(8))
 
 
 def test_answers_that_nothing_grades_are_an_error_unless_an_environment_will() -> None:

@@ -25,7 +25,7 @@ function runRow(run, chosen, renew) {
     el("td", {}, statePill(run.state)),
     el("td", { class: "num" }, run.problem ? "–" : `${number(run.steps_done)}${run.steps_planned ? ` of ${number(run.steps_planned)}` : ""}`),
     el("td", { class: "num" }, isNumber(run.test_reward) ? `reward ${number(run.test_reward)}` : percent(run.tested)),
-    el("td", { class: "num curve" }, sparkline(run.curve || [], 0), isNumber(run.loss) ? `loss ${number(run.loss)}` : number(run.reward)),
+    el("td", { class: "num curve" }, sparkline(run.curve || [], 0), el("span", { class: "last" }, isNumber(run.loss) ? `loss ${number(run.loss)}` : number(run.reward))),
     el("td", {}, run.severe ? el("span", { class: "pill bad" }, `${run.severe} severe`) : null, " ", run.warnings ? el("span", { class: "pill warn" }, count(run.warnings, "warning")) : null),
     el("td", { class: "num" }, isNumber(run.state.age_seconds) ? age(run.state.age_seconds) : "–"));
 }
