@@ -27,24 +27,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
+from script_box import Box
 from script_watch import STEPS, Watched, differences, short_arguments, watch
+from trl_stand_ins import UnslothUnderTrl, forget_older_names, model_here, replace_everything
 
 RAN = "ran two steps"
-KNOWN = {"unsloth", "unsloth_zoo", "vllm", "deepspeed", "flash_attn", "bitsandbytes", "liger_kernel", "trl"}
-"""Packages that libraries look for, or that are found in another way."""
 MARK, SEEN = "ASKED ", "SEEN "
-CHAT = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
+ENTRY = "TRL_SCRIPT_ENTRY"
 
 
 def main() -> None:
@@ -55,12 +47,7 @@ def main() -> None:
     parser.add_argument("--only", help="run the scripts whose source holds this text")
     parser.add_argument("--limit-seconds", type=int, default=900, help="for each script")
     parser.add_argument("--beside", action="store_true", help="run each script under TRL too, and compare")
-    parser.add_argument("--library", choices=("oncurve", "trl"), default="oncurve", help="for --one")
-    parser.add_argument("--one", nargs=argparse.REMAINDER, help="run one script in this process")
     asked = parser.parse_args()
-    if asked.one is not None:
-        run_here(asked.folder, asked.one, asked.library)
-        return
     index = json.loads((asked.folder / "index.json").read_text())
     index = [entry for entry in index if asked.only is None or asked.only in entry["source"]]
     results = []
@@ -68,13 +55,16 @@ def main() -> None:
         mine = {entry["source"] for entry in index}
         before = json.loads(asked.output.read_text())["scripts"]
         results = [result for result in before if result["source"] not in mine]
+    boxes = {library: Box(library) for library in (("oncurve", "trl") if asked.beside else ("oncurve",))}
     for entry in index:
-        result = judged(asked.folder.resolve(), entry, asked.limit_seconds, beside=asked.beside)
+        result = judged(asked.folder.resolve(), entry, asked.limit_seconds, boxes)
         results.append(result)
         sys.stdout.write(f"{entry['source']}: {result['outcome']}: {result['detail'][:150]}\n")
         sys.stdout.flush()
         if asked.output:
             asked.output.write_text(summary(results) + "\n")
+    for box in boxes.values():
+        box.close()
     sys.stdout.write(summary(results)[:300] + "\n")
 
 
@@ -85,16 +75,16 @@ def summary(results: list[dict[str, Any]]) -> str:
     return json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
 
 
-def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, *, beside: bool) -> dict[str, Any]:
+def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, boxes: dict[str, Box]) -> dict[str, Any]:
     """What happens to one script here and, if that is asked for, under TRL, and what only TRL shows it."""
-    done, options, here = run_apart(folder, entry, limit_seconds, "oncurve")
+    done, options, here = run_apart(boxes["oncurve"], folder, entry, limit_seconds)
     result = {"source": entry["source"], **({"commit": entry["commit"]} if "commit" in entry else {})}
     outcome, detail = ("took too long", "") if done is None else judge(done, here)
     result |= {"outcome": outcome, "detail": detail, "options": options}
     if here is not None:
         result["seen"] = {name: here[name] for name in ("attributes", "overrides", "steps", "calls")}
-    if beside:
-        other, _, there = run_apart(folder, entry, limit_seconds, "trl")
+    if "trl" in boxes:
+        other, _, there = run_apart(boxes["trl"], folder, entry, limit_seconds)
         result["under_trl"], said = ("took too long", "") if other is None else judge(other, there)
         if result["under_trl"] != RAN:
             result["trl_said"] = re.sub(r"/\S*/site-packages/", "", said)[:200]
@@ -104,33 +94,27 @@ def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, *, beside: b
 
 
 def run_apart(
-    folder: Path, entry: dict[str, Any], limit_seconds: int, library: str
+    box: Box, folder: Path, entry: dict[str, Any], limit_seconds: int
 ) -> tuple[subprocess.CompletedProcess[str] | None, dict[str, str], dict[str, Any] | None]:
     """A script in a folder and a process of its own, without a network: how it ended, its options, what was seen."""
     script = folder / entry["file"]
-    text = script.read_text(encoding="utf-8")
+    text = script.read_text(encoding="utf-8", errors="replace")
     if entry.get("characters") not in (None, len(text), len(text.rstrip("\n"))):
         raise SystemExit(f"{script}: {len(text)} characters, {entry['characters']} at the source")
-    with tempfile.TemporaryDirectory() as place:
-        own = folder / entry["beside"] if "beside" in entry else None
+    own = folder / entry["beside"] if "beside" in entry else None
+    with tempfile.TemporaryDirectory(dir=box.root) as place:
         for path in [*folder.iterdir(), *(own.iterdir() if own else ())]:  # modules beside the script
-            if path.name.startswith("_") and path.is_dir():
+            if path.name.startswith("_") and path.is_dir() and path.parent == folder:
                 continue
-            if path.is_file() and (path.suffix != ".json" or own):
+            if path.is_file() and path.name != "index.json" and (path.suffix != ".json" or own):
                 shutil.copy(path, place)
             elif path.is_dir() and own != path:
                 shutil.copytree(path, Path(place) / path.name, dirs_exist_ok=True)
         file = str(script.relative_to(own)) if own and script.is_relative_to(own) else entry["file"]
-        inside = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), ".", "--library", library]
-        command = [*boxed(place), *inside, "--one", file, *entry.get("arguments", [])]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "HOME": place}
-        try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, cwd=place, env=environment, capture_output=True, text=True,
-                timeout=limit_seconds,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return None, {}, None
+        environment = {ENTRY: json.dumps(entry), **entry.get("environment", {})}
+        done = box.run(Path(place), [file, *entry.get("arguments", [])], environment, limit_seconds)
+    if done is None:
+        return None, {}, None
     options: dict[str, str] = {}
     seen = None
     for line in done.stdout.splitlines():
@@ -141,33 +125,29 @@ def run_apart(
     return done, options, seen
 
 
-def boxed(place: str) -> list[str]:
-    """Words that begin a command which may write into one folder alone and has no network."""
-    if shutil.which("bwrap") is None:
-        return []
-    shown = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--bind", place, place]
-    return ["bwrap", *shown, "--unshare-net", "--unshare-pid", "--die-with-parent", "--chdir", place]
-
-
 def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -> tuple[str, str]:
-    """The kind of end, and its words."""
-    steps = 0 if seen is None else seen["steps"]
+    """The kind of end, and its words. A script that fails after its training has trained, and its words say so."""
     messages = [line for line in done.stderr.splitlines() if line.startswith("oncurve: ")]
+    kind, words = "", ""
     if "Traceback" in done.stderr:
         block = done.stderr[done.stderr.rindex("Traceback") :]
         last = next((line for line in reversed(block.splitlines()) if line and line[0] != " "), "")
         if "/oncurve/" in block and "the script raised" not in done.stderr:
             return "traceback of ours", block[-1500:]
-        error = next((line for line in block.splitlines()[1:] if line and line[0] != " "), last)
-        return "the script's own error", error
-    if messages:
-        return "stopped with a message", done.stderr[done.stderr.index("oncurve: ") :].strip()
-    if done.returncode == 0 and steps >= STEPS:
-        return RAN, f"{steps} steps"
+        kind, words = "the script's own error", last
+        if words.startswith("oncurve: "):
+            kind, words = kind, next((line for line in block.splitlines()[1:] if line and line[0] != " "), last)
+    elif messages:
+        kind, words = "stopped with a message", done.stderr[done.stderr.index("oncurve: ") :].strip()
+    steps = 0 if seen is None else seen["steps"]
+    if steps >= STEPS and seen is not None:
+        return RAN, f"{steps} steps" + (f"; after that {words[:600]}" if kind else "")
+    if kind:
+        return kind, words
     return ("ended without training", f"exit {done.returncode}: {(done.stdout + done.stderr)[-200:]}")
 
 
-def run_here(folder: Path, words: list[str], library: str) -> None:
+def run_here(words: list[str], library: str) -> None:
     """One script with everything replaced; what it asks for and what it gets to see is printed."""
     found = Watched()
     if library == "trl":
@@ -175,13 +155,15 @@ def run_here(folder: Path, words: list[str], library: str) -> None:
         from transformers import Trainer, training_args
 
         watched = trl.GRPOTrainer  # with all that it imports, before stand-ins are there
-    replace_the_hub()
-    sys.meta_path.append(StandIns())
+    entry = json.loads(os.environ.pop(ENTRY, "{}"))
+    replace_everything(entry, "\n".join(path.read_text(errors="replace") for path in texts(words[0])))
     if library == "trl":
+        sys.meta_path.insert(0, UnslothUnderTrl())
         forget_older_names(trl.GRPOConfig)
         training_args.is_torch_bf16_gpu_available = lambda: True  # who asks for it has a GPU
         Trainer.push_to_hub = lambda *_, **__: None
         watch(watched, shortened, found)
+        take_tokenizer(watched)
     else:
         from oncurve.trl.grpo_trainer import GRPOTrainer
 
@@ -191,7 +173,7 @@ def run_here(folder: Path, words: list[str], library: str) -> None:
     try:
         if library == "trl":
             sys.argv = words
-            sys.path.insert(0, str(Path.cwd()))
+            sys.path[:0] = [str(Path(words[0]).resolve().parent), str(Path.cwd())]
             runpy.run_path(words[0], run_name="__main__")
         else:
             from oncurve.cli.app import main as command_line
@@ -199,94 +181,37 @@ def run_here(folder: Path, words: list[str], library: str) -> None:
             sys.argv = ["oncurve", "trl", *words]
             command_line()
     finally:
-        sys.stdout.write("\n" + SEEN + json.dumps(found.finish(), default=str) + "\n")
         sys.stdout.flush()
+        os.write(1, f"\n{SEEN}{json.dumps(found.finish(), default=str)}\n".encode())
 
 
-class StandIns(MetaPathFinder, Loader):
-    """Packages that the files of a script import and that are not installed: whatever is asked of them is there."""
-
-    def __init__(self) -> None:
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in Path().rglob("*.py")]
-        named = {name for text in texts for name in re.findall(r"^\s*(?:from|import)\s+(\w+)", text, re.MULTILINE)}
-        local = {path.stem for path in Path().rglob("*.py")} | {path.name for path in Path().rglob("*/")}
-        self.missing = {name for name in named - local - KNOWN if find_spec(name) is None}
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] in self.missing else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = ModuleType(spec.name)
-        vars(module).update(__version__="1.0", __getattr__=lambda name: MagicMock(name=name))
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-def forget_older_names(kind: Any) -> None:
-    """Let a configuration leave out options that end a script before it trains: those that its version of TRL has
-    removed, and those of GPUs."""
-    from oncurve.convert.options import older
-
+def take_tokenizer(kind: type) -> None:
+    """Let a trainer of TRL take ``tokenizer`` where a script begins with Unsloth, whose trainer does."""
     own = kind.__init__
 
     def init(self: Any, *given: Any, **named: Any) -> None:
-        kept = {name: value for name, value in named.items() if name not in older()}
-        off = {"bf16": False, "fp16": False, "tf32": None, "use_vllm": False, "deepspeed": None, "use_cpu": True}
-        own(self, *given, **kept | off)
+        if "tokenizer" in named and "unsloth" in sys.modules:
+            named.setdefault("processing_class", named.pop("tokenizer"))
+            named.pop("tokenizer", None)
+        own(self, *given, **named)
 
-    kind.__init__ = functools.wraps(own)(init)
+    type.__setattr__(kind, "__init__", functools.wraps(own)(init))
 
 
-def replace_the_hub() -> None:
-    """Models, tokenizers, data sets and trackers of other places become small ones that are here."""
-    import datasets
-    from torch import nn
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-
-    from oncurve.observe.run_model import EMBEDDED
-
-    own_tokenizer, own_model, own_config = (
-        AutoTokenizer.from_pretrained, AutoModelForCausalLM.from_pretrained, AutoConfig.from_pretrained,
-    )  # fmt: skip
-
-    def tokenizer(*_: Any, **__: Any) -> Any:
-        made = own_tokenizer(EMBEDDED)
-        made.chat_template = CHAT
-        return made
-
-    def model_of(place: Any = None, *more: Any, **options: Any) -> Any:
-        is_own = str(place) == str(EMBEDDED)
-        return own_model(place, *more, **options) if is_own else own_model(EMBEDDED)
-
-    def scorer(*_: Any, **__: Any) -> Any:
-        config = own_config(EMBEDDED)
-        config.num_labels = 1
-        made = AutoModelForSequenceClassification.from_config(config)
-        made.config._name_or_path = "scorer"
-        return made
-
-    for name in ("wandb", "weave", "swanlab", "trackio"):
-        sys.modules[name] = MagicMock(__spec__=ModuleSpec(name, None), __version__="0.1")
-    own_to = nn.Module.to
-    nn.Module.to = lambda self, *where, **more: (
-        self if str(where[:1]).find("cuda") >= 0 else own_to(self, *where, **more)
-    )
-    nn.Module.cuda = lambda self, *_: self
-    AutoTokenizer.from_pretrained = tokenizer
-    AutoModelForCausalLM.from_pretrained = model_of
-    AutoModelForSequenceClassification.from_pretrained = scorer
-    AutoConfig.from_pretrained = lambda _, **options: own_config(EMBEDDED, **options)
-    for name in ("load_dataset", "load_from_disk"):
-        setattr(datasets, name, lambda *_, split=None, **__: rows(split))
+def texts(script: str) -> list[Path]:
+    """The script, and the files beside it that it names."""
+    own = Path(script).read_text(encoding="utf-8", errors="replace")
+    named = set(re.findall(r"(?:from|import)\s+\.*([\w.]+)", own))
+    ends = {name.rpartition(".")[2] for name in named}
+    return [
+        Path(script),
+        *(path for path in sorted(Path().rglob("*.py")) if path.stem in ends and path != Path(script)),
+    ]
 
 
 def shortened(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a trainer for two short steps of a small model."""
     from transformers import AutoTokenizer
-
-    from oncurve.observe.run_model import EMBEDDED
 
     named = dict(named)
     args = named.get("args")
@@ -295,7 +220,7 @@ def shortened(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
     if named.get("processing_class") is None:
         named["processing_class"] = AutoTokenizer.from_pretrained("any")
     if isinstance(named.get("model"), str):
-        named["model"] = str(EMBEDDED)
+        named["model"] = str(model_here())
     named["args"] = short_arguments(args, named.get("train_dataset"))
     held = named.get("eval_dataset")
     if hasattr(held, "select"):
@@ -315,41 +240,12 @@ def shortened_with_fates(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
     args = named.get("args") or GRPOConfig("out")
     short = shortened(trainer, {**named, "args": args})
     more = {**named, "processing_class": short["processing_class"]}
-    model = "embedded" if isinstance(named.get("model"), str) else named.get("model")
+    model = str(model_here()) if isinstance(named.get("model"), str) else named.get("model")
     sys.stdout.write("\n" + MARK + json.dumps(fates(model, named.get("reward_funcs"), args, (), more)) + "\n")
     SETTINGS.processes = None
     made = short["args"]
     made.generation_batch_size, made.steps_per_generation = None, None
     return {**short, "model": model}
-
-
-def rows(split: str | list[str] | None) -> Any:
-    """Rows with the columns that data sets of this field have; all splits of them where none is named."""
-    from datasets import Dataset, DatasetDict
-
-    if isinstance(split, list):
-        return [rows(each) for each in split]
-
-    made = [
-        {
-            "prompt": f"How much is {n} + 1?", "question": f"How much is {n} + 1?", "problem": f"How much is {n} + 1?",
-            "answer": f"{n} + 1 is {n + 1}.\n#### {n + 1}", "solution": f"\\boxed{{{n + 1}}}",
-            "ground_truth": str(n + 1),
-            "completion": str(n + 1), "labels": n % 2, "target": n, "nums": [n, 1],
-            "numbers": [n, 1], "text": "Some text.",
-            "instruction": f"How much is {n} + 1?", "input": "", "output": str(n + 1), "answer_only": str(n + 1),
-            "messages": [{"role": "user", "content": f"{n} + 1?"}], "language": "en", "context": "",
-            "solutions": [str(n)], "message_tree_id": str(n // 3), "message_id": str(n),
-            "parent_id": str(n - n % 3) if n % 3 else None,
-            "role": "assistant" if n % 3 else "prompter", "ranking": n % 3, "query": f"How much is {n} + 1?",
-            "response": str(n + 1), "label": n % 2, "id": n, "choices": ["1", str(n + 1)], "level": "Level 1",
-            "type": "Algebra", "category": "sums", "test_list": [], "source": "made up", "reference": str(n + 1),
-            "chosen": str(n + 1), "rejected": "0",
-        }
-        for n in range(160)
-    ]  # fmt: skip
-    whole = Dataset.from_list(made)
-    return whole if split else DatasetDict(dict.fromkeys(("train", "test", "validation"), whole))
 
 
 def first_translation(recipe: Any, args: Any) -> Any:

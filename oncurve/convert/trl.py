@@ -129,6 +129,9 @@ def _generation_kwargs(draft: Draft) -> None:
                 draft.found.options[name] = value
                 value = OFF[name] if name in OFF and value < 0 else value
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
+            case "max_new_tokens" | "max_tokens" if draft.ask("loss_type") != "dr_grpo":  # which divides by the option
+                draft.found.options["max_completion_length"] = value
+                draft.put("rollouts.max_completion_tokens", value, "generation_kwargs")
             case _ if _changes_nothing(draft, name, value):
                 draft.note("nothing", "generation_kwargs", f"{name} changes nothing here")
             case _:
@@ -145,6 +148,7 @@ def _changes_nothing(draft: Draft, name: str, value: object) -> bool:
     if name in ("max_new_tokens", "max_tokens"):
         return value == draft.ask("max_completion_length")
     names = ("seed", "include_stop_str_in_output", "skip_special_tokens", "pad_token_id", "return_dict_in_generate")
+    names += ("remove_invalid_values", "renormalize_logits")  # of logits that are finite, before a softmax
     return value is None or name in (*names, "max_length", "max_time", "cache_implementation", "bos_token_id")
 
 

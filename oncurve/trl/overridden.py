@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -99,6 +100,19 @@ class TrlNames(type):
     def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> None:
         super().__init__(name, bases, body)
         cls.own = dict(vars(cls))
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The arguments by name, as in TRL."""
+        own = inspect.signature(vars(cls).get("__init__", cls.__init__))
+        return own.replace(parameters=list(own.parameters.values())[1:])
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        """The trainer; one made by a script of Unsloth may be given its tokenizer under that name."""
+        if "tokenizer" in named and "unsloth" in sys.modules and "tokenizer" not in cls.__signature__.parameters:
+            tokenizer = named.pop("tokenizer")
+            named.setdefault("processing_class", tokenizer)
+        return super().__call__(*given, **named)
 
     def __getattr__(cls, name: str) -> Any:
         """Raises NotHere."""

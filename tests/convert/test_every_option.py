@@ -180,6 +180,15 @@ def test_settings_of_sampling_that_change_nothing_are_idle() -> None:
     assert [note for note in converted({"generation_kwargs": {"repetition_penalty": 1.1}}).notes if note.is_loss]
 
 
+def test_a_length_in_generation_kwargs_is_the_length_of_completions() -> None:
+    """TRL lays generation_kwargs over max_completion_length; only dr_grpo divides by the option itself."""
+    given = {"max_completion_length": 256, "generation_kwargs": {"max_new_tokens": 200, "remove_invalid_values": True}}
+    draft = converted(given)
+    assert draft.values["rollouts.max_completion_tokens"] == 200
+    assert not [note for note in draft.notes if note.is_loss]
+    assert [note for note in converted({**given, "loss_type": "dr_grpo"}).notes if note.is_loss]
+
+
 def test_no_script_of_others_lost_an_option_without_a_word() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
     assert found["silent"] == []

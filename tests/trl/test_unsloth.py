@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
 from typer.testing import Result
 
 from oncurve.errors import ConfigError
+from oncurve.trl import GRPOTrainer
 
 Script = Callable[..., Result]
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # of peft
@@ -49,6 +51,14 @@ def test_a_script_of_unsloth_trains_its_adapter_and_saves_it(trl: Script) -> Non
     assert "RANK 4 0.1" in done.output
     assert "note: unsloth: its names are those of transformers and peft here" in done.output
     assert "step 2/2" in done.output
+
+
+def test_a_trainer_of_unsloth_takes_the_tokenizer_by_that_name(trl: Script) -> None:
+    head = HEAD.replace("processing_class=tokenizer", "tokenizer=tokenizer")
+    done = trl("trainer.train()\nprint('SAME', trainer.processing_class is tokenizer)", head=head)
+    assert "processing_class" in inspect.signature(GRPOTrainer).parameters
+    assert done.exit_code == 0, done.output
+    assert "SAME True" in done.output
 
 
 @pytest.mark.parametrize(
