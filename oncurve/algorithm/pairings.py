@@ -99,12 +99,12 @@ RULES: tuple[Rule, ...] = (
         "Set algorithm.group_size to at least 2.",
     ),
     Rule(
-        "refuse",
+        "warn",
         "loss truncated_importance with ratio_max below 1",
         lambda c: c.loss.limit == "cap" and c.row.ratio_max is not None and c.row.ratio_max < 1,
         "ratio_max is the largest ratio itself, not its distance from 1: below 1 every token of an on-policy batch is "
         "scaled down.",
-        "Leave algorithm.ratio_max out for 5, or add 1 to it.",
+        "Leave algorithm.ratio_max out for 5, or add 1 to it, unless that is meant.",
     ),
     Rule(
         "refuse",

@@ -31,6 +31,7 @@ from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.logs import (
     LogWindow,
     ScriptLogs,
+    idle_logs,
     measured_loss,
     num_tokens,
     rollout_logs,
@@ -361,7 +362,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             "num_tokens": float(self.state.num_input_tokens_seen),
         }
         if not any(name in logs for name in ("grad_norm", "sft/loss")):  # nothing was trained on
-            logs |= {"grad_norm": 0.0, "learning_rate": self._callbacks.rate()}
+            logs = idle_logs(self.oncurve, step, self._callbacks.rate(), self.args) | logs
         asked, updates = self.control.should_log, self.state.global_step
         row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
         if row is not None:

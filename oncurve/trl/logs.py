@@ -14,7 +14,9 @@ from oncurve.algorithm.algorithm import Algorithm
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Group, Reward
+from oncurve.run.assemble import make_algorithm
 from oncurve.run.step_log import Step
+from oncurve.run.trainer import Trainer
 
 SAME = {
     "policy/loss": "loss",
@@ -140,6 +142,17 @@ def measured_loss(
     if "policy/clip_fraction" in statistics:
         logs |= clip_logs({name: statistics[name].value for name in statistics}, loss_type)
     return {**logs, **({"kl": statistics["policy/kl"].value} if "policy/kl" in statistics else {})}
+
+
+def idle_logs(trainer: Trainer, step: Step, rate: float, args: Any) -> dict[str, float]:
+    """Logs of a step whose completions have no signal, so that nothing was trained on; TRL measures them all the same.
+
+    Entropy and KL are measured where one process has all completions.
+    """
+    logs: dict[str, float] = {}
+    if args.world_size == 1:
+        logs = measured_loss(trainer.policy, make_algorithm(trainer.config), step.groups, step.rewards, args.loss_type)
+    return {**logs, "grad_norm": 0.0, "learning_rate": rate}
 
 
 def speeds(prefix: str, seconds: float, *, samples: int, steps: int) -> dict[str, float]:

@@ -267,3 +267,15 @@ def test_a_script_may_ask_for_vllm_and_say_that_it_is_not_there(trl: Callable[..
         """
     )
     assert ended.exit_code == 0, ended.output
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_logs_of_a_step_without_a_signal_have_the_keys_of_any_other(rows: Rows, beta: float) -> None:
+    """All completions are rewarded alike, so that nothing is trained on; TRL logs entropy and KL all the same."""
+    args = GRPOConfig(**SHORT, beta=beta)
+    trainer = GRPOTrainer("embedded", lambda completions, **_: [1.0] * len(completions), args, rows)
+    trainer.train()
+    row = trainer.state.log_history[0]
+    assert row["entropy"] > 0
+    assert row["grad_norm"] == 0
+    assert ("kl" in row) == (beta > 0)
