@@ -279,3 +279,10 @@ def test_logs_of_a_step_without_a_signal_have_the_keys_of_any_other(rows: Rows, 
     assert row["entropy"] > 0
     assert row["grad_norm"] == 0
     assert ("kl" in row) == (beta > 0)
+
+
+def test_a_bound_of_cispo_below_1_trains_as_in_trl(rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that carries GRPO's epsilon_high over to cispo: TRL scales every gradient down to it."""
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SHORT, loss_type="cispo", epsilon_high=0.28), rows)
+    assert trainer.train().global_step == 2
+    assert "every gradient is scaled down to 0.28" in capsys.readouterr().out
