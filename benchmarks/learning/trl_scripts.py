@@ -282,7 +282,11 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
             peft_config=given.get("peft_config"),
         )
         found = translate(asked)
-        own = {"model": "embedded", "evaluation.every_steps": found.evaluate_every_steps}
+        own = {
+            "rewards.weight": [weight for _, weight in found.rewards],
+            "model": "embedded",
+            "evaluation.every_steps": found.evaluate_every_steps,
+        }
         return {**found.draft.values, **own}, list(found.draft.notes)  # every model was replaced with that
 
     first = first_translation(recipe, args)
