@@ -58,7 +58,7 @@ Oracle = Callable[[str, str], bool]
 """Decides about a tidied answer and a tidied reference, in that order, when no exact rule applies."""
 
 _ASSIGNMENT = re.compile(
-    r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*"
+    r"(?:\\text\{[^{}]*\}|[a-zA-Z](?:_\{?\w+\}?)?(?:(?:\^\{?-1\}?)?\([a-z]\))?'?|\\[a-z]+)\s*(?:=|\\in(?![a-zA-Z]))\s*"
 )
 _OPERATION = re.compile(r"(?:[\w)\]}]|\\%)\s*[-+*/^&]\s*\S|[a-zA-Z]\w*\s*\(|(?<![\\a-zA-Z])\$?[A-Z]{1,3}\$?\d")
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")

@@ -114,6 +114,7 @@ def read_quantity(answer: str) -> Quantity | None:
     if (based := _BASED.fullmatch(answer)) is not None:
         return _read_based(based)
     if not any(sign.isdigit() for sign in answer):
+        answer = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip()
         if (value := number_in_words(answer)) is not None:
             return Quantity(value)
         words, _, last = answer.rpartition(" ")

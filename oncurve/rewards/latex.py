@@ -61,6 +61,7 @@ _SAME = (  # patterns and what they are the same as
     (r"(\\(?:sin|cos|tan|cot|sec|csc|ln)(?:\s*\^\s*(?:\{\d\}|\d))?)\s*(\d*(?:[a-z]|\\[a-z]+))\s*/\s*(?=\\(?:sin|cos|tan|cot|sec|csc|ln))",
      r"\1(\2)/"),
     (r"\*\*(?=\s*[\d({-])", "^"),
+    (r"\\text\s*\{\s*infinity\s*\}", "infinity"),
     (r"(?<![a-zA-Z\\])(pi|infinity)(?![a-zA-Z])", lambda match: "\\pi " if match[1] == "pi" else "\\infty "),
     (r"(?<=[\d%])\s*--\s*(?=[\d$\\])", "-"),
     (r"\\text\s*\{([^{}]*?\S),?\s+(and|or)\s*\}", r"\\text{\1} \2 "),
