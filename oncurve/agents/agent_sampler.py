@@ -56,6 +56,7 @@ class AgentSampler:
         self._frames: Frames | None = None
         self._endpoint: AgentEndpoint | None = None
         self._reported: set[str] = set()
+        self._lock = threading.Lock()
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on."""
@@ -76,10 +77,11 @@ class AgentSampler:
             raise SamplerError("the sampler has no weights yet; call load_weights before sample")
         if not prompts:
             return []
-        if self._endpoint is None:
-            from oncurve.agents.agent_endpoint import AgentEndpoint  # lazy
+        with self._lock:  # the next step may be sampled in another thread
+            if self._endpoint is None:
+                from oncurve.agents.agent_endpoint import AgentEndpoint  # lazy
 
-            self._endpoint = AgentEndpoint()
+                self._endpoint = AgentEndpoint()
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._frames.stop))))
         loop = EpisodeLoop(self._policy, params, self._version, self.on_group)

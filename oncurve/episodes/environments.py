@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any
 
 from oncurve.episodes.tools import Tool, answer_text, declares
-from oncurve.episodes.workers import Workers
+from oncurve.episodes.workers import Calls
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import NOT_APPLICABLE, Reward
 
@@ -301,7 +301,7 @@ async def _finished(given: Any) -> None:
     await given
 
 
-def close_all(environments: Sequence[Any], workers: Workers, limit_seconds: float) -> None:
+def close_all(environments: Sequence[Any], calls: Calls, limit_seconds: float) -> None:
     """Close environments, each within its limit of seconds, all at the same time."""
     left = len(environments)
 
@@ -310,6 +310,6 @@ def close_all(environments: Sequence[Any], workers: Workers, limit_seconds: floa
         left -= 1
 
     for made in environments:
-        workers.submit(partial(close, made), limit_seconds=limit_seconds, deliver=closed)
+        calls.submit(partial(close, made), limit_seconds=limit_seconds, deliver=closed)
     while left:
-        workers.collect(wait=True)
+        calls.collect(wait=True)

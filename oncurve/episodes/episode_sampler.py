@@ -21,7 +21,7 @@ from oncurve.episodes.episode import Episode
 from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.tools import CallRequest, calling, opened
-from oncurve.episodes.workers import Workers
+from oncurve.episodes.workers import Calls, Workers
 from oncurve.errors import Failure, SamplerError, attempt
 from oncurve.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
 from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids
@@ -54,6 +54,8 @@ class EpisodeSampler:
         self._kept: list[tuple[int | None, list[Any]]] = []
         """Environments that are open, with their step; None where something is measured."""
         self._workers = Workers(setup.limits.threads)
+        self._left: list[Calls] = []
+        """Calls of samplings that failed, whose environments are to be closed."""
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on."""
@@ -82,14 +84,16 @@ class EpisodeSampler:
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
         loop = EpisodeLoop(self._policy, params, self._version, self.on_group)
-        loop.turns = self.sampler.turns(params, step=step, post=self._workers.post)
         run = _Run(self, loop, self._dialect, environments=kept[1])
+        loop.turns = self.sampler.turns(params, step=step, post=run.calls.post)
         try:
             with contained("tools or environments"):
                 return run.all_groups(prompts, group_size, step)
         finally:
             loop.turns.close()
             run.is_over = True
+            with self._lock:
+                self._left.append(run.calls)
 
     def close(self) -> None:
         """Close environments, end threads, give back what the sampler took."""
@@ -102,18 +106,19 @@ class EpisodeSampler:
 
     def _close_kept(self, step: int | None) -> None:
         """Close environments of measurements, and those of steps whose grading is over when ``step`` is sampled."""
-        self._close(
-            [one for one in self._kept if one[0] is None or (step is not None and self._is_graded(one[0], step))]
-        )
-
-    def _is_graded(self, earlier: int, step: int) -> bool:
-        return abs(earlier - step) > self.staleness
+        last = self.staleness
+        self._close([one for one in self._kept if one[0] is None or (step is not None and abs(one[0] - step) > last)])
 
     def _close(self, closing: list[tuple[int | None, list[Any]]]) -> None:
         with self._lock:
             self._kept = [one for one in self._kept if all(one is not other for other in closing)]
+            left, self._left = self._left, []
+        for calls in left:
+            calls.collect(wait=False)
+        with self._lock:
+            self._left += [calls for calls in left if not calls.is_idle]
         environments = [made for _, kept in closing for made in kept]
-        close_all(environments, self._workers, self.setup.limits.environment_seconds)
+        close_all(environments, Calls(self._workers), self.setup.limits.environment_seconds)
 
 
 class _Run:
@@ -121,7 +126,7 @@ class _Run:
 
     def __init__(self, owner: EpisodeSampler, loop: EpisodeLoop, dialect: Dialect, *, environments: list[Any]) -> None:
         """``environments`` takes those that are to be closed."""
-        self.setup, self.limits, self.workers = owner.setup, owner.setup.limits, owner._workers
+        self.setup, self.limits, self.calls = owner.setup, owner.setup.limits, Calls(owner._workers)
         self.loop, self.params, self.dialect, self.environments = loop, loop.params, dialect, environments
         self.is_over = False
         """Nothing that comes later is listened to."""
@@ -143,11 +148,11 @@ class _Run:
                 seed = turn_key(stream_keys(self.params.seed, step, number, first)[0], 1)
                 for episode in episodes:
                     self._begin(episode, kind, int(seed % 2**31))
-        return self.loop.run(is_ready=self._is_round_over, collect=lambda wait: self.workers.collect(wait=wait))
+        return self.loop.run(is_ready=self._is_round_over, collect=lambda wait: self.calls.collect(wait=wait))
 
     def _is_round_over(self, is_busy: bool) -> bool:
         """Nobody writes and nobody is answered."""
-        if is_busy or not self.workers.is_idle:
+        if is_busy or not self.calls.is_idle:
             return False
         for episode in self._ended:
             episode.kept.end()
@@ -201,7 +206,7 @@ class _Run:
                 late(result)
 
         usual = self.limits.environment_seconds if is_environment else self.limits.tool_seconds
-        self.workers.submit(call, limit_seconds=limit or usual, deliver=back, late=late)
+        self.calls.submit(call, limit_seconds=limit or usual, deliver=back, late=late)
 
     def _ask(self, episodes: list[Episode]) -> None:
         """The next turn of episodes that have read the same so far."""

@@ -38,13 +38,12 @@ class Prefetch:
         staleness: int = 1,
         in_flight: bool = False,
         at_once: bool = False,
-        one_by_one: bool = False,
         prepare: Callable[[PolicyView, int], bool] = lambda policy, version: False,
     ) -> None:
         """``prompts_at`` gives the prompts of a step, also of one that has not come yet. ``prepare`` hears of weights
         before ``load_weights`` of the sampler does, and says whether it has taken a copy of them. ``in_flight``: the
         sampler takes weights at any time. ``at_once``: it samples from the policy itself, so that later steps are
-        sampled before this one trains. ``one_by_one``: it cannot sample two steps at the same time."""
+        sampled before this one trains."""
         self.sampler, self.prompts_at, self.total_steps = sampler, prompts_at, total_steps
         self.staleness, self.in_flight, self._prepare = staleness, in_flight, prepare
         self._block = 1 if in_flight else block_steps(staleness)
@@ -62,10 +61,10 @@ class Prefetch:
         self._restored: dict[int, list[Group]] = {}
         self._changing = threading.Lock()
         """Held while weights change, and by whoever samples beside the steps that are under way."""
-        self._turn = threading.Lock() if one_by_one else None
         self._loader: Executor = _AtOnce() if at_once else ThreadPoolExecutor(1, thread_name_prefix="prefetch-weights")
-        workers = 1 if one_by_one else 2 * staleness + 2
-        self._threads: Executor = _AtOnce() if at_once else ThreadPoolExecutor(workers, thread_name_prefix="prefetch")
+        self._threads: Executor = (
+            _AtOnce() if at_once else ThreadPoolExecutor(2 * staleness + 2, thread_name_prefix="prefetch")
+        )
         if isinstance(sampler, TellsGroups):
             sampler.on_group = self._take
 
@@ -130,8 +129,7 @@ class Prefetch:
         places = [place for place in range(len(ahead.own)) if place not in ahead.groups]
         if places:
             prompts = [ahead.own[place] for place in places]
-            with self._turn or _FREE:
-                groups = self.sampler.sample(prompts, ahead.group_size, step=ahead.step)
+            groups = self.sampler.sample(prompts, ahead.group_size, step=ahead.step)
             ahead.groups |= dict(zip(places, groups, strict=True))
         return [Group(prompt, ahead.groups[place].completions) for place, prompt in enumerate(ahead.prompts)]
 
@@ -149,7 +147,7 @@ class Prefetch:
         self, prompts: Sequence[Prompt], group_size: int, step: int, params: SamplingParams | None
     ) -> list[Group]:
         """Sample something else now, from the weights that the sampler has, which do not change meanwhile."""
-        with self._turn or _FREE, _FREE if self.in_flight else self._changing:
+        with nullcontext() if self.in_flight else self._changing:
             return self.sampler.sample(prompts, group_size, step=step, params=params)
 
     def _refresh(self) -> None:
@@ -245,6 +243,3 @@ class _AtOnce(Executor):
         future: Future[T] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
-
-
-_FREE = nullcontext()

@@ -196,7 +196,7 @@ def make_shared_sampler(
     servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else with_episodes(servers, config, given)
     if leader is not None and servers is not None and is_ahead:
-        words |= {"in_flight": rollouts.in_flight, "one_by_one": rollouts.has_episodes, "prepare": servers.prepare}
+        words |= {"in_flight": rollouts.in_flight, "prepare": servers.prepare}
         leader = ahead = extension("look-ahead sampling")(leader, data.at, **words)
     return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers, ahead
 

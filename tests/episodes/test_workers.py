@@ -6,16 +6,17 @@ import threading
 import time
 from typing import Any
 
-from oncurve.episodes.workers import Workers
+from oncurve.episodes.workers import Calls, Workers
 from oncurve.errors import Failure
 
 
 def test_a_call_whose_limit_passed_while_nobody_looked_does_not_hold_up_whoever_waits() -> None:
     """Other rows decode meanwhile; then nothing is left but this call, and there is nothing more to wait for."""
     workers, given, ended = Workers(1), list[Any](), threading.Event()
-    workers.submit(lambda: ended.wait(60), limit_seconds=0.05, deliver=lambda result, _: given.append(result))
+    calls = Calls(workers)
+    calls.submit(lambda: ended.wait(60), limit_seconds=0.05, deliver=lambda result, _: given.append(result))
     time.sleep(0.2)
-    waiting = threading.Thread(target=lambda: workers.collect(wait=True), daemon=True)
+    waiting = threading.Thread(target=lambda: calls.collect(wait=True), daemon=True)
     waiting.start()
     waiting.join(20)
     assert not waiting.is_alive()
@@ -27,10 +28,11 @@ def test_a_call_whose_limit_passed_while_nobody_looked_does_not_hold_up_whoever_
 
 def test_waiting_ends_with_a_limit_that_passes_meanwhile_or_with_a_result() -> None:
     workers, given, ended = Workers(2), list[Any](), threading.Event()
-    workers.submit(lambda: ended.wait(60), limit_seconds=0.2, deliver=lambda result, _: given.append(result))
-    workers.submit(lambda: "done", limit_seconds=60.0, deliver=lambda result, _: given.append(result))
-    while not workers.is_idle:
-        workers.collect(wait=True)
+    calls = Calls(workers)
+    calls.submit(lambda: ended.wait(60), limit_seconds=0.2, deliver=lambda result, _: given.append(result))
+    calls.submit(lambda: "done", limit_seconds=60.0, deliver=lambda result, _: given.append(result))
+    while not calls.is_idle:
+        calls.collect(wait=True)
     assert given[0] == "done"
     assert isinstance(given[1], Failure)
     ended.set()

@@ -195,3 +195,39 @@ def test_every_turn_of_an_episode_in_flight_is_known_by_its_weights_and_replayed
     assert num_later, "no turn was sampled by newer weights than the first of its row"
     again = replay(run, 5)
     assert again.is_same, again.differences
+
+
+MEETING = '''"""A game that waits in its first turn until more of its kind have begun than one step has."""
+
+import threading
+from pathlib import Path
+
+begun, lock = [], threading.Condition()
+
+
+class Meeting:
+    def reset(self, seed=None):
+        with lock:
+            begun.append(self)
+            lock.notify_all()
+        return " begin", {}
+
+    def step(self, action):
+        with lock:
+            if not lock.wait_for(lambda: len(begun) >= 2 * ONE_STEP, timeout=20):
+                (Path(__file__).parent / "alone").touch()
+        return "over", 1.0, True, False, {}
+'''
+
+
+def test_episodes_of_two_steps_are_under_way_at_the_same_time(tmp_path: Path) -> None:
+    rollouts = {"type": "servers", "own_servers": 1, "staleness": 1, "max_completion_tokens": 12}
+    game = {"environments": {"meeting": f"{tmp_path}/meeting.py:Meeting"}, "episodes": {"threads": 64}}
+    tree = recorded_recipe(
+        tmp_path, steps=2, calls=True, rollouts={**rollouts, **game}, rewards=[{"type": "environment"}]
+    )
+    one_step = tree["run"]["prompts_per_step"] * tree["algorithm"]["group_size"]
+    (tmp_path / "meeting.py").write_text(MEETING.replace("ONE_STEP", str(one_step)), encoding="utf-8")
+    config = Config.model_validate(tree)
+    assert len(list(recipe_steps(config, "", console=Console(file=io.StringIO()), owns_process=False))) == 2
+    assert not (tmp_path / "alone").exists(), "the episodes of a step waited for those of the step before"

@@ -131,18 +131,18 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
 ARENAS = """
 import ctypes, sys, threading
 from oncurve.model import allocator
-from oncurve.episodes.workers import Workers
+from oncurve.episodes.workers import Calls, Workers
 libc = ctypes.CDLL(None)
 if getattr(libc, "malloc_info", None) is None:
     print("absent"); sys.exit()
 def hold():
     held = bytearray(100_000)
     gate.wait()
-workers, gate = Workers(12), threading.Barrier(12, timeout=100)
+calls, gate = Calls(Workers(12)), threading.Barrier(12, timeout=100)
 for _ in range(12):
-    workers.submit(hold, limit_seconds=200, deliver=lambda result, seconds: None)
-while not workers.is_idle:
-    workers.collect(wait=True)
+    calls.submit(hold, limit_seconds=200, deliver=lambda result, seconds: None)
+while not calls.is_idle:
+    calls.collect(wait=True)
 libc.open_memstream.restype = ctypes.c_void_p
 text, size = ctypes.c_char_p(), ctypes.c_size_t()
 stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
