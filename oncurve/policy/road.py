@@ -154,12 +154,15 @@ class _Subject:
         self._refuse_foresight()
 
     def _refuse_foresight(self) -> None:
-        """Raises CheckpointError for a model in which a token's probability changes with what comes after it."""
+        """Raises CheckpointError for a model in which a token's probability changes with what comes after it, also where
+        the token for padding was sampled."""
         ids = join_rows(self.batch)[0][self.batch.row_lengths.argmax()].to(self.model.device)
-        half = len(ids) // 2
+        half, padding = len(ids) // 2, self.model.config.get_text_config().pad_token_id
+        if isinstance(padding, int) and 0 <= padding < ids.max():
+            ids[1:3] = padding
         with torch.no_grad():
             whole, part = (
-                from_logits(self.model(input_ids=row[None], use_cache=False).logits[0, : half - 1], ids[1:half])[0]
+                from_logits(self.model(input_ids=row[None], use_cache=False).logits[0, :half], ids[1 : half + 1])[0]
                 for row in (ids, ids[:half])
             )
         error = float((whole - part).abs().max())
@@ -167,7 +170,8 @@ class _Subject:
             raise CheckpointError(
                 f"{type(self.model).__name__} is no causal language model: the log-probability of a token changes by "
                 f"{error:.2g} with the tokens behind it, so that nothing can be sampled from it token by token. A "
-                f"decoder whose config.json lacks is_decoder=true computes so"
+                f"decoder whose config.json lacks is_decoder=true computes so, and so does one that cuts a row short "
+                f"for each token for padding in it"
             )
 
     @property

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fourteen_tokenizers import CASES, HEADERS, IM, NAMES, of_bytes, of_pieces
-from tokenizers import AddedToken
-from transformers import LlamaConfig, LlamaForCausalLM
+from test_fourteen_tokenizers import CASES, HEADERS, IM, INST, NAMES, of_bytes, of_pieces
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import ByT5Tokenizer, CTRLTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
@@ -27,6 +27,53 @@ def padded_beyond() -> Any:
     return tokenizer
 
 
+def with_space_before() -> Any:
+    """Byte pairs that put a space before every text, as of RoBERTa."""
+    made = of_bytes()
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return made
+
+
+def of_unigrams() -> Any:
+    """The most likely pieces, as of T5 and XLM-R."""
+    letters = [
+        ("<unk>", 0.0),
+        ("<s>", 0.0),
+        ("</s>", 0.0),
+        ("▁", -2.0),
+        *((chr(code), -5.0) for code in range(33, 127)),
+    ]
+    pieces = [*letters, ("▁the", -3.0), ("▁What", -3.5), ("is", -4.0), ("▁is", -3.0)]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\n", " ")])
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def like_tekken() -> Any:
+    """Marks in the first places, whole words without merges, digits one by one, as of Mistral's newer models."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    marks = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    vocabulary = {one: place for place, one in enumerate([*marks, *alphabet, "ĠWhat", "What", "Ġis"])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", chat_template=INST)
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in marks])
+    return tokenizer
+
+
+def in_python(folder: Path) -> Any:
+    """Pairs of letters by a class that is written in Python alone."""
+    letters = [chr(code) for code in range(33, 127)]
+    words = ["<unk>", "</s>", *(f"{one}@@" for one in letters), *letters]
+    (folder / "vocab.json").write_text(json.dumps({word: place for place, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), eos_token="</s>")
+
+
 WAYS: dict[str, tuple[Callable[[], Any], str, int]] = {
     **{name: (make, template, 0) for name, (make, template, _, _) in CASES.items()},
     "a clock": (lambda: of_bytes(CLOCK, eos="<|im_end|>"), "boxed", 0),
@@ -35,11 +82,20 @@ WAYS: dict[str, tuple[Callable[[], Any], str, int]] = {
     "pieces without a space before": (lambda: of_pieces(IM, eos="<|im_end|>", leads=False), "think_answer", 0),
     "a mark for padding beyond the embedding": (padded_beyond, "boxed", 1),
     "words beyond the embedding": (padded_beyond, "boxed", 1 + len(NAMES)),
+    "byte pairs with a space before": (with_space_before, "think_answer", 0),
+    "unigrams": (of_unigrams, "question_only", 0),
+    "tekken": (like_tekken, "boxed", 0),
+    "bytes in Python": (ByT5Tokenizer, "think_answer", 0),
+    "letters in Python": (lambda: in_python(Path()), "question_only", 0),
 }
 """A tokenizer, a template, and how many rows the embedding has too few."""
 
 
 REFUSED = ("words beyond the embedding",)
+FAULTY = (
+    *REFUSED, "gpt-oss, thinking tag", "without system messages", "thinking shut", "wordpiece", "wordpiece without end",
+)  # fmt: skip
+"""Of which `oncurve check` says what is wrong, with an exit code that is not 0."""
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -76,7 +132,8 @@ def test_a_tokenizer_goes_the_whole_way_or_is_refused_in_a_sentence(
         "rollouts: {max_completion_tokens: 8}\nevaluation: {num_prompts: 2}\n",
         encoding="utf-8",
     )
-    run("check", "mine.yaml")
+    checked, output = run("check", "mine.yaml")
+    assert (checked != 0) == (name in FAULTY), output
     trained, output = run("train", "mine.yaml")
     assert (trained != 0) == (name in REFUSED), output
     if trained:

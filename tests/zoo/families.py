@@ -127,6 +127,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "mm_tokens_per_image": 4,
     }),
     "xmod": ("xmod", {"is_decoder": True, "default_language": "en_XX"}),
+    "xlm": ("xlm", {"n_words": 260, "causal": True, "use_lang_emb": False}),
 }  # fmt: skip
 """By name in the table: a model type, and what is this row's own."""
 PLAIN = (
