@@ -25,6 +25,8 @@ NORM_FEWEST = 5
 """A median of fewer records says nothing."""
 MISMATCH_LIMIT = 0.3
 """Nats a token between the sampler and the trainer of the same weights that no rounding explains."""
+EXACT_SHARE = 1 / 30
+"""Share of it where both compute in full precision in one process, whose rounding is a millionth of it."""
 SILENT_STEPS = 10
 """Steps in a row without any signal until it is said."""
 
@@ -41,6 +43,8 @@ class Guards:
     """Updates in a row without a finite loss and gradient that end the run; 0 never ends it."""
     watches_mismatch: bool = False
     """Sampler and trainer should have the same weights; where they differ, the run ends before it trains."""
+    is_exact: bool = False
+    """Both compute in full precision in this process."""
     returns_on_kl: bool = False
     """End the run on a KL alarm, for it to go on from an earlier checkpoint."""
     notify: Callable[[str], None] | None = None
@@ -60,7 +64,7 @@ class Guards:
         Raises TrainingError where they cannot have computed the same model.
         """
         found = max((one for one in mismatches if math.isfinite(one)), default=0.0)
-        if found > MISMATCH_LIMIT:
+        if found > MISMATCH_LIMIT * (EXACT_SHARE if self.is_exact else 1.0):
             raise TrainingError(
                 f"sampler and trainer differ by {found:.2g} nats a token (mismatch/kl) in the probabilities of "
                 f"the sampled tokens, which rounding does not explain: one of them computes another model. Nothing "

@@ -220,6 +220,7 @@ def _make_guards(parts: Parts, note: Callable[[str], None]) -> Guards:
     return Guards(
         max_nonfinite=section.max_nonfinite_updates,
         watches_mismatch=has_one_policy(parts.config),
+        is_exact=parts.config.rollouts.type == "engine" and parts.policy.compute_type in ("float32", "float64"),
         returns_on_kl=section.returns_on_kl,
         notify=note,
     )

@@ -36,14 +36,8 @@ def with_space_before() -> Any:
 
 def of_unigrams() -> Any:
     """The most likely pieces, as of T5 and XLM-R."""
-    letters = [
-        ("<unk>", 0.0),
-        ("<s>", 0.0),
-        ("</s>", 0.0),
-        ("▁", -2.0),
-        *((chr(code), -5.0) for code in range(33, 127)),
-    ]
-    pieces = [*letters, ("▁the", -3.0), ("▁What", -3.5), ("is", -4.0), ("▁is", -3.0)]
+    marks, letters = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)], [(chr(code), -5.0) for code in range(33, 127)]
+    pieces = [*marks, ("▁", -2.0), *letters, ("▁the", -3.0), ("▁What", -3.5), ("is", -4.0), ("▁is", -3.0)]
     made = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\n", " ")])

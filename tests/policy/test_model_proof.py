@@ -192,6 +192,11 @@ def test_a_step_whose_sampler_computed_another_model_is_not_trained() -> None:
     guards.before_first_update([0.001, math.nan])
     with pytest.raises(TrainingError, match=r"differ by 0\.9 nats.*Nothing was trained"):
         guards.before_first_update([0.001, 0.9])
+    guards.before_first_update([0.1])
+    guards.is_exact = True
+    guards.before_first_update([0.005])
+    with pytest.raises(TrainingError, match="differ by"):
+        guards.before_first_update([0.1])
 
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings:UserWarning")

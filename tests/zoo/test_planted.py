@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -49,7 +50,36 @@ PLANTED = {
         "        attention_mask = ((places[None] <= own) & ((own - places[None]) % 3 != 1))[None, None]\n"
         "        attn_output, attn_weights = attention_interface(\n",
     ),
+    "an embedding that scales": ("self.embed_tokens(input_ids)", "3.0 * self.embed_tokens(input_ids)"),
+    "a head with a soft cap that no setting names": (
+        "logits = self.lm_head(hidden_states)",
+        "logits = 2.0 * torch.tanh(self.lm_head(hidden_states) / 2.0)",
+    ),
+    "a rope of other angles": ("position_ids=position_ids)\n", "position_ids=1.5 * position_ids)\n"),
+    "gemma2: no soft cap, which its settings name": (
+        "if self.config.final_logit_softcapping is not None:",
+        "if False:",
+    ),
+    "qwen3: queries with the norm of the keys": ("self.q_norm(self.q_proj(", "self.k_norm(self.q_proj("),
+    "qwen3: a key's norm over all heads together": (
+        "self.k_norm(self.k_proj(hidden_states).view(hidden_shape)).transpose(1, 2)",
+        "self.k_norm(self.k_proj(hidden_states).view(hidden_shape)).transpose(1, 2)\n"
+        "        key_states = key_states / key_states.pow(2).mean(dim=(1, 3), keepdim=True).sqrt()",
+    ),
+    "qwen2: a bias that one layer drops": (
+        "query_states = self.q_proj(hidden_states).view(",
+        "query_states = (self.q_proj(hidden_states) - self.layer_idx * self.q_proj.bias).view(",
+    ),
+    "mistral: a window that is one token longer than its setting": (
+        "        attn_output, attn_weights = attention_interface(\n",
+        "        places = torch.arange(key_states.shape[2])\n"
+        "        own = places[-query_states.shape[2] :, None]\n"
+        "        near = (places[None] <= own) & (places[None] > own - self.config.sliding_window - 1)\n"
+        "        attention_mask = near[None, None]\n"
+        "        attn_output, attn_weights = attention_interface(\n",
+    ),
 }
+"""By name: what stands in the file of Llama, or of the family that the name begins with, and what is put there."""
 
 
 REFUSED = ("a rope that changes with the longest row of a call",)
@@ -57,31 +87,35 @@ REFUSED = ("a rope that changes with the longest row of a call",)
 
 
 def plant(kind: str, place: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """A folder with a model whose Python code is Llama's with a mistake."""
-    from transformers import LlamaConfig
-    from transformers.models.llama import modeling_llama
+    """A folder with a model whose Python code is that of a family with a mistake."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    old, new = PLANTED[kind]
-    source = inspect.getsource(modeling_llama)
+    family, (old, new) = kind.partition(":")[0] if ":" in kind else "llama", PLANTED[kind]
+    modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    source = inspect.getsource(modelling)
     assert old in source
     source = re.sub(r"from \.\.\.(\S*) import", r"from transformers.\1 import", source.replace(old, new))
-    source = source.replace("from .configuration_llama", "from transformers.models.llama.configuration_llama")
+    source = source.replace("from .conf", f"from transformers.models.{family}.conf")
     source = source.replace("from transformers. import", "from transformers import")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    own: dict[str, Any] = {"final_logit_softcapping": 2.0} if family == "gemma2" else {}
+    config = AutoConfig.for_model(
+        family, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=8, max_position_embeddings=128, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, sliding_window=16, **own,
     )  # fmt: skip
-    model = modeling_llama.LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
                 weight.normal_(std=weight.shape[-1] ** -0.5, generator=draw)
+            else:  # biases, and norms that differ
+                weight += 0.3 * torch.randn(weight.shape, generator=draw)
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     (place / "modeling_planted.py").write_text(source, encoding="utf-8")
     described = json.loads((place / "config.json").read_text())
-    described["auto_map"] = {"AutoModelForCausalLM": "modeling_planted.LlamaForCausalLM"}
+    described["auto_map"] = {"AutoModelForCausalLM": f"modeling_planted.{type(model).__name__}"}
     (place / "config.json").write_text(json.dumps(described))
 
 
@@ -114,6 +148,46 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
     assert error < 2e-4
     for generates in (False, True):
         compare_sampled(policy, exact, tokens=24, limit=2e-5, generates=generates)
+
+
+@pytest.mark.parametrize("fault", ["angles", "places", "a soft cap"])
+def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
+    fault: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing looks for a mistake in decoding alone when a model is loaded: kernels for CPUs are proven by tests."""
+    from tiny_models import make_model, model_config
+    from typer.testing import CliRunner
+
+    from oncurve.cli.app import app
+    from oncurve.errors import TrainingError
+    from oncurve.model.decoding import Angles, Decoder
+
+    make_model(model_config("qwen2", tokenizer)).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    made, logits = Decoder.__init__, Decoder.logits
+
+    def decodes_wrongly(self: Any, backbone: Any, *args: Any, **words: Any) -> None:
+        made(self, backbone, *args, **words)
+        places = torch.arange(1024)
+        self.angles = Angles(*backbone.rotary(1.5 * places if fault == "angles" else (places - 1).clamp(min=0)))
+
+    if fault == "a soft cap":
+        monkeypatch.setattr(Decoder, "logits", lambda self, hidden: 2.0 * (logits(self, hidden) / 2.0).tanh())
+    else:
+        monkeypatch.setattr(Decoder, "__init__", decodes_wrongly)
+    (tmp_path / "reward.py").write_text(
+        "def letters(completion, **row):\n    return sum(map(ord, completion)) % 7 / 7\n"
+    )
+    reward = json.dumps([{"type": "custom", "function": f"{tmp_path / 'reward.py'}:letters"}])
+    words = [
+        "train", "word_problems", f"model={tmp_path / 'base'}", f"run.folder={tmp_path}", "run.name=run", "run.steps=2",
+        "run.prompts_per_step=2", "algorithm.group_size=2", "rollouts.max_completion_tokens=12", "data.limit=20",
+        "evaluation.num_prompts=1", f"rewards={reward}",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    said = str(done.exception)
+    assert isinstance(done.exception, (TrainingError, SystemExit)), said
+    assert "one of them computes another model" in done.output + said
 
 
 @pytest.mark.parametrize("name", ["bert", "xlnet", "reformer"])
