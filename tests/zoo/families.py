@@ -159,6 +159,53 @@ DECODERS = (
     "xlm-roberta-xl",
 )  # fmt: skip
 """Model types of which the decoder, or the encoder as a decoder, is a causal language model."""
+STRANGERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3, heads wider than the model": (
+        "qwen3", {"head_dim": 20, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama, one key for all heads": (
+        "llama",
+        {"num_key_value_heads": 1, "head_dim": 16, "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3,
+         "tie_word_embeddings": True},
+    ),
+    "llama, an odd vocabulary": ("llama", {
+        "vocab_size": 269, "bos_token_id": None, "pad_token_id": None, "eos_token_id": [2, 5, 7], "head_dim": 6,
+    }),
+    "glm, a quarter of the head turns": (
+        "glm", {"head_dim": 16, "partial_rotary_factor": 0.25, "num_key_value_heads": 1, "attention_bias": True},
+    ),
+    "gemma3_text, a rope for each kind of layer": ("gemma3_text", {
+        **MIXED, "sliding_window": 3, "num_key_value_heads": 1, "final_logit_softcapping": 3.0,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+            FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        },
+    }),
+    "mistral, a window of one": ("mistral", {"sliding_window": 1, "head_dim": 16}),
+    "qwen2_moe, experts in every other layer": ("qwen2_moe", {
+        "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": True,
+        "vocab_size": 263, "shared_expert_intermediate_size": 24, "use_sliding_window": True, "max_window_layers": 2,
+    }),
+    "phi, norms of queries and keys": ("phi", {
+        "qk_layernorm": True, "partial_rotary_factor": 0.5, "num_key_value_heads": 1, "tie_word_embeddings": True,
+    }),
+    "cohere, norms of queries and keys": (
+        "cohere", {"use_qk_norm": True, "num_key_value_heads": 1, "logit_scale": 0.3, "attention_bias": True},
+    ),
+    "deepseek_v3, queries at full rank": ("deepseek_v3", {
+        **MLA, "q_lora_rank": None, "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "rope_interleave": False,
+        "routed_scaling_factor": 2.5, "attention_bias": True, "tie_word_embeddings": True,
+    }),
+    "stablelm, side by side": ("stablelm", {
+        "use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.25, "use_qkv_bias": True,
+        "num_key_value_heads": 1, "tie_word_embeddings": True,
+    }),
+    "gpt_oss, no window and one key": (
+        "gpt_oss", {"layer_types": [FULL, SLIDING], "sliding_window": 1, "num_key_value_heads": 1, "head_dim": 16},
+    ),
+}  # fmt: skip
+"""Settings that seldom stand together."""
+FAMILIES |= STRANGERS
 FAMILIES |= {name: (name, {"is_decoder": True, "is_encoder_decoder": False}) for name in DECODERS}
 FAMILIES |= {name: (name, {}) for name in (*TOWERS, "ctrl", "gpt-sw3", "internlm3", "iquestcoder")}
 FAMILIES |= {name: (name, {}) for name in PLAIN} | {name: (name, MLA) for name in LATENT}
@@ -199,5 +246,6 @@ def make_zoo_model(name: str) -> PreTrainedModel:
                 weight.normal_(std=weight.shape[-1] ** -0.5, generator=draw)
             else:  # biases and sinks, which begin as zeros
                 weight += 0.1 * torch.randn(weight.shape, generator=draw)
-    model.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
+    ends = config.eos_token_id if name in STRANGERS else 2
+    model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)
     return model.eval()
