@@ -15,11 +15,10 @@ from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_
 from oncurve.errors import shortened
 from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.rewards.base import categorize
+from oncurve.rewards.probes import TRIED
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "unpaid", "bad_format", "failed"]
-TRIED = 8
-"""A reward that fails on so many rows at the beginning is not asked about the others."""
 AS_IS = "as_is"
 """The template that leaves the form of a completion to the prompts."""
 FREE_FORM = (

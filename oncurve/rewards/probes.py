@@ -19,6 +19,8 @@ Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Encode = Callable[[str], Sequence[int]]
 
 MAX_EXAMPLE_CHARACTERS = 160
+TRIED = 4
+"""A reward that fails on so many right completions at the beginning is asked no more."""
 MAX_SHARE = 0.2
 """A probe that earns more than this fraction of what reference answers earn is suspicious."""
 LONG_WORDS = 2_000
@@ -133,15 +135,14 @@ def run_probes(
     ``gold`` writes the perfect completion of a row; given a row whose answer was exchanged, it writes the form around
     another answer. ``encode`` makes tokens of a text, for rewards that count them; without it, words and signs count.
     Every probe is one call of ``grade``: a reward that costs money is asked 19 times the number of rows. A reward that
-    fails on all of the gold ones is asked no more: it may take its whole time limit each time.
+    fails on the first gold ones is asked no more: it may take its whole time limit each time.
     """
     cases = _cases(prompts, gold, seed=seed, max_rows=max_rows)
-    results: list[ProbeResult] = []
-    for name, write in PROBES.items():
-        results.append(_measured(name, grade, cases, write, encode or _words))
-        if results[0].num_failed == results[0].num_tried:
-            break
-    return results
+    name, write = next(iter(PROBES.items()))
+    trial = _measured(name, grade, cases[:TRIED], write, encode or _words)
+    if trial.num_failed == trial.num_tried:
+        return [trial]
+    return [_measured(name, grade, cases, write, encode or _words) for name, write in PROBES.items()]
 
 
 def suspicious(results: Sequence[ProbeResult], gold_mean: float, *, max_share: float = MAX_SHARE) -> list[ProbeResult]:

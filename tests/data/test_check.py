@@ -92,8 +92,8 @@ def test_a_grader_that_fails_on_every_row_is_not_asked_about_all_of_them() -> No
         return [Reward(None, error="memory", detail="more than 512 MiB") for _ in completions]
 
     [finding] = check(grade=hog)
-    assert (finding.severity, finding.rows) == ("error", tuple(range(8)))
-    assert asked == list(range(8))
+    assert (finding.severity, finding.rows) == ("error", tuple(range(4)))
+    assert asked == list(range(4))
 
 
 def test_answers_that_nothing_grades_are_an_error_unless_an_environment_will() -> None:
