@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
     Check(grading.reward_constant),
     Check(grading.grader_inverted),
     Check(grading.reward_blind),
-    Check(hacking.reward_exploited, ("grader_inverted",)),
+    Check(hacking.reward_exploited, ("grader_inverted", "reward_blind")),
     Check(policy_health.entropy_bonus),
     Check(policy_health.stale_weights),
     Check(policy_health.too_far_ahead, ("stale_weights",)),
