@@ -167,6 +167,8 @@ def test_twenty_runs_fit_the_page_and_their_curves_are_bands_by_recipe(
     reward = page.locator("#curves .chart", has_text="Reward, training")
     assert reward.locator("path.band").count() == 2
     assert "grpo 0.045" in reward.locator(".legend").inner_text()  # the mean of 0.00 to 0.09
+    assert "mine-seed1" in page.inner_text("#recipes")
+    assert "optimizer.learning_rate 3e-05 · run.seed 1" in page.inner_text("#recipes")
     fits = "[...document.querySelectorAll('.wide, html')].every((one) => one.scrollWidth <= one.clientWidth)"
     assert page.evaluate(fits)
     page.set_viewport_size({"width": 390, "height": 800})

@@ -179,6 +179,9 @@ function comparisonTable(boot) {
 
 function differencesTable(boot) {
   if (!boot.differences.length) return el("div", { class: "card" }, el("p", {}, "The recipes are the same."));
+  if (boot.runs.length > MOST_COLUMNS) return el("div", { class: "card" }, pairsTable(boot.runs.slice(1).map((run, at) => [run.name,
+    boot.differences.filter(({ values }) => values[at + 1] !== values[0]).map(({ key, values }) => `${key} ${values[at + 1]}`).join(" · ") || "nothing"]), "facts"),
+    el("p", { class: "soft small" }, `What differs from ${boot.runs[0].name}.`));
   const lines = boot.differences.map((row) => ({ name: row.key, cells: row.values.map((text) => ({ text })) }));
   return el("div", { class: "card wide" }, runsTable(boot, lines, "key", " mono"));
 }
