@@ -91,9 +91,12 @@ ENGINE_OVERHEAD_BYTES = 2 * 2**30
 BESIDE_MARGIN_BYTES = 4 * 2**30
 """Guessed. What is left free for a trainer beside a server on its GPU: contexts, workspaces, what torch keeps."""
 
-TRAIN_UTILIZATION = 0.25
-"""Estimated, not measured. Share of a device's nominal matrix rate that training reaches, the passes of checkpointing
-counted: on an H100 a layer's small kernels take as long as its products, and the head three times as long."""
+TRAIN_MATRIX_UTILIZATION = 0.7
+"""Measured on an H100 with 1.5B parameters. Share of a device's nominal matrix rate that products reach in training."""
+LAYER_PASS_BYTES, HEAD_PASS_BYTES = 73.0, 33.0
+"""Measured on an H100 with 0.5B and 1.5B parameters. Bytes of memory traffic between the products of a token's forward
+pass, of which a backward pass has twice as many: for each number that a layer makes (hidden size and MLP), and for each
+word of the head."""
 SAMPLE_BANDWIDTH_UTILIZATION = 0.5
 """Estimated. Share of a device's memory bandwidth at which a decoding step of the engine reads what it reads."""
 ENGINE_LAYER_SECONDS, ENGINE_ROW_SECONDS = 5.9e-5, 4.9e-7

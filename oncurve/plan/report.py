@@ -348,7 +348,7 @@ def _speeds(device: Device) -> str:
     """The source of the seconds."""
     if device.train_utilization is not None:
         return f"  from measured speeds of {device.name} in training; the rest is estimated"
-    share = "utilization is estimated, not measured: expect up to a factor of two either way"
+    share = "training by shares measured on an H100, the rest is estimated: expect up to a factor of two either way"
     return f"  from nominal speeds of {device.name}; {share}"
 
 

@@ -119,10 +119,20 @@ def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
 
 
 def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
-    """Tokens x operations per token / (rate x share x devices). Rows without a signal are not left out here."""
-    tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
-    rate = device.bf16 * 1e12 * (device.train_utilization or constants.TRAIN_UTILIZATION) * setup.ranks
-    return tokens * flops_per_token(shape, work, setup) / rate
+    """Tokens x ( operations / (rate x share) + bytes between products / bandwidth ) / devices.
+
+        bytes   passes x ( layers (H + MLP) c + V d ), of which a backward pass counts as two
+
+    A share of the rate that was measured on the device has both in it. Rows without a signal are not left out here.
+    """
+    tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed) / setup.ranks
+    operations = flops_per_token(shape, work, setup) / (device.bf16 * 1e12)
+    if device.train_utilization is not None:
+        return tokens * operations / device.train_utilization
+    passes = work.passes * (3 + (1 if setup.checkpointing else 0)) + work.extra_passes
+    layers = shape.layers * (shape.hidden + shape.mlp) * constants.LAYER_PASS_BYTES
+    traffic = passes * (layers + shape.vocabulary * constants.HEAD_PASS_BYTES) / (device.bandwidth * GB)
+    return tokens * (operations / constants.TRAIN_MATRIX_UTILIZATION + traffic)
 
 
 def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
@@ -177,9 +187,10 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
         steps afterwards        = tokens of the longest completion     rows x mean length / limit run
         decoding step           = max( (weights + keys and values of the running rows) / bandwidth , 2 N rows / rate )
 
-    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU. A recorded step
-    of the engine adds the time of its small kernels. Through transformers' modules a step takes at least what starting
-    their kernels takes, and a batch waits for its longest row.
+    Decoding is bound by memory until the batch is large: arXiv:2211.05102. Half-width weights on a GPU; those of a
+    server that are cut over its devices are read once by all of them, which exchange two results for each layer.
+    A recorded step of the engine adds the time of its small kernels. Through transformers' modules a step takes at
+    least what starting their kernels takes, and a batch waits for its longest row.
     """
     devices = setup.sampler_devices or setup.ranks
     own, rows = (-(-count // devices) for count in (work.completions, work.rows_at_once))
@@ -204,11 +215,15 @@ def _step_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, r
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
     bandwidth = device.bandwidth * GB * decode_share(setup, device)
     length = work.prompt_tokens + work.mean_tokens / 2
-    read = setup.width * (shape.parameters_read(running) + running * length * shape.kv_numbers_per_token)
+    cut = (setup.server_devices or setup.sampler_devices) or 1
+    read = setup.width * (shape.parameters_read(running * cut) / cut + running * length * shape.kv_numbers_per_token)
     products = 2.0 * shape.matrix_parameters * running / rate
     if samples_by_modules(shape, setup):
         return max(read / bandwidth, products, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
     small = 0.0
+    if cut > 1:
+        exchanged = 2 * 2 * shape.layers * running * cut * shape.hidden * setup.width
+        small = exchanged / (device.link * GB * constants.LINK_SHARE)
     if setup.is_gpu and device.sample_utilization is None and not setup.has_servers:
         small = shape.layers * (constants.ENGINE_LAYER_SECONDS + running * constants.ENGINE_ROW_SECONDS)
     return max(read / bandwidth + small, products)
