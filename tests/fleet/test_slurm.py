@@ -217,6 +217,8 @@ FOUR_GPUS = ("run.name=one", "rollouts.type=servers", "rollouts.vllm_servers=1",
 def test_gpus_that_vllm_servers_take_get_no_trainer() -> None:
     script, _ = render(FOUR_GPUS, Allocation(gpus_per_node=4))
     assert "srun --nodes=1 --ntasks=2 --ntasks-per-node=2" in script
+    script, _ = render(FOUR_GPUS, Allocation(gpus_per_node=4, rollout_nodes=1))
+    assert "#SBATCH --ntasks-per-node=4" in script.splitlines(), "a machine that only samples has a server on each GPU"
     with pytest.raises(ConfigError, match="takes 2 GPUs and a node has 2: none is left to train"):
         render(FOUR_GPUS, Allocation(gpus_per_node=2))
     with pytest.raises(ConfigError, match="With several --nodes, sample on nodes of their own"):
