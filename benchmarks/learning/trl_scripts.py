@@ -5,13 +5,14 @@
 FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of {"source":
 "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at the
 source, "beside": the folder that is copied beside it}. Each script runs in a process and an empty folder of its own,
-without a network: every model is the embedded one, on the CPU, every data set is rows made up, packages that are not
-installed and services that follow runs are stand-ins, nothing is uploaded, and a run is cut to two short steps after
-what the script asks for was translated whole. For each the result says what happened, and for every option that the
-script sets what became of it: taken (with the key and the value of the recipe), idle, said in a message, or silent, of
-which there must be none. With --beside each runs under the installed TRL too, without options that it no longer knows,
-and `only_trl_shows` says what rewards, callbacks, logs and files show there and not here. With --keep results of
-scripts that are not in FOLDER stay in the output.
+without a network: models, data sets, packages that are not installed, services and the GPU are stand-ins
+(trl_stand_ins.py), nothing is uploaded, and a run is cut to two short steps after what the script asks for was
+translated whole. An entry of the index may also hold "columns" of the script's rows, "files" of rows that its
+repository lacks, and an "environment"; PYTHONPATH may name a folder of more packages. For each the result says what
+happened, and for every option that the script sets what became of it: taken (with the key and the value of the
+recipe), idle, said in a message, or silent, of which there must be none. With --beside each runs under the installed
+TRL too, without options that it no longer knows, and `only_trl_shows` says what rewards, callbacks, logs and files show
+there and not here. With --keep results of scripts that are not in FOLDER stay in the output.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from script_box import Box
 from script_watch import STEPS, Watched, differences, short_arguments, watch
 from trl_stand_ins import UnslothUnderTrl, forget_older_names, model_here, replace_everything
+
+from oncurve.observe.manifest import describe_run
 
 RAN = "ran two steps"
 MARK, SEEN = "ASKED ", "SEEN "
@@ -72,7 +76,16 @@ def summary(results: list[dict[str, Any]]) -> str:
     """Everything that was found so far, with counts, as JSON."""
     counts = {kind: sum(r["outcome"] == kind for r in results) for kind in sorted({r["outcome"] for r in results})}
     silent = [f"{r['source']}: {name}" for r in results for name, fate in r["options"].items() if fate == "silent"]
-    return json.dumps({"counts": counts, "silent": silent, "scripts": results}, indent=1, ensure_ascii=False)
+    pairs = Counter(f"TRL: {r['under_trl']}; here: {r['outcome']}" for r in results if "under_trl" in r)
+    made = describe_run(["python", "benchmarks/learning/trl_scripts.py", "FOLDER", "--beside"])
+    found = {
+        "made_by": made,
+        "counts": counts,
+        "beside_trl": dict(pairs.most_common()),
+        "silent": silent,
+        "scripts": results,
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False)
 
 
 def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, boxes: dict[str, Box]) -> dict[str, Any]:
