@@ -30,15 +30,15 @@ class FastLanguageModel:
 
     @staticmethod
     def from_pretrained(model_name: str, dtype: Any = None, **options: Any) -> tuple[Any, Any]:
-        """The model and its tokenizer. 4 bits unless ``load_in_4bit=False``, ``load_in_8bit`` or ``full_finetuning``.
+        """The model and its tokenizer. 4 bits unless ``load_in_4bit=False`` or another size or ``full_finetuning``.
 
         Raises ConfigError for arguments that would change the model and are not followed here.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
         loading = {name: options.pop(name) for name in LOADING if options.get(name) is not None}
-        eight, full = options.pop("load_in_8bit", False), options.pop("full_finetuning", False)
-        four = options.pop("load_in_4bit", True) and not (eight or full)
+        eight, *whole = (options.pop(name, False) for name in ("load_in_8bit", "load_in_16bit", "full_finetuning"))
+        four = options.pop("load_in_4bit", True) and not (eight or any(whole))
         _refuse_rest("FastLanguageModel.from_pretrained", options)
         if options.get("rope_scaling"):
             raise ConfigError("FastLanguageModel.from_pretrained: rope_scaling changes the model. Set it in its config")

@@ -61,6 +61,13 @@ def test_a_trainer_of_unsloth_takes_the_tokenizer_by_that_name(trl: Script) -> N
     assert "SAME True" in done.output
 
 
+def test_weights_of_unsloth_in_16_bits_are_loaded_whole(trl: Script) -> None:
+    head = HEAD.replace("load_in_4bit=True", "load_in_16bit=True")
+    done = trl("print('BITS', getattr(model.config, 'quantization_config', 'whole'))", head=head)
+    assert "BITS whole" in done.output
+    assert "not in few bits" not in done.output
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
