@@ -145,7 +145,8 @@ def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -
     if "Traceback" in done.stderr:
         block = done.stderr[done.stderr.rindex("Traceback") :]
         last = next((line for line in reversed(block.splitlines()) if line and line[0] != " "), "")
-        if "/oncurve/" in block and "the script raised" not in done.stderr:
+        is_message = last.startswith("oncurve.errors.")  # of Unsloth's stand-in under TRL
+        if "/oncurve/" in block and "the script raised" not in done.stderr and not is_message:
             return "traceback of ours", block[-1500:]
         kind, words = "the script's own error", last
         if words.startswith("oncurve: "):
