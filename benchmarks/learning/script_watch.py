@@ -154,7 +154,7 @@ def short_arguments(args: Any, data: Any) -> Any:
     short.report_to, short.push_to_hub, short.deepspeed, short.use_vllm = [], False, None, False
     short.optim = "adamw_torch" if "bit" in str(args.optim) else args.optim  # whose package is for GPUs
     for name in ("max_new_tokens", "max_tokens"):
-        if name in (short.generation_kwargs or {}):
+        if isinstance(short.generation_kwargs, dict) and name in short.generation_kwargs:
             short.generation_kwargs = {**short.generation_kwargs, name: short.max_completion_length}
     short.save_strategy = "no" if str(args.save_strategy).lower().endswith("no") else "steps"
     short.save_steps, short.warmup_steps, short.logging_steps, short.logging_strategy = 500, 0, 1, "steps"

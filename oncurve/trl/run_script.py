@@ -207,7 +207,7 @@ def _own_place(error: BaseException, script: Path) -> str | None:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename).resolve()
         is_ours = path not in (script.resolve(), Path(__file__)) and path.is_relative_to(PACKAGE)
-        if is_ours and frame.name not in ("__getattr__", "__setattr__"):
+        if is_ours and frame.name not in ("__getattr__", "__setattr__", "__call__"):
             return f"{path.relative_to(PACKAGE.parent)}, line {frame.lineno}"
         if not is_ours and "site-packages" not in path.parts and path.is_relative_to(script.resolve().parent):
             return None

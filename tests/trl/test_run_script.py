@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -138,3 +139,9 @@ def test_a_script_that_never_trains_says_so(trl: Run) -> None:
 def test_a_script_that_never_trains_gives_no_recipe(trl: Run) -> None:
     done = trl("GRPOConfig(**SHORT)", command="convert")
     assert "ended without GRPOTrainer(...).train()" in str(done.exception)
+
+
+def test_an_argument_that_the_trainer_does_not_know_is_the_mistake_of_the_script(trl: Callable[..., Any]) -> None:
+    done = trl("GRPOTrainer('embedded', correct, GRPOConfig(**SHORT), rows(), generation_kwargs={})")
+    assert done.exit_code == 1
+    assert "the script raised TypeError" in str(done.exception) + done.output
