@@ -255,7 +255,8 @@ def shortened_with_fates(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
     short = shortened(trainer, {**named, "args": args})
     more = {**named, "processing_class": short["processing_class"]}
     model = str(model_here()) if isinstance(named.get("model"), str) else named.get("model")
-    sys.stdout.write("\n" + MARK + json.dumps(fates(model, named.get("reward_funcs"), args, (), more)) + "\n")
+    if model is not None:
+        sys.stdout.write("\n" + MARK + json.dumps(fates(model, named.get("reward_funcs"), args, (), more)) + "\n")
     SETTINGS.processes = None
     made = short["args"]
     made.generation_batch_size, made.steps_per_generation = None, None

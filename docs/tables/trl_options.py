@@ -122,7 +122,24 @@ def strangers_markdown() -> str:
         f"(`python benchmarks/learning/trl_scripts.py`): {counts}. "
         f"They set {len(options)} options: {taken} have the same effect here, {idle} have none anywhere, {said} are reported as "
         f"ignored and {refused} stop the script; {silent or 'none'} {'are' if silent else 'is'} dropped silently. "
-        "Some were kept because they show a difference, so that the shares say nothing about scripts in general."
+        "Some were kept because they show a difference, so that the shares say nothing about scripts in general.\n\n"
+        + drawn_markdown()
+    )
+
+
+def drawn_markdown() -> str:
+    """What became of scripts that were drawn by the names of their files, under TRL and here."""
+    scripts = json.loads((RESULTS / "trl_scripts_drawn.json").read_text(encoding="utf-8"))["scripts"]
+    ran = "ran two steps"
+    theirs = [script for script in scripts if script["under_trl"] == ran]
+    ours = [script for script in theirs if script["outcome"] == ran]
+    message = sum(script["outcome"] == "stopped with a message" for script in theirs)
+    alike = sum(not script["only_trl_shows"] for script in ours)
+    return (
+        f"{len(scripts)} others were drawn by the names of their files, unseen, and run beside TRL, with stand-ins for their "
+        f"models, data, packages, services and GPU: TRL trains {len(theirs)}, the rest fail under it. Of those "
+        f"{len(ours)} train here and {message} stop with a message. {alike} of the {len(ours)} get to see all that TRL shows "
+        f"them: arguments of rewards, callbacks, logs and files."
     )
 
 
