@@ -181,3 +181,27 @@ def test_a_model_in_bfloat16_loses_no_small_update() -> None:
     trainer.train()
     moved = [name for name, part in trainer.policy.model.named_parameters() if not torch.equal(part, before[name])]
     assert len(moved) == len(before)
+
+
+def test_answers_that_are_no_texts_reach_a_reward_as_they_are() -> None:
+    answers: list[Any] = [["25", "25 shells"], {"least": 3}, False, True, None, "six"]
+    rows = [{"question": f"{place}?", "answer": answer} for place, answer in enumerate(answers)]
+    seen: list[Any] = []
+
+    def mine(completion: str, question: str, answer: Any) -> float:
+        seen.append((question, answer))
+        return 0.5
+
+    oncurve.train(
+        "embedded",
+        rows,
+        mine,
+        run={"steps": 2, "prompts_per_step": 2, "name": "kinds"},
+        rollouts={"max_completion_tokens": 4},
+        algorithm={"group_size": 2},
+        evaluation={"num_prompts": 2},
+    )
+    assert len({question for question, _ in seen}) == len(rows)
+    for question, answer in seen:
+        assert answer == answers[int(question[0])]
+        assert type(answer) is type(answers[int(question[0])])
