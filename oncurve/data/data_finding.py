@@ -25,7 +25,7 @@ class DataFinding:
     example: str
     remedy: str
     takes_other_form: bool = False
-    """The reward accepts answers in the form of another template, and these in none."""
+    """The reward wants another form of answer than the template's."""
 
     def describe(self) -> str:
         """The finding in a few lines for the console."""
