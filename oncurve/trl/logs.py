@@ -91,7 +91,7 @@ class LogWindow:
 def rollout_logs(
     groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], names: Sequence[tuple[str, str]]
 ) -> dict[str, float]:
-    """Rewards and lengths of some groups. Of two rewards of one name the logs hold the mean, as in TRL."""
+    """Rewards, lengths and tool calls of some groups. Of two rewards of one name the logs hold the mean, as in TRL."""
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.token_ids) for completion in completions]
     ended = [len(completion.token_ids) for completion in completions if not completion.is_truncated] or [0]
@@ -104,6 +104,10 @@ def rollout_logs(
         "completions/min_terminated_length": float(min(ended)),
         "completions/max_terminated_length": float(max(ended)),
     }
+    if any(completion.segments for completion in completions):  # episodes; a call that cannot be read is none in TRL
+        errors = [call.error for one in completions for call in one.calls if call.error != "malformed"]
+        logs["tools/call_frequency"] = len(errors) / len(completions)
+        logs["tools/failure_frequency"] = sum(error is not None for error in errors) / max(len(errors), 1)
     graded = [[reward.value for reward in row if reward.value is not None] for row in rewards]
     if values := [value for row in graded for value in row]:
         spreads = [_spread(row) for row in graded]

@@ -200,6 +200,7 @@ def test_the_number_of_turns_with_calls_is_limited_as_in_trl(
     [row] = [row for row in trainer.state.log_history if "reward" in row]
     assert row["episode/turns"] == 3, "two with calls that are answered, and one more"
     assert row["rewards/reward/mean"] == 5
+    assert (row["tools/call_frequency"], row["tools/failure_frequency"]) == (2, 0)
 
 
 @pytest.mark.parametrize("several", [False, True])
