@@ -117,10 +117,10 @@ ENDS = Path(__file__).parent / "ends"
 
 
 def looks(pause=0.05):
-    """Pauses until another step has ended and servers have its weights, or about three seconds."""
+    """Pauses until another step has ended and servers have its weights, or six seconds."""
     seen = len(list(ENDS.iterdir()))
     (ENDS.parent / "waits").touch()
-    for _ in range(50):
+    for _ in range(120):
         yield pause
         if len(list(ENDS.iterdir())) > seen:
             yield 0.5
@@ -158,19 +158,19 @@ def test_every_turn_of_an_episode_in_flight_is_known_by_its_weights_and_replayed
     game = {"environments": {"echo": f"{tmp_path}/players.py:Echo"}}
     of_kind = {"environment": game, "agent": {"agent": f"{tmp_path}/players.py:agent"}}
     paid = [{"type": "environment"}]
-    tree = recorded_recipe(tmp_path, steps=5, calls=True, rollouts={**rollouts, **of_kind[kind]}, rewards=paid)
+    tree = recorded_recipe(tmp_path, steps=7, calls=True, rollouts={**rollouts, **of_kind[kind]}, rewards=paid)
     run, config, waits = tmp_path / "run", Config.model_validate(tree), tmp_path / "waits"
     (tmp_path / "ends").mkdir()
     for each in recipe_steps(config, "", console=Console(file=io.StringIO()), owns_process=False):
         waits.unlink(missing_ok=True)
-        deadline = time.monotonic() + (5.0 if each.number < 5 else 0.0)
+        deadline = time.monotonic() + (5.0 if each.number < 7 else 0.0)
         while not waits.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         (tmp_path / "ends" / str(each.number)).touch()
     assert max(age for found in ages(run).values() for age in found) <= 3
     models = {
         step: AutoModelForCausalLM.from_pretrained(run / "checkpoints" / f"step_{step:06d}", dtype=torch.float32)
-        for step in range(1, 6)
+        for step in range(1, 8)
     }
     models[0] = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     past, num_later = open_run(run), 0

@@ -60,5 +60,6 @@ FEATURES = (
     "test_every_number_of_the_optimizer_is_that_of_the_recipe",
     "test_rewards_and_advantages_stay_on_the_cpu",
     "test_the_advantages_that_are_logged_are_those_that_are_trained_on",
+    "test_weights_are_cut_over_rows_of_processes_or_refused",
 )
 """They prove a feature, and no mistake is known that they prevent."""

@@ -130,6 +130,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm": ("xlm", {"n_words": 260, "causal": True, "use_lang_emb": False}),
 }  # fmt: skip
 """By name in the table: a model type, and what is this row's own."""
+REFUSED_AT_LOAD = ("xlm",)
+"""Families whose own numbers are not to be had."""
 PLAIN = (
     "afmoe", "apertus", "arcee", "aria_text", "bailing_hybrid", "beam", "biogpt", "bitnet", "bloom",
     "codegen", "cohere2_moe", "cwm", "deepseek_v4", "diffllama", "doge",

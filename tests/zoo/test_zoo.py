@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from families import FAMILIES
+from families import FAMILIES, REFUSED_AT_LOAD
 from offenders import assert_none
 from trial import RIGHT, try_family
 
@@ -32,7 +32,8 @@ def faults(names: list[str], tokenizer: PreTrainedTokenizerFast, folder: Path) -
     trials = [
         try_family(name, folder / str(number), lambda: tokenizer, plans_here=True) for number, name in enumerate(names)
     ]
-    assert all(trial.cells["load"] == RIGHT for trial in trials), [trial.cells for trial in trials]
+    for trial in trials:
+        assert (trial.cells["load"] == RIGHT) != (trial.name in REFUSED_AT_LOAD), trial.cells
     return [fault for trial in trials for fault in trial.faults]
 
 
