@@ -157,7 +157,7 @@ class _Subject:
         """Raises CheckpointError for a model in which a token's probability changes with what comes after it, also in a
         row with the token for padding."""
         ids = join_rows(self.batch)[0][self.batch.row_lengths.argmax()].to(self.model.device)
-        half, padding = len(ids) // 2, self.model.config.get_text_config().pad_token_id
+        half, padding = len(ids) // 2, vars(self.model.config.get_text_config()).get("pad_token_id")
         if isinstance(padding, int) and 0 <= padding < ids.max():
             ids[1:3] = padding
         with torch.no_grad():
