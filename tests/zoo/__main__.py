@@ -26,7 +26,7 @@ def grouped(rows: list[tuple[str, str, str, dict[str, str]]]) -> str:
         found.setdefault((road, sampled), []).append(f"{plain} ({'; '.join(other)})" if other else plain)
     lines = ["| trained with | sampled with | number | families |", "|---|---|---|---|"]
     for (road, sampled), names in sorted(found.items(), key=lambda one: -len(one[1])):
-        lines.append(f"| {road} | {sampled or 'refused'} | {len(names)} | {', '.join(names)} |")
+        lines.append(f"| {road or 'refused'} | {sampled or 'refused'} | {len(names)} | {', '.join(names)} |")
     return "\n".join(lines)
 
 
