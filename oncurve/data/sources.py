@@ -35,6 +35,8 @@ NO_NETWORK = (
 )
 WRAPPERS = ("data", "rows", "examples", "instances", "items", "records", "train")
 """Under these names other programs write a list of rows into one object."""
+HEAD = 4_096
+"""Bytes of a file that tell whether it is one JSON array."""
 LEAST_BYTES = 8
 """Least size of a row in a file."""
 CSV_ENDINGS = (".csv", ".tsv")
@@ -56,7 +58,7 @@ def read_json_lines(path: str | Path) -> list[Located]:
         text = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
-    if _begins_as_array(Path(path)) and (rows := _array(path, text)):
+    if _begins_as_array(text[:HEAD]) and (rows := _array(path, text)):
         return [(place := f"{path}, row {number}", _object(place, row)) for number, row in enumerate(rows, 1)]
     numbered = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
     if not numbered:
@@ -187,7 +189,7 @@ def open_stored(
             found = listed(sorted(each.name for each in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
         is_large = file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES
-        if is_large and not _begins_as_array(file):
+        if is_large and not _begins_as_array(_head(file)):
             stored = stored_rows.JsonLines(file, _parsed)
             if len(stored) > stored_rows.MANY_ROWS:
                 return stored
@@ -216,9 +218,14 @@ def _parsed(place: str, line: bytes) -> Row:
     return _object(place, value)
 
 
-def _begins_as_array(file: Path) -> bool:
+def _head(file: Path) -> bytes:
     with file.open("rb") as opened:
-        return opened.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+        return opened.read(HEAD)
+
+
+def _begins_as_array(head: bytes) -> bool:
+    """The first bytes of a file begin a JSON array."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
 def _object(place: str, value: Any) -> Row:

@@ -50,7 +50,7 @@ def make_mesh(processes: Processes, sharding: Sharding, device: torch.device) ->
 def add_between_rows(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
     """Replace this process's part of every gradient by its sum over the rows, which have made as many passes."""
     for parameter in parameters if mesh.ndim > 1 else ():
-        if parameter.grad is not None:
+        if isinstance(parameter.grad, DTensor):
             dist.all_reduce(parameter.grad.to_local(), group=mesh.get_group("rows"))
 
 

@@ -133,12 +133,11 @@ def make_parts(
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
     policy.reference_prompts = prompts.hinted
-    written = [] if isinstance(prompts.train, PromptsOnDemand) else prompts.train
-    for prompt in (*written, *prompts.during, *prompts.test):
+    for prompt in (*prompts.written, *prompts.during, *prompts.test):
         check_ids(policy.trained_model, prompt.prompt_ids)
     if isinstance(prompts.train, PromptsOnDemand):
         prompts.train.check = lambda token_ids: check_ids(policy.trained_model, token_ids)
-    for shown in prompts.demonstrations if isinstance(prompts.demonstrations, list) else ():
+    for shown in prompts.shown:
         check_ids(policy.trained_model, shown.token_ids)
     data = Curriculum(
         prompts.train,
@@ -230,14 +229,11 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     """The same, as this process sees it."""
     config = recorded(parts.config)
     digest = hashlib.sha256()
-    train = parts.prompts.train
-    if isinstance(train, PromptsOnDemand):
-        digest.update(train.fingerprint.encode())
-        train = []
-    for prompt in train:
+    if isinstance(parts.prompts.train, PromptsOnDemand):
+        digest.update(parts.prompts.train.fingerprint.encode())
+    for prompt in parts.prompts.written:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
-    shown_at_once = parts.prompts.demonstrations
-    for shown in shown_at_once if isinstance(shown_at_once, list) else ():
+    for shown in parts.prompts.shown:
         digest.update(repr(shown.token_ids).encode())
     described = describe_run()
     return {
@@ -252,7 +248,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         "code": code_fingerprints(parts.config),
         "model_files": model_fingerprints(str(config["model"])),
         "environment": read_variables(parts.config),
-        "columns": column_fingerprints(train),
+        "columns": column_fingerprints(parts.prompts.written),
         "rank": 0,
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),

@@ -45,6 +45,16 @@ class Rendered:
     are written on demand, of those that have been."""
 
     @property
+    def written(self) -> list[Prompt]:
+        """Training prompts that are written already; none where they are written on demand."""
+        return self.train if isinstance(self.train, list) else []
+
+    @property
+    def shown(self) -> list[Demonstration]:
+        """Demonstrations that are written already; none where they are written on demand."""
+        return self.demonstrations if isinstance(self.demonstrations, list) else []
+
+    @property
     def are_answered(self) -> bool:
         """Some row that is measured on has a reference answer."""
         return any(prompt.row.get("answer") for prompt in self.test)

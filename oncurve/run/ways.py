@@ -17,6 +17,7 @@ from oncurve.errors import OncurveError
 from oncurve.model.count_weights import count
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
+from oncurve.policy.backend import trained_parameters
 from oncurve.policy.model_folder import unloadable
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.road import find_road
@@ -63,7 +64,7 @@ def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
     """A warning of a learning rate at which so few weights hardly move; None where it is at least a tenth of usual."""
     if config.optimizer.type == "muon" or config.optimizer.learning_rate == 0:
         return None
-    weights = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+    weights = sum(policy.backend.full_shape(one).numel() for one in trained_parameters(policy.model).values())
     usual = 1e-5 if config.policy.lora is not None else next((r for n, r in USUAL_RATES if weights <= n), 0.0)
     if config.optimizer.learning_rate > 0.1 * usual:
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,11 @@ def test_what_is_wrong_in_a_csv_file_is_said_with_its_line(text: str, said: str,
     path.write_text(text)
     with pytest.raises(DataError, match=said):
         load_rows("csv", path=path)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    threading.Thread(target=lambda: pipe.write_text('{"question": "1 + 1?", "answer": "2"}\n'), daemon=True).start()
+    assert [row["answer"] for _, row in read_json_lines(pipe)] == ["2"]

@@ -6,15 +6,15 @@ They need CUDA devices, ONCURVE_VLLM_PYTHON for the servers and vLLM in this env
 from __future__ import annotations
 
 import importlib.util
-import os
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from needs import NEEDS_VLLM
 
 from oncurve.data.prompts import render_prompts
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
+from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"),
+    NEEDS_VLLM,
 ]
 PARAMS = SamplingParams(max_completion_tokens=40)
 SMALL = ("--gpu-memory-utilization", "0.3", "--enforce-eager")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from needs import NEEDS_VLLM
 from safetensors.torch import load_file, save_file
 
 from oncurve.agents.agent_programs import FunctionAgent
@@ -28,7 +29,7 @@ from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.data.prompts import render_prompts
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
+from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.servers.teacher_server import TeacherServer
 from oncurve.fleet.settings import Deadlines, DeltaSettings
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"),
+    NEEDS_VLLM,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]

@@ -5,19 +5,19 @@ These tests need an environment with vLLM, as those of test_vllm.py.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from needs import NEEDS_VLLM
 from test_another_model import FORMS, policy_of, renamed
 from test_vllm import teacher_forced
 from tiny_models import make_model
 from transformers import AutoConfig
 
 from oncurve.errors import SamplerError
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
+from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines
 from oncurve.records import Prompt
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"),
+    NEEDS_VLLM,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]

@@ -7,7 +7,6 @@ no memory back. It is started as users start theirs, and is no fork.
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from needs import NEEDS_VLLM
 
 from oncurve.data.prompts import render_prompts
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, VllmServers
+from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"),
+    NEEDS_VLLM,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from needs import NEEDS_VLLM
 
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from nursery import Nursery
 
 pytestmark = [
-    pytest.mark.skipif(not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"),
+    NEEDS_VLLM,
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -58,3 +60,13 @@ def test_a_learning_rate_of_large_models_for_a_small_one(
     for said in (done.output, checked.output, (tmp_path / "one" / "log.txt").read_text()):
         assert ("trained weights may hardly move" in said) == (begin is not None)
         assert begin is None or begin in said
+
+
+@pytest.mark.parametrize(("weights", "is_said"), [(10**6, True), (10**9, False)])
+def test_weights_of_which_each_process_has_a_part_count_as_a_whole(weights: int, is_said: bool) -> None:
+    empty = torch.nn.Linear(1, 1, bias=False)
+    empty.weight.data = torch.empty(0)  # as ZeRO leaves it between passes
+    policy: Any = SimpleNamespace(model=empty, backend=SimpleNamespace(full_shape=lambda weight: torch.Size([weights])))
+    optimizer = SimpleNamespace(type="adamw", learning_rate=1e-6)
+    config: Any = SimpleNamespace(optimizer=optimizer, policy=SimpleNamespace(lora=None))
+    assert (ways.slow_rate(policy, config) is not None) == is_said

@@ -156,8 +156,7 @@ class FileEngine(WeightTransferEngine):
             if self._thin is None:
                 check_all(opened, update_info.names)
             else:
-                known = update_info.adapter["names"]
-                places = {name: self._own.find(known.get(name, name)) for name in self._thin.pairs}
+                places = {name: self._own.find(self._thin.names.get(name, name)) for name in self._thin.pairs}
                 check_base(self._thin, lambda name: one_of(opened, places[name]))
                 self._adapted = {place: name for name, place in places.items()}
             self._opened, self._staged = opened, stack.pop_all()
@@ -191,8 +190,9 @@ class FileEngine(WeightTransferEngine):
         for file in self._opened:
             for name in file.keys():  # noqa: SIM118
                 weight = file.get_tensor(name)
-                is_adapted = self._thin is not None and name in self._adapted
-                yield name, merged(self._thin, self._adapted[name], weight) if is_adapted else weight
+                if self._thin is not None and name in self._adapted:
+                    weight = merged(self._thin, self._adapted[name], weight)
+                yield name, weight
 
     def _forget(self) -> None:
         staged, self._staged, self._opened, self._thin, self._adapted = self._staged, None, [], None, {}

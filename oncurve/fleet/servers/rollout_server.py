@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
 from oncurve.errors import SamplerError
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
@@ -51,7 +51,8 @@ class FleetState(Protocol):
         """The server answers, and cannot be used as it is."""
         ...
 
-    def why_another(self, told: Mapping[str, object]) -> str | None:
+    @property
+    def why_another(self) -> Callable[[Mapping[str, Any]], str | None]:
         """The reason why a configuration is that of another model than the one in training."""
         ...
 
