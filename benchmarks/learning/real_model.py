@@ -2,13 +2,15 @@
 
     python benchmarks/learning/real_model.py FOLDER --data GSM8K --detach        everything, in the background
     python benchmarks/learning/real_model.py FOLDER --data GSM8K --stages sums trl
+    python benchmarks/learning/real_model.py FOLDER --data GSM8K --stages choose     then base sft grpo control
     python benchmarks/learning/real_model.py FOLDER --report --output benchmarks/results/real_model.json
 
 The model is SmolLM2-135M-Instruct of ``fetch_models.py``: weights of four bits turned into bfloat16, not the published
 ones. GSM8K is a folder with gsm8k_train.jsonl and gsm8k_test.jsonl. Runs, evaluations and FOLDER/log.txt are written
 into FOLDER. The same command goes on after a kill at any minute: what is finished is left alone, runs continue from
-their newest checkpoint and evaluations from their last part; the comparison with TRL begins again. ``--report`` writes
-what there is, and names what is not.
+their newest checkpoint and evaluations from their last part; the comparison with TRL begins again. ``choose`` measures
+learning rates and passes on rows held out of GSM8K's training set, and later stages take the best; without it they take
+those of the recipe. ``--report`` writes what there is, and names what is not.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -40,6 +44,12 @@ MODEL = "smollm2-135m"
 SHARES = ("fraction", "low", "high", "successes", "total")
 QUIET = ("evaluation.num_prompts=8",)
 """For runs whose model an evaluation of its own measures."""
+HELD_OUT = 1024
+"""Last rows of GSM8K's training set, on which settings are chosen."""
+SUPERVISED_CHOICES = ((5e-5, 1), (1e-4, 2), (2e-4, 2), (2e-4, 4))
+"""Learning rate and passes over the rows."""
+GRPO_CHOICES = (5e-6, 1e-5, 2e-5)
+"""Learning rates."""
 COURSE = ("reward/mean", "group/zero_signal_fraction", "completion/mean_tokens", "policy/entropy", "time/step_seconds")
 
 
@@ -57,6 +67,14 @@ class Study:
     trl_steps: int
     trl_settings: tuple[str, ...]
     vllm_python: Path | None
+    choice_steps: int
+    """Steps of GRPO with each learning rate of which one is chosen."""
+    jobs: int
+    """Runs at the same time, where they do not wait for each other."""
+    more: tuple[str, ...]
+    """Settings for every run on GSM8K."""
+    grpo_more: tuple[str, ...]
+    """Settings for GRPO on GSM8K."""
 
     @property
     def model(self) -> Path:
@@ -76,6 +94,16 @@ class Study:
         if done.returncode:
             last = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")[-1500:]
             raise SystemExit(f"{' '.join(map(str, words))} ended with status {done.returncode}:\n{last}")
+
+    def side_by_side(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of tasks of which ``jobs`` run at the same time."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            return list(pool.map(lambda task: task(), tasks))
+
+    def chosen(self, stage: str) -> dict[str, Any] | None:
+        """The settings that were best on held-out rows, if that was measured."""
+        place = self.folder / "chosen.json"
+        return read_json(place)[stage]["best"] if place.exists() else None
 
     def oncurve(self, *words: object) -> None:
         self.command("-m", "oncurve", *words)
@@ -129,34 +157,81 @@ def trl(study: Study) -> None:
 
 
 def base(study: Study) -> None:
-    """The untrained model on GSM8K."""
-    study.evaluate("base", study.model)
+    """The untrained model on GSM8K, without examples and with five."""
+    shown = "evaluation.data.few_shot=5"
+    study.side_by_side([
+        partial(study.evaluate, "base", study.model), partial(study.evaluate, "base-5-shots", study.model, shown)
+    ])  # fmt: skip
+
+
+def choose(study: Study) -> None:
+    """Settings of both stages, measured on rows held out of the training set; the test is not read."""
+    place = study.folder / "choose"
+    if (study.folder / "chosen.json").exists():
+        return
+    lines = (study.data / "gsm8k_train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (place / "data").mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", lines[:-HELD_OUT]), ("test", lines[-HELD_OUT:])):
+        (place / "data" / f"gsm8k_{name}.jsonl").write_text("".join(rows), encoding="utf-8")
+    inner = replace(study, folder=place, data=place / "data", rows=min(study.rows, HELD_OUT))
+    one_pass = max(1, study.sft_steps * (len(lines) - HELD_OUT) // len(lines))
+
+    def supervise(rate: float, passes: int) -> dict[str, Any]:
+        name = f"sft-{rate:g}-{passes}"
+        run = supervised(inner, name, one_pass * passes, f"optimizer.learning_rate={rate}")
+        return {"learning_rate": rate, "passes": passes, **measured(evaluation_of(inner.evaluate(name, run / "model")))}
+
+    def reinforce(rate: float) -> dict[str, Any]:
+        name, few = f"grpo-{rate:g}", (f"optimizer.learning_rate={rate}", f"run.steps={study.choice_steps}")
+        run = reinforced(inner, name, place / "runs" / f"sft-{best['learning_rate']:g}-{best['passes']}", *few)
+        return {"learning_rate": rate, **measured(evaluation_of(inner.evaluate(name, run / "model")))}
+
+    first = inner.side_by_side([partial(supervise, *choice) for choice in SUPERVISED_CHOICES])
+    best = max(first, key=lambda found: found["successes"])
+    second = inner.side_by_side([partial(reinforce, choice) for choice in GRPO_CHOICES])
+    found = {"sft": {"best": best, "tried": first},
+             "grpo": {"best": max(second, key=lambda found: found["successes"]), "tried": second}}  # fmt: skip
+    write_json(study.folder / "chosen.json", {"rows": inner.rows, "grpo_steps": study.choice_steps, **found})
 
 
 def sft(study: Study) -> None:
     """Stage one on GSM8K's training rows."""
-    run = supervised(study, "sft", study.sft_steps)
+    best = study.chosen("sft")
+    rate = (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
+    run = supervised(study, "sft", study.sft_steps * (best["passes"] if best else 1), *rate)
     study.evaluate("sft", run / "model")
 
 
 def supervised(study: Study, name: str, steps: int, *settings: str) -> Path:
-    few = (f"model={study.model}", *study.gsm8k(), *QUIET, "sft.epochs=null", f"run.steps={steps}")
+    few = (f"model={study.model}", *study.gsm8k(), *QUIET, *study.more, "sft.epochs=null", f"run.steps={steps}")
     return study.run("sft", "gsm8k_small/sft", name, *few, *settings)
 
 
 def grpo(study: Study) -> None:
-    """Stage two from the supervised stage, two seeds."""
-    for seed in study.seeds[:2]:
-        few = (f"run.seed={seed}", f"run.steps={study.grpo_steps}", *study.gsm8k(), *QUIET)
-        run = study.run("train", "gsm8k_small", f"grpo-{seed}", f"model={study.folder / 'runs' / 'sft'}", *few)
+    """Stage two from the supervised stage, with each seed."""
+    best = study.chosen("grpo")
+    rate = (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
+
+    def one(seed: int) -> None:
+        few = (f"run.seed={seed}", f"run.steps={study.grpo_steps}", *rate)
+        run = reinforced(study, f"grpo-{seed}", study.folder / "runs" / "sft", *few)
         study.evaluate(f"grpo-{seed}", run / "model")
+
+    study.side_by_side([partial(one, seed) for seed in study.seeds])
+
+
+def reinforced(study: Study, name: str, first: Path, *settings: str) -> Path:
+    few = (f"model={first}", *study.gsm8k(), *QUIET, *study.more, *study.grpo_more)
+    return study.run("train", "gsm8k_small", name, *few, *settings)
 
 
 def control(study: Study) -> None:
     """More supervised training from the supervised stage, for as many seconds of steps as GRPO had with seed 0."""
     spent, first = seconds_of(study.folder / "runs" / "grpo-0"), study.folder / "runs" / "sft"
-    steps = max(1, round(spent / (seconds_of(first) / study.sft_steps)))
-    run = supervised(study, "control", steps, f"model={first}", "run.seed=1")
+    steps = max(1, round(spent / (seconds_of(first) / steps_done(first))))
+    best = study.chosen("sft")
+    rate = (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
+    run = supervised(study, "control", steps, f"model={first}", "run.seed=1", *rate)
     study.evaluate("control", run / "model")
 
 
@@ -243,8 +318,8 @@ def prompt_texts(model: Path, questions: Sequence[str]) -> list[str]:
 
 
 STAGES: dict[str, Callable[[Study], None]] = {
-    "sums": sums, "trl": trl, "base": base, "sft": sft, "grpo": grpo, "control": control, "kills": kills,
-    "texts": texts,
+    "sums": sums, "trl": trl, "choose": choose, "base": base, "sft": sft, "grpo": grpo, "control": control,
+    "kills": kills, "texts": texts,
 }  # fmt: skip
 
 
@@ -267,16 +342,18 @@ def report(study: Study) -> dict[str, Any]:
     found["gsm8k"] = {name: measured(evaluation_of(folder / "evaluated" / name)) for name in answers}
     found["differences"] = {
         f"{first} to {second}": difference(answers[first], answers[second])
-        for first, second in (("base", "sft"), ("sft", "grpo-0"), ("sft", "grpo-1"), ("sft", "control"),
-                              ("control", "grpo-0"), ("control", "grpo-1"))
+        for first, second in (("base", "base-5-shots"), ("base", "sft"), ("sft", "control"),
+                              *((one, f"grpo-{seed}") for one in ("sft", "control") for seed in study.seeds))
         if first in answers and second in answers
     }  # fmt: skip
+    found["chosen"] = read_json(folder / "chosen.json") if (folder / "chosen.json").exists() else None
     timed = folder / "trl" / "time_to_accuracy.json"
     found["trl"] = read_json(timed) if timed.exists() else None
     found["kills"] = read_json(folder / "kills.json") if (folder / "kills.json").exists() else None
     found["same_texts"] = same_texts(folder / "texts")
-    wanted = {*(f"sums-{seed}" for seed in study.seeds), "sft", "grpo-0", "grpo-1", "control", "alone", "adapter"}
-    found["not_run"] = sorted(wanted - {*names}) + sorted({"base", "sft", "grpo-0", "grpo-1", "control"} - {*answers})
+    learned = {"sft", "control", *(f"grpo-{seed}" for seed in study.seeds)}
+    wanted = {*(f"sums-{seed}" for seed in study.seeds), *learned, "alone", "adapter"}
+    found["not_run"] = sorted(wanted - {*names}) + sorted({"base", "base-5-shots", *learned} - {*answers})
     return {**found, "made_by": describe_run()}
 
 
@@ -286,6 +363,8 @@ def run_record(run: Path) -> dict[str, Any]:
     made, record = read_json(run / "manifest.json"), {"steps": len(rows)}
     record |= {"commit": made["code"]["commit"], "started": made["started"]}
     record |= {"seconds": round(seconds_of(run), 1), "peak_gib": round(max(r["memory/process_gib"] for r in rows), 2)}
+    if "memory/gpu_gib" in rows[0]:
+        record["peak_gpu_gib"] = round(max(row["memory/gpu_gib"] for row in rows), 2)
     for part in ("sample", "grade", "train"):
         record[f"{part}_seconds"] = round(sum(row.get(f"time/{part}_seconds", 0.0) for row in rows), 1)
     for kind in ("sampled", "trained"):
@@ -350,7 +429,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", type=Path, default=HERE.parents[2] / "shared" / "data", help="folder with GSM8K")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[name for name in STAGES if name != "choose"])
     parser.add_argument("--rows", type=int, default=1319, help="test rows of GSM8K that are asked")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sft-steps", type=int, default=467, help="of 16 rows; 467 are one pass")
@@ -358,6 +437,10 @@ def main() -> None:
     parser.add_argument("--trl-steps", type=int, default=40)
     parser.add_argument("--trl-settings", nargs="+", default=["autocast:64", "autocast:128", "fp32:128"])
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM; left out if there is none")
+    parser.add_argument("--choice-steps", type=int, default=50, help="of GRPO with each learning rate")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; more than 1 only on a large GPU")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every run on GSM8K")
+    parser.add_argument("--grpo-set", nargs="+", default=[], metavar="KEY=VALUE", help="for GRPO on GSM8K")
     parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
     parser.add_argument("--report", action="store_true", help="run nothing and write what there is")
     parser.add_argument("--draw", type=Path, help="a picture of the runs on sums")
@@ -373,7 +456,8 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     study = Study(
         asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
-        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python,
+        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python, asked.choice_steps,
+        asked.jobs, tuple(asked.set), tuple(asked.grpo_set),
     )  # fmt: skip
     if not asked.report:
         fetch([MODEL], PLACE)
