@@ -73,6 +73,8 @@ class Study:
     """Runs at the same time, where they do not wait for each other."""
     more: tuple[str, ...]
     """Settings for every run on GSM8K."""
+    sft_more: tuple[str, ...]
+    """Settings for supervised training on GSM8K."""
     grpo_more: tuple[str, ...]
     """Settings for GRPO on GSM8K."""
 
@@ -158,7 +160,7 @@ def trl(study: Study) -> None:
 
 def base(study: Study) -> None:
     """The untrained model on GSM8K, without examples and with five."""
-    shown = "evaluation.data.few_shot=5"
+    shown = "data.few_shot=5"
     study.side_by_side([
         partial(study.evaluate, "base", study.model), partial(study.evaluate, "base-5-shots", study.model, shown)
     ])  # fmt: skip
@@ -203,8 +205,8 @@ def sft(study: Study) -> None:
 
 
 def supervised(study: Study, name: str, steps: int, *settings: str) -> Path:
-    few = (f"model={study.model}", *study.gsm8k(), *QUIET, *study.more, "sft.epochs=null", f"run.steps={steps}")
-    return study.run("sft", "gsm8k_small/sft", name, *few, *settings)
+    few = (f"model={study.model}", *study.gsm8k(), *QUIET, *study.more, *study.sft_more, "sft.epochs=null")
+    return study.run("sft", "gsm8k_small/sft", name, *few, f"run.steps={steps}", *settings)
 
 
 def grpo(study: Study) -> None:
@@ -440,6 +442,7 @@ def main() -> None:
     parser.add_argument("--choice-steps", type=int, default=50, help="of GRPO with each learning rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; more than 1 only on a large GPU")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every run on GSM8K")
+    parser.add_argument("--sft-set", nargs="+", default=[], metavar="KEY=VALUE", help="for supervised runs on GSM8K")
     parser.add_argument("--grpo-set", nargs="+", default=[], metavar="KEY=VALUE", help="for GRPO on GSM8K")
     parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
     parser.add_argument("--report", action="store_true", help="run nothing and write what there is")
@@ -457,7 +460,7 @@ def main() -> None:
     study = Study(
         asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
         asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python, asked.choice_steps,
-        asked.jobs, tuple(asked.set), tuple(asked.grpo_set),
+        asked.jobs, tuple(asked.set), tuple(asked.sft_set), tuple(asked.grpo_set),
     )  # fmt: skip
     if not asked.report:
         fetch([MODEL], PLACE)
