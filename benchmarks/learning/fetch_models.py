@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 PLACE = Path.home() / ".cache" / "oncurve" / "models"
 READER = {"gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"}
@@ -66,6 +67,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
     place, file = str(gguf.parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=file)
+    name_ends(tokenizer, gguf)
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=file, dtype=torch.float32)
     config = AutoConfig.from_pretrained(place, gguf_file=file)
     fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -74,6 +76,17 @@ def convert(gguf: Path, folder: Path) -> None:
     fresh.generation_config = GenerationConfig(**ends, pad_token_id=tokenizer.pad_token_id)
     fresh.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def name_ends(tokenizer: Any, gguf: Path) -> None:
+    """Give a tokenizer the tokens that the file names: transformers 5.17 takes its first token for its last."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(gguf).fields
+    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
+        field = fields.get(f"tokenizer.ggml.{key}_token_id")
+        if field is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(field.contents())))
 
 
 def fetch(names: list[str], output: Path) -> None:

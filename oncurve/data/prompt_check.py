@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.data.chat_template import Chat, missing_header, turn_end
+from oncurve.data.chat_template import Chat, missing_header
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import Template, Tokenizer
@@ -63,7 +63,6 @@ def find_prompt_faults(
     yield from _plain_for_chat(prompts, tokenizer, template, chat)
     if end_ids is not None:
         yield from _without_ends(prompts, end_ids)
-        yield from _open_turn(prompts, tokenizer, end_ids, chat)
     yield from _unopened_answer(prompts, tokenizer, chat)
     yield from _broken_round_trip(prompts, tokenizer, gold)
 
@@ -162,23 +161,6 @@ def _without_ends(prompts: Sequence[Prompt], end_ids: Sequence[int]) -> Iterator
             tuple(prompt.index for prompt in prompts),
             "the tokenizer has no end token, and the model's generation_config.json names none",
             "Set rollouts.stop, or take a tokenizer with an end token.",
-        )
-
-
-def _open_turn(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, end_ids: Sequence[int], chat: Chat
-) -> Iterator[DataFinding]:
-    """With a chat template: the first special token behind the assistant's words must end a completion."""
-    if not prompts or prompts[0].messages is None or not tokenizer.chat_template:
-        return
-    first = turn_end(tokenizer, chat, prompts[0].messages)
-    if first is not None and first not in end_ids:
-        yield DataFinding(
-            "warning",
-            "a turn ends with a token that does not end a completion",
-            (prompts[0].index,),
-            f"the chat template writes {tokenizer.decode([first])!r} behind the assistant's words",
-            "Add it to eos_token_id of the model's generation_config.json, or to rollouts.stop.",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 from oncurve.data.chat_template import (
     Chat,
     Message,
+    TemplateRefusal,
     Tokenizer,
     special_ids,
     template_arguments,
+    turn_end,
     write_chats,
     write_conversations,
 )
@@ -188,6 +190,31 @@ def chosen_chat(chat: Chat, tokenizer: Tokenizer, template: str | Template) -> b
         return chat
     found = find_template(template) if isinstance(template, str) else template
     return bool(tokenizer.chat_template) and not found.is_for_base_models
+
+
+def unnamed_turn_end(chat: Chat, tokenizer: Tokenizer, template: str, end_ids: Collection[int]) -> int | None:
+    """The token with which the chat template ends the assistant's turn, if it is none of ``end_ids``; None without one.
+
+    A tokenizer of a base model often names another: that of Qwen2.5 ends texts with <|endoftext|>, its template turns
+    with <|im_end|>.
+    """
+    chosen = chosen_chat(chat, tokenizer, template)
+    if chosen is False or not tokenizer.chat_template:
+        return None
+    try:
+        end = turn_end(tokenizer, chosen, [{"role": "user", "content": "Hello"}])
+    except TemplateRefusal:  # which is said when the prompts are written
+        return None
+    return None if end in end_ids else end
+
+
+def describe_turn_end(tokenizer: Tokenizer, end: int) -> str:
+    """A sentence on a token that ``unnamed_turn_end`` found."""
+    written = str(tokenizer.decode([end], skip_special_tokens=False))
+    return (
+        f"{written} ends a completion, since the chat template ends a turn with it: neither the tokenizer nor the "
+        f"model's generation settings name it. Those of the trained model do"
+    )
 
 
 def describe_chat(chat: Chat, tokenizer: Tokenizer, template: str, *, model: str) -> str | None:

@@ -146,6 +146,15 @@ def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision:
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
 
 
+def add_end_token(model: PreTrainedModel, token: int) -> None:
+    """Let one more token end completions; it is saved with the model, so that other engines stop there too."""
+    if model.generation_config is None:
+        model.generation_config = GenerationConfig()
+    declared = model.generation_config.eos_token_id
+    known = declared if isinstance(declared, list) else [declared]
+    model.generation_config.eos_token_id = [*(one for one in known if isinstance(one, int)), token]
+
+
 def unloadable(name: str, error: Exception) -> CheckpointError:
     """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())

@@ -27,6 +27,19 @@ SUPERVISED = {"type": "rft", "group_size": 1}
 """The loss of a supervised stage: the mean of -log p over all tokens of an update's demonstrations."""
 
 
+_SAME = "{} training and evaluation. Set data.{} in its place"
+UNREAD_IN_EVALUATION = {
+    "chat_template": _SAME.format("a model has one chat template for", "chat_template"),
+    "now": _SAME.format("chat templates see one time in", "now"),
+    "few_shot": _SAME.format("prompts show the same examples in", "few_shot"),
+    "max_prompt_tokens": _SAME.format("prompts have one limit in", "max_prompt_tokens"),
+    **dict.fromkeys(
+        ("retire_above", "shuffle", "prefer_half_solved"), "an evaluation asks all its problems in order. Leave it out"
+    ),
+}
+"""Keys of ``evaluation.data`` that would do nothing, and why."""
+
+
 class RolloutSection(EpisodeKeys, ServerKeys):
     """How completions are sampled, where, and who answers in them."""
 
@@ -165,14 +178,14 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_chat(self) -> Config:
+    def _check_evaluation_data(self) -> Config:
         measured = self.evaluation.data
-        for key in ("chat_template", "now"):
-            if measured is not None and vars(measured)[key] not in (None, vars(self.data)[key]):
-                raise ValueError(
-                    f"evaluation.data.{key} is set, and a model has one chat template for training and evaluation. Set "
-                    f"data.{key} in its place"
-                )
+        if measured is None:
+            return self
+        for key, why in UNREAD_IN_EVALUATION.items():
+            unset = type(measured).model_fields[key].default
+            if vars(measured)[key] not in (unset, vars(self.data)[key]):
+                raise ValueError(f"evaluation.data.{key} is set, and {why}")
         return self
 
     @model_validator(mode="after")

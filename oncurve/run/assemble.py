@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -18,6 +19,7 @@ from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.batch import Rewards
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
+from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
 from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, attempt
@@ -37,16 +39,19 @@ from oncurve.policy.from_settings import (
     where_whole,
 )
 from oncurve.policy.half_precision import halve_frozen_matrices
+from oncurve.policy.model_folder import add_end_token
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.teacher import load_teacher
 from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
-from oncurve.sample.base import Sampler
+from oncurve.sample.base import Sampler, end_token_ids
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import SAMPLERS
 from oncurve.user_code import load_function
+
+log = logging.getLogger(__name__)
 
 
 def make_algorithm(config: Config) -> Algorithm:
@@ -129,6 +134,11 @@ def make_policy(
     loaded = loaded or load(source, device if few_bits else torch.device("cpu"))
     model, tokenizer = loaded.model, loaded.tokenizer
     prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
+    end = unnamed_turn_end(config.data.chat, tokenizer, config.data.template, end_token_ids(model, tokenizer))
+    if end is not None:
+        add_end_token(model, end)
+        if (processes or ALONE).is_main:
+            log.warning("%s", describe_turn_end(tokenizer, end))
     if not is_trained:
         nn.Module.requires_grad_(model, False)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:

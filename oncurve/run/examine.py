@@ -17,7 +17,16 @@ from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
 from oncurve.data.prompt_check import shown_demonstration, shown_prompt
-from oncurve.data.prompts import Template, chosen_chat, describe_chat, find_template, render_prompts, write_gold
+from oncurve.data.prompts import (
+    Template,
+    chosen_chat,
+    describe_chat,
+    describe_turn_end,
+    find_template,
+    render_prompts,
+    unnamed_turn_end,
+    write_gold,
+)
 from oncurve.data.settings import DataSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
@@ -140,7 +149,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     if not graded:
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
-    end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
+    end_ids = _end_ids(config, section, tokenizer, console)
     form = _show_prompt(config, section, (graded, few_shot), tokenizer, end_ids, pays, console)
     findings = check_data(
         graded,
@@ -172,6 +181,19 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     doubts = f", with {counted(len(said), 'warning')} to read above" if said else ""
     console.print(f"OK{doubts}: {counts}.", highlight=False)
     return True
+
+
+def _end_ids(
+    config: Config, section: DataSection, tokenizer: PreTrainedTokenizerBase, console: Console | None = None
+) -> tuple[int, ...]:
+    """The tokens that end a completion; one that only the chat template names is said to ``console``."""
+    declared = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
+    end = unnamed_turn_end(section.chat, tokenizer, section.template, declared)
+    if end is None:
+        return declared
+    if console is not None:
+        console.print(describe_turn_end(tokenizer, end), markup=False, highlight=False, soft_wrap=True)
+    return (*declared, end)
 
 
 def _show_prompt(
@@ -228,7 +250,7 @@ def _rows_to_grade(
         f"{len(made.demonstrations):,} demonstrations, {tokens:,} tokens; too long: {too_long}", highlight=False
     )
     first = made.demonstrations[0]
-    end_ids = declared_end_ids(config.model, tokenizer, revision=config.policy.revision)
+    end_ids = _end_ids(config, config.data, tokenizer)
     shown = shown_demonstration(first.prompt, first.token_ids, tokenizer, end_ids)
     console.print(shown, markup=False, highlight=False, soft_wrap=True)
     if any(row["answer"] for row in rows):

@@ -11,7 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
 from oncurve.data.prompt_check import find_prompt_faults, shown_prompt
-from oncurve.data.prompts import find_template, render_prompts, write_gold
+from oncurve.data.prompts import (
+    describe_turn_end,
+    find_template,
+    render_prompts,
+    unnamed_turn_end,
+    write_gold,
+)
 
 ROW = {"question": "What is 2+3?", "answer": "5", "solution": "2+3=5."}
 IM = (
@@ -105,7 +111,6 @@ def finished(made: Tokenizer, template: str | None, eos: str) -> Any:
 
 
 LOST = "chat template drops it"
-OPEN = "a turn ends with a token that does not end a completion"
 SHUT_THINKING = "the thinking is closed and opened again before the model writes"
 NO_PLACE = "no place for <think> where the template puts it"
 CANNOT = "the tokenizer cannot write the reference completion as it is"
@@ -113,7 +118,7 @@ PLAIN = "the model has a chat template, and the prompt is plain text"
 ENDLESS = "no token ends a completion"
 CASES: dict[str, tuple[Callable[[], Any], str, Any, str | None]] = {
     "qwen2.5": (lambda: of_bytes(IM, eos="<|im_end|>"), "boxed", "auto", None),
-    "qwen2.5 base": (lambda: of_bytes(IM), "boxed", True, OPEN),
+    "qwen2.5 base": (lambda: of_bytes(IM), "boxed", True, None),
     "qwen2.5 base, plain": (lambda: of_bytes(IM), "r1_zero", "auto", None),
     "llama-3": (lambda: of_bytes(HEADERS, eos="<|eot|>", puts_bos=True), "reasoning_answer", "auto", None),
     "llama-2": (lambda: of_pieces(INST), "boxed", "auto", None),
@@ -173,3 +178,14 @@ def test_a_conversation_is_learned_in_the_tokens_that_the_template_writes(name: 
         assert ids == whole[: len(ids)]
     learned = [tokenizer.decode(shown.token_ids[one.start : one.end]) for one in shown.segments if one.is_policy]
     assert len({text[-8:] for text in learned}) == 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_end_of_a_turn_is_found_where_the_tokenizer_names_another(name: str) -> None:
+    make, template, chat, _ = CASES[name]
+    tokenizer = make()
+    ends = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    found = unnamed_turn_end(chat, tokenizer, template, ends)
+    assert (found is not None) == (name == "qwen2.5 base")
+    if found is not None:
+        assert describe_turn_end(tokenizer, found).startswith("<|im_end|> ends a completion")

@@ -69,14 +69,6 @@ def test_ordinary_prompts_have_no_fault() -> None:
             {
                 "template": "boxed",
                 "chat": True,
-                "tokenizer": byte_tokenizer(chat_template=CHAT_TEMPLATE.replace("</s>", "<pad>")),
-            },
-            "a turn ends with a token that does not end a completion",
-        ),
-        (
-            {
-                "template": "boxed",
-                "chat": True,
                 "tokenizer": byte_tokenizer(chat_template=CHAT_TEMPLATE.partition("{% if add_gen")[0]),
             },
             "does not open the assistant's turn",

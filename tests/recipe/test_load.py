@@ -57,6 +57,23 @@ def test_a_misspelt_key_names_file_key_and_the_nearest_right_one(section: str, w
     assert f"Did you mean '{right}'?" in text
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("few_shot", 5),
+        ("max_prompt_tokens", 64),
+        ("retire_above", 0.9),
+        ("shuffle", False),
+        ("prefer_half_solved", True),
+    ],
+)
+def test_a_key_that_an_evaluation_would_not_read_is_refused(key: str, value: object) -> None:
+    asked = {"type": "word_problems", key: value}
+    tree = {"model": "embedded", "data": {"type": "word_problems"}, "evaluation": {"data": asked}}
+    assert f"evaluation.data.{key} is set" in message(yaml.safe_dump(tree))
+    assert parse_config(yaml.safe_dump({**tree, "data": asked})).evaluation.data is not None
+
+
 def test_a_misspelt_key_on_the_command_line_gets_the_same_hint() -> None:
     assert "optimizer.learning_rte: there is no such key. Did you mean 'optimizer.learning_rate'?" in message(
         BASE, "optimizer.learning_rte=1e-3"
