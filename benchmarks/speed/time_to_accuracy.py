@@ -3,7 +3,8 @@
 Both start from the embedded model and see the same prompts in the same order, the same rewards, group size, loss,
 learning rates and optimizer settings: those of the recipe ``word_problems``. After every second step the weights are
 measured by our evaluator on the same 200 held-out problems, greedy; that time does not count. Everything else counts,
-from the beginning of the first step to the end of the step that reaches the accuracy.
+from the beginning of the first step to the end of the step that reaches the accuracy. Every run has a process of its
+own, whose largest memory, that of our evaluator included, is its peak.
 
     python benchmarks/speed/time_to_accuracy.py --seeds 0 1 2 --trl fp32:32 fp32:64 bf16weights:64
 """
@@ -11,15 +12,17 @@ from the beginning of the first step to the end of the step that reaches the acc
 from __future__ import annotations
 
 import argparse
-import gc
 import io
+import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +279,8 @@ def trl_rewards(
 
 
 def one_run(system: str, seed: int, setting: TrlSetting, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One system on one seed."""
+    """One system on one seed, in this process."""
+    prepare(arguments)
     config = recipe(seed, arguments)
     reward = make_reward_function(config.rewards)
     _, tokenizer = load_model(config.model)
@@ -290,8 +294,14 @@ def one_run(system: str, seed: int, setting: TrlSetting, arguments: argparse.Nam
             reached, clock = trl_run(config, course, prompts, setting)
             record = course.record(reached) | {"setting": str(setting), "phases": clock.steps}
     reward.close()
-    gc.collect()
-    return {"system": system, "seed": seed, **record}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"system": system, "seed": seed, "peak_gib": round(peak, 2), **record}
+
+
+def apart(system: str, seed: int, setting: TrlSetting, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One system on one seed, in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(one_run, system, seed, setting, arguments).result()
 
 
 def fastest_setting(settings: Sequence[TrlSetting], arguments: argparse.Namespace) -> tuple[TrlSetting, dict[str, Any]]:
@@ -301,7 +311,7 @@ def fastest_setting(settings: Sequence[TrlSetting], arguments: argparse.Namespac
     short = argparse.Namespace(**{**vars(arguments), "max_steps": 3, "every_steps": 1000})
     seconds = {}
     for setting in settings:
-        steps = one_run(f"TRL {setting}", 0, setting, short)["phases"]
+        steps = apart(f"TRL {setting}", 0, setting, short)["phases"]
         seconds[str(setting)] = statistics.median(step["step"] for step in steps[1:])
         print(f"TRL {setting}: {seconds[str(setting)]:.2f} s per step")
     return TrlSetting.parse(min(seconds, key=lambda name: seconds[name])), seconds
@@ -325,7 +335,7 @@ def main() -> None:
     del arguments.steps, arguments.warmup
     prepare(arguments)
     setting, swept = fastest_setting([TrlSetting.parse(text) for text in arguments.trl], arguments)
-    runs = [one_run(name, seed, setting, arguments) for seed in arguments.seeds for name in ("oncurve", "TRL")]
+    runs = [apart(name, seed, setting, arguments) for seed in arguments.seeds for name in ("oncurve", "TRL")]
     content = {"trl_setting": str(setting), "trl_sweep_seconds": swept, "runs": runs}
     write_result(arguments, "time_to_accuracy", content)
     for run in runs:
