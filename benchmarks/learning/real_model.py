@@ -405,12 +405,23 @@ def same_texts(place: Path) -> dict[str, str] | None:
     } or None
 
 
+def onto(old: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """A report with what an older one has and this one lacks."""
+    parts = ("runs", "gsm8k", "differences")
+    kept = {**old, **{key: value for key, value in found.items() if value}}
+    kept |= {key: {**old.get(key, {}), **found[key]} for key in parts}
+    there = {*kept["runs"], *kept["gsm8k"]}
+    return {**kept, "not_run": [name for name in found["not_run"] if name not in there]}
+
+
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Reward, held-out accuracy and groups with a signal of the runs on sums, by step."""
+    """Reward, held-out accuracy and groups with a signal of the runs on sums; below, the same beside TRL."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 3.4), dpi=90, layout="constrained", facecolor="white")
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    beside = found["trl"]
+    rows = 2 if beside else 1
+    figure = Figure(figsize=(9.0, 3.4 * rows), dpi=90, layout="constrained", facecolor="white")
+    (left, right), *below = figure.subplots(rows, 2, sharey=True, squeeze=False)
     for name, run in found["runs"].items():
         if name.startswith("sums-"):
             course = run["course"]
@@ -420,9 +431,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
             right.plot(steps, [1 - share for share in course["group/zero_signal_fraction"]], lw=1.3)
     left.set_title("reward; held-out answers as points", fontsize=10)
     right.set_title("groups with a signal", fontsize=10)
+    for axes, key, title in zip(below[0] if below else (), ("step", "seconds"), ("by step", "by second"), strict=False):
+        for run in beside["runs"]:
+            curve = [[point[name] for point in run["points"]] for name in (key, "correct_fraction")]
+            axes.plot(*curve, "o-", ms=4, lw=1.3, label=run["system"])
+        axes.set_title(f"the 99 test sums, {title}", fontsize=10)
+        axes.set_xlabel("seconds of training" if key == "seconds" else key)
+        axes.legend(frameon=False, fontsize=8)
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         axes.set_xlabel("step")
+    for axes in figure.axes:
         axes.grid(color="#e9edf2")
     figure.savefig(path)
 
@@ -446,6 +465,7 @@ def main() -> None:
     parser.add_argument("--grpo-set", nargs="+", default=[], metavar="KEY=VALUE", help="for GRPO on GSM8K")
     parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
     parser.add_argument("--report", action="store_true", help="run nothing and write what there is")
+    parser.add_argument("--onto", type=Path, help="an older report, of which what this one lacks is kept")
     parser.add_argument("--draw", type=Path, help="a picture of the runs on sums")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
@@ -467,6 +487,8 @@ def main() -> None:
         for name in asked.stages:
             STAGES[name](study)
     found = report(study)
+    if asked.onto:
+        found = onto(read_json(asked.onto), found)
     if asked.draw:
         draw(found, asked.draw)
     text = json.dumps(found, indent=1)

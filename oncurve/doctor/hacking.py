@@ -18,7 +18,7 @@ from typing import Any
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
 from oncurve.rewards.answers import after_thinking, last_expression, marked_answer
-from oncurve.rewards.exact import exact_number
+from oncurve.rewards.quantities import exact_number
 
 MIN_PAID = 16
 """Fewer rewarded completions prove nothing."""

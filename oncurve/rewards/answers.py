@@ -7,8 +7,8 @@ from typing import Literal
 
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.choices import chosen_letter
-from oncurve.rewards.exact import read_amount
 from oncurve.rewards.latex import formulas
+from oncurve.rewards.quantities import read_amount
 from oncurve.rewards.shapes import read_date
 
 AnswerPlace = Literal["boxed", "answer_tag", "hash", "any", "choice"]

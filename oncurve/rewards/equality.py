@@ -8,8 +8,8 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from oncurve.rewards.arithmetic import evaluate
-from oncurve.rewards.exact import Quantity, read_amount, read_quantity, same_quantity, split_unit
 from oncurve.rewards.latex import compact, nesting, split_top, tidy
+from oncurve.rewards.quantities import Quantity, read_amount, read_quantity, same_quantity, split_unit
 from oncurve.rewards.shapes import (
     MAX_NESTING,
     as_region,

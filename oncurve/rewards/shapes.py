@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 from oncurve.rewards.arithmetic import evaluate
-from oncurve.rewards.exact import Quantity, read_quantity
 from oncurve.rewards.latex import nesting, split_top
+from oncurve.rewards.quantities import Quantity, read_quantity
 
 MAX_NESTING = 12
 """Deeper brackets are compared as text only."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from oncurve.rewards.answers import after_hash, last_boxed
-from oncurve.rewards.exact import MAX_NUMBER_CHARACTERS, Quantity, number_in_words, read_quantity
 from oncurve.rewards.latex import formulas, split_top, tidy
+from oncurve.rewards.quantities import MAX_NUMBER_CHARACTERS, Quantity, number_in_words, read_quantity
 from oncurve.rewards.shapes import joins, with_commas
 from oncurve.rewards.units import read_unit
 

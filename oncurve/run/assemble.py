@@ -20,6 +20,7 @@ from oncurve.batch import Rewards
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
+from oncurve.data.settings import DataSection
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
 from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, attempt
@@ -134,11 +135,7 @@ def make_policy(
     loaded = loaded or load(source, device if few_bits else torch.device("cpu"))
     model, tokenizer = loaded.model, loaded.tokenizer
     prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
-    end = unnamed_turn_end(config.data.chat, tokenizer, config.data.template, end_token_ids(model, tokenizer))
-    if end is not None:
-        add_end_token(model, end)
-        if (processes or ALONE).is_main:
-            log.warning("%s", describe_turn_end(tokenizer, end))
+    _end_turns(config.data, loaded, is_said=processes is None or processes.is_main)
     if not is_trained:
         nn.Module.requires_grad_(model, False)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
@@ -170,6 +167,16 @@ def make_policy(
         unread=loaded.unread,
         teacher=teacher,
     )
+
+
+def _end_turns(data: DataSection, loaded: LoadedModel, *, is_said: bool) -> None:
+    """Let the token with which the chat template ends a turn end completions."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    end = unnamed_turn_end(data.chat, tokenizer, data.template, end_token_ids(model, tokenizer))
+    if end is not None:
+        add_end_token(model, end)
+        if is_said:
+            log.warning("%s", describe_turn_end(tokenizer, end))
 
 
 def _make_reference(

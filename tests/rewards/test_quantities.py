@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_records import STEADY
 
-from oncurve.rewards.exact import exact_number, read_quantity, same_quantity, split_unit
 from oncurve.rewards.latex import tidy
+from oncurve.rewards.quantities import exact_number, read_quantity, same_quantity, split_unit
 from oncurve.rewards.units import Unit, read_unit
 
 
