@@ -46,7 +46,7 @@ QUIET = ("evaluation.num_prompts=8",)
 """For runs whose model an evaluation of its own measures."""
 HELD_OUT = 1024
 """Last rows of GSM8K's training set, on which settings are chosen."""
-SUPERVISED_CHOICES = ((5e-5, 1), (1e-4, 2), (2e-4, 2), (2e-4, 4))
+SUPERVISED_CHOICES = ((5e-5, 1), (1e-4, 1), (2e-4, 1), (2e-4, 2))
 """Learning rate and passes over the rows."""
 GRPO_CHOICES = (5e-6, 1e-5, 2e-5)
 """Learning rates."""
