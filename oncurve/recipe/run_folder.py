@@ -35,12 +35,13 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
 
 
 GONE = {
+    "evaluation.data": ("few_shot", "max_prompt_tokens", "retire_above", "shuffle", "prefer_half_solved"),
     "policy": ("liger", "train_only"),
     "rollouts": ("kv_dtype",),
     "rollouts.deltas": ("relay",),
     "run": ("profile", "track_aliases"),
 }
-"""Keys that recorded recipes have and recipes have no more."""
+"""Keys that recorded recipes have and recipes have no more, or that did nothing there."""
 CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
 """Removed keys that changed what a run learns, with the value that changed nothing: a run with another is refused."""
 

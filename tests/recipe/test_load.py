@@ -72,6 +72,7 @@ def test_a_key_that_an_evaluation_would_not_read_is_refused(key: str, value: obj
     tree = {"model": "embedded", "data": {"type": "word_problems"}, "evaluation": {"data": asked}}
     assert f"evaluation.data.{key} is set" in message(yaml.safe_dump(tree))
     assert parse_config(yaml.safe_dump({**tree, "data": asked})).evaluation.data is not None
+    assert read_run_config(yaml.safe_dump(tree), source="config.yaml").evaluation.data is not None, "an old run"
 
 
 def test_a_misspelt_key_on_the_command_line_gets_the_same_hint() -> None:
