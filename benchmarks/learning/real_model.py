@@ -148,7 +148,8 @@ def sums(study: Study) -> None:
 
 def trl(study: Study) -> None:
     """The same sums, model and settings under oncurve and then under TRL, in one process each way of measuring."""
-    if (study.folder / "trl" / "time_to_accuracy.json").exists():
+    written = study.folder / "trl" / "time_to_accuracy.json"
+    if written.exists() and {run["system"] for run in read_json(written)["runs"]} == {"oncurve", "TRL"}:
         return
     script = HERE.parent / "speed" / "time_to_accuracy.py"
     study.command(
@@ -410,7 +411,7 @@ def onto(old: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     parts = ("runs", "gsm8k", "differences")
     kept = {**old, **{key: value for key, value in found.items() if value}}
     kept |= {key: {**old.get(key, {}), **found[key]} for key in parts}
-    there = {*kept["runs"], *kept["gsm8k"]}
+    there = {*kept["runs"], *kept["gsm8k"], *(("alone",) if kept["kills"] else ())}
     return {**kept, "not_run": [name for name in found["not_run"] if name not in there]}
 
 

@@ -335,9 +335,12 @@ def main() -> None:
     del arguments.steps, arguments.warmup
     prepare(arguments)
     setting, swept = fastest_setting([TrlSetting.parse(text) for text in arguments.trl], arguments)
-    runs = [apart(name, seed, setting, arguments) for seed in arguments.seeds for name in ("oncurve", "TRL")]
-    content = {"trl_setting": str(setting), "trl_sweep_seconds": swept, "runs": runs}
-    write_result(arguments, "time_to_accuracy", content)
+    runs: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        for name in ("oncurve", "TRL"):
+            runs.append(apart(name, seed, setting, arguments))
+            content = {"trl_setting": str(setting), "trl_sweep_seconds": swept, "runs": runs}
+            write_result(arguments, "time_to_accuracy", content)  # after each: TRL may take an hour
     for run in runs:
         reached = f"{run['seconds']:.1f} s, {run['steps']} steps" if run["reached"] else "never reached it"
         print(f"{run['system']:8s} seed {run['seed']}: {reached}")
