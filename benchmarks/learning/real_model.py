@@ -107,6 +107,11 @@ class Study:
         place = self.folder / "chosen.json"
         return read_json(place)[stage]["best"] if place.exists() else None
 
+    def rate(self, stage: str) -> tuple[str, ...]:
+        """The learning rate that was chosen for a stage, as a setting; none where the recipe's counts."""
+        best = self.chosen(stage)
+        return (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
+
     def oncurve(self, *words: object) -> None:
         self.command("-m", "oncurve", *words)
 
@@ -200,8 +205,7 @@ def choose(study: Study) -> None:
 def sft(study: Study) -> None:
     """Stage one on GSM8K's training rows."""
     best = study.chosen("sft")
-    rate = (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
-    run = supervised(study, "sft", study.sft_steps * (best["passes"] if best else 1), *rate)
+    run = supervised(study, "sft", study.sft_steps * (best["passes"] if best else 1), *study.rate("sft"))
     study.evaluate("sft", run / "model")
 
 
@@ -212,11 +216,9 @@ def supervised(study: Study, name: str, steps: int, *settings: str) -> Path:
 
 def grpo(study: Study) -> None:
     """Stage two from the supervised stage, with each seed."""
-    best = study.chosen("grpo")
-    rate = (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
 
     def one(seed: int) -> None:
-        few = (f"run.seed={seed}", f"run.steps={study.grpo_steps}", *rate)
+        few = (f"run.seed={seed}", f"run.steps={study.grpo_steps}", *study.rate("grpo"))
         run = reinforced(study, f"grpo-{seed}", study.folder / "runs" / "sft", *few)
         study.evaluate(f"grpo-{seed}", run / "model")
 
@@ -232,9 +234,7 @@ def control(study: Study) -> None:
     """More supervised training from the supervised stage, for as many seconds of steps as GRPO had with seed 0."""
     spent, first = seconds_of(study.folder / "runs" / "grpo-0"), study.folder / "runs" / "sft"
     steps = max(1, round(spent / (seconds_of(first) / steps_done(first))))
-    best = study.chosen("sft")
-    rate = (f"optimizer.learning_rate={best['learning_rate']}",) if best else ()
-    run = supervised(study, "control", steps, f"model={first}", "run.seed=1", *rate)
+    run = supervised(study, "control", steps, f"model={first}", "run.seed=1", *study.rate("sft"))
     study.evaluate("control", run / "model")
 
 
@@ -357,7 +357,7 @@ def report(study: Study) -> dict[str, Any]:
     learned = {"sft", "control", *(f"grpo-{seed}" for seed in study.seeds)}
     wanted = {*(f"sums-{seed}" for seed in study.seeds), *learned, "alone", "adapter"}
     found["not_run"] = sorted(wanted - {*names}) + sorted({"base", "base-5-shots", *learned} - {*answers})
-    return {**found, "made_by": describe_run()}
+    return {**found, "made_by": describe_run(["benchmarks/learning/real_model.py", "FOLDER", "--report"])}
 
 
 def run_record(run: Path) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import argparse
 import gc
 import json
 import os
+import re
 import statistics
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -34,6 +36,7 @@ PACKAGES = ("accelerate", "peft", "trl", "transformers", "torch")
 def describe_machine() -> dict[str, Any]:
     """Code, versions, processor, its flags for matrix products, threads, and the load by others at this moment."""
     return describe_run(
+        bare(sys.argv),
         flags=[flag for flag in FLAGS if flag in cpu_flags()],
         threads=torch.get_num_threads(),
         load_average=round(os.getloadavg()[0], 2),
@@ -41,6 +44,13 @@ def describe_machine() -> dict[str, Any]:
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         kernels=os.environ.get("ONCURVE_KERNELS", "1") != "0",
     )
+
+
+def bare(value: Any) -> Any:
+    """Words and settings without the folders of this machine: of an absolute path the last part stays."""
+    if isinstance(value, (str, Path)):
+        return re.sub(r"(?<![\w./:])/(?:[^\s/,=]+/)*([^\s/,=]*)", r"\1", str(value))
+    return [bare(item) for item in value] if isinstance(value, list) else value
 
 
 def cpu_flags() -> frozenset[str]:
@@ -96,7 +106,7 @@ def prepare(arguments: argparse.Namespace) -> None:
 
 def write_result(arguments: argparse.Namespace, name: str, content: dict[str, Any]) -> Path:
     """Write a benchmark's record with its arguments and its machine, and say where."""
-    chosen = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    chosen = {key: bare(value) for key, value in vars(arguments).items()}
     chosen.pop("output")
     record = {"arguments": chosen, **content, "run": describe_machine()}
     record["finished"] = datetime.now(UTC).isoformat(timespec="seconds")

@@ -212,8 +212,8 @@ def describe_turn_end(tokenizer: Tokenizer, end: int) -> str:
     """A sentence on a token that ``unnamed_turn_end`` found."""
     written = str(tokenizer.decode([end], skip_special_tokens=False))
     return (
-        f"{written} ends a completion, since the chat template ends a turn with it: neither the tokenizer nor the "
-        f"model's generation settings name it. Those of the trained model do"
+        f"{written} ends a completion: the chat template ends a turn with it, though neither the tokenizer nor "
+        f"generation_config.json names it as an end token. The trained model's generation_config.json will"
     )
 
 

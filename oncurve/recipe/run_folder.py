@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from oncurve.errors import ConfigError
 from oncurve.recipe.load import apply_overrides, parse_tree, validate_tree
-from oncurve.recipe.schema import Config
+from oncurve.recipe.schema import UNREAD_IN_EVALUATION, Config
 
 
 def run_folder_path(config: Config) -> Path:
@@ -35,13 +35,12 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
 
 
 GONE = {
-    "evaluation.data": ("few_shot", "max_prompt_tokens", "retire_above", "shuffle", "prefer_half_solved"),
     "policy": ("liger", "train_only"),
     "rollouts": ("kv_dtype",),
     "rollouts.deltas": ("relay",),
     "run": ("profile", "track_aliases"),
 }
-"""Keys that recorded recipes have and recipes have no more, or that did nothing there."""
+"""Keys that recorded recipes have and recipes have no more."""
 CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
 """Removed keys that changed what a run learns, with the value that changed nothing: a run with another is refused."""
 
@@ -50,7 +49,7 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A recorded recipe in today's keys.
 
     Before ``evaluation.split_seed`` the run's seed chose the held-out rows; before ``data.chat`` could be auto, prompts
-    were plain text unless it was set.
+    were plain text unless it was set; keys of ``evaluation.data`` that nothing read could have any value.
     """
     recorded: dict[str, Any] = dict(tree)
     for place, gone in GONE.items():
@@ -68,7 +67,13 @@ def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
         recorded["data"] = {"chat": False, **recorded["data"]}
     evaluation, run = recorded.get("evaluation"), recorded.get("run")
     if isinstance(evaluation, Mapping) and isinstance(evaluation.get("data"), Mapping):
-        evaluation = {**evaluation, "data": {"chat": False, **evaluation["data"]}}
+        trained = recorded["data"] if isinstance(recorded.get("data"), Mapping) else {}
+        read = {
+            key: value
+            for key, value in evaluation["data"].items()
+            if key not in UNREAD_IN_EVALUATION or value == trained.get(key)
+        }
+        evaluation = {**evaluation, "data": {"chat": False, **read}}
         recorded["evaluation"] = evaluation
     if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
         seed = cast("Mapping[str, Any]", run).get("seed", 0)

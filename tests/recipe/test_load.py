@@ -72,7 +72,12 @@ def test_a_key_that_an_evaluation_would_not_read_is_refused(key: str, value: obj
     tree = {"model": "embedded", "data": {"type": "word_problems"}, "evaluation": {"data": asked}}
     assert f"evaluation.data.{key} is set" in message(yaml.safe_dump(tree))
     assert parse_config(yaml.safe_dump({**tree, "data": asked})).evaluation.data is not None
-    assert read_run_config(yaml.safe_dump(tree), source="config.yaml").evaluation.data is not None, "an old run"
+    unread = read_run_config(yaml.safe_dump(tree), source="config.yaml").evaluation.data
+    assert unread is not None, "an old run is read"
+    assert vars(unread)[key] != value
+    same = read_run_config(yaml.safe_dump({**tree, "data": asked}), source="config.yaml").evaluation.data
+    assert same is not None
+    assert vars(same)[key] == value, "as it was recorded"
 
 
 def test_a_misspelt_key_on_the_command_line_gets_the_same_hint() -> None:
