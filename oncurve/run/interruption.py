@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from inspect import ismethod
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,20 @@ _MEANS = {"SIGUSR1": "SIGTERM"}
 """SLURM's ``--signal`` announces the end by another signal than the one that ends."""
 
 
-os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else a pool's processes tell us their signals
+def _end_as_any_other() -> None:
+    """In a child that a reward function forked: signals end it at once and are not told to the run.
+
+    A handler in Python would not do: it runs between two instructions, so a signal that comes just before a call
+    that waits is heard after that call.
+    """
+    signal.set_wakeup_fd(-1)
+    for name in (*_SIGNALS, "SIGUSR2"):
+        handler = signal.getsignal(signal.Signals[name])
+        if ismethod(handler) and isinstance(handler.__self__, Interruption):
+            signal.signal(signal.Signals[name], signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_end_as_any_other)
 
 
 class Interrupted(BaseException):
@@ -89,7 +103,7 @@ class Interruption:
         numbers = {number: self._receive for number in signal.Signals if number.name in _SIGNALS}
         if not self._is_alone:
             numbers[signal.SIGUSR2] = self._nudged
-        self._handlers, self._process_id = numbers, os.getpid()
+        self._handlers = numbers
         self._previous = {number: signal.signal(number, handler) for number, handler in numbers.items()}
         try:
             with self._overheard():
@@ -157,9 +171,6 @@ class Interruption:
             self.check()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process_id:  # a process that a reward function forked ends as any other
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
         name = signal.Signals(number).name
         self._num_received += 1
         if self._num_received > 1:

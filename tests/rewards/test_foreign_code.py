@@ -35,9 +35,9 @@ QUICK: dict[str, Any] = {
 ROWS = [{"question": f"{n}+1?", "answer": n + 1} for n in range(12)]
 
 
-def graded(function: Any, *texts: str, **options: Any) -> list[Reward]:
+def graded(function: Any, *texts: str, timeout_seconds: float = 0.3, **options: Any) -> list[Reward]:
     return grade(
-        from_function(function, timeout_seconds=0.3, **options),
+        from_function(function, timeout_seconds=timeout_seconds, **options),
         [prompt_of(row=ROW)] * len(texts),
         [completion_of(text) for text in texts],
     )
@@ -196,14 +196,14 @@ def test_what_a_run_prints_is_seen_whatever_the_function_did_to_the_output(
 
 
 def test_a_pool_of_processes_that_a_function_starts_ends_within_a_run() -> None:
-    """Its processes have the handlers of the run, and are told to end by SIGTERM."""
+    """They are told to end by SIGTERM, which would otherwise be the run's: its handlers are inherited."""
 
     def pools(completion: str, answer: str) -> float:
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             os.write(write, b"1")  # a signal that comes sooner is lost: Python forgets those from before the fork
-            time.sleep(30)
+            time.sleep(300)
         os.read(read, 1)
         os.close(read)
         os.close(write)
@@ -213,7 +213,7 @@ def test_a_pool_of_processes_that_a_function_starts_ends_within_a_run() -> None:
     said: list[str] = []
     interruption = Interruption(notify=said.append)
     with interruption.listen():
-        assert [reward.value for reward in graded(pools, "x")] == [-float(signal.SIGTERM)]
+        assert [reward.value for reward in graded(pools, "x", timeout_seconds=60.0)] == [-float(signal.SIGTERM)]
     assert not interruption.is_asked
     assert not said
 
