@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import resource
 import statistics
 import tempfile
@@ -49,6 +50,7 @@ from oncurve.run.rendered import Rendered, make_prompts
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
 from oncurve.sample.base import PolicyView, end_token_ids
+from oncurve.sandbox.inside.confine import die_with
 
 
 class Reached(Exception):
@@ -299,8 +301,9 @@ def one_run(system: str, seed: int, setting: TrlSetting, arguments: argparse.Nam
 
 
 def apart(system: str, seed: int, setting: TrlSetting, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One system on one seed, in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """One system on one seed, in a fresh process that ends with this one."""
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=die_with, initargs=[os.getpid()]) as pool:
         return pool.submit(one_run, system, seed, setting, arguments).result()
 
 
