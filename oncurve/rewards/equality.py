@@ -67,6 +67,7 @@ _BINDING = re.compile(r"[-\d\s]*\\(?:i?int|iiint|oint|sum|prod|lim)(?![a-zA-Z])"
 _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+_CHOICES = re.compile(r"(?:[A-J]|[IVX]+) and (?:[A-J]|[IVX]+)")
 _PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
 _CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
 _POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^\s*(?:\{\s*(\d{1,6})\s*\}|(\d))")
@@ -120,7 +121,7 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
     if choice is not None:
         return chosen(candidate) == choice[1]
     words = plain_words(gold)
-    if words is not None:
+    if words is not None and not _CHOICES.fullmatch(gold):
         return same_words(candidate, words)
     if is_hedged(candidate, gold):
         return False

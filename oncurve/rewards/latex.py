@@ -38,6 +38,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\mathb[bf]\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))|\\R(?![a-zA-Z])|ℝ", r"\\mathbb{R}"),
     (r"\\(?:mathrm|operatorname|text|mathit)\s*(?:\{\s*([ei])\s*\}|(?<=[a-z] )([ei])(?![a-zA-Z]))", r" \1\2 "),
     (r"\\(?:mathrm|operatorname|text)\s*\{\s*((?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log|exp)\s*\}", r"\\\1 "),
+    (r"\\(?:vec|hat|mathbf)\s*(?:\{\s*([ijk])\s*\}|\{?\s*\\([ij])math(?![a-zA-Z])\s*\}?)", r" \1\2 "),
     (r"\\(?:mbox|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathit|mathsf|bm|boldsymbol|operatorname)(?![a-zA-Z])",
      r"\\text"),
     (r"\\leq(?:slant)?(?![a-zA-Z])", r"\\le"),
@@ -67,6 +68,7 @@ _SAME = (  # patterns and what they are the same as
     (r"\\text\s*\{([^{}]*?\S),?\s+(and|or)\s*\}", r"\\text{\1} \2 "),
     (r"\\text\s*\{\s*([-+$\d(\\][^{}]*\d[^{}]*|\d|[^{}]*[a-z:]\s+\$?\d[^{}]*)\}", r"\1"),
     (r"\{([^{}]*?)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"^\\text\s*\{\s*[bB]oth\s+([^{}]*\sand\s[^{}]*)\}$|^[bB]oth\s+(?=\S.*\sand\s)", r"\1"),
     (r"^(?:minus|negative)\s+(?=\d)", "-"),
     (r"^half an?\s+(?=[a-z]+$)", r"\\frac{1}{2} "),
 )  # fmt: skip

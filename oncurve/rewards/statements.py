@@ -18,6 +18,7 @@ _LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
 _CHOICE_IN_PROSE = re.compile(
     r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", re.IGNORECASE
 )
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
 _HEDGE = re.compile(
@@ -133,6 +134,7 @@ def number_in_prose(answer: str) -> Quantity | None:
 
 def chosen(candidate: str) -> str | None:
     """The letter of a multiple-choice answer, "C", "(C)", "C.", "(C) 12"; None where several are named."""
+    candidate = _TEXT.sub(r"\1", candidate).strip()
     if len(candidate) <= 3:
         candidate = candidate.upper()
     if len({first or second for first, second in _LABEL.findall(candidate)}) > 1:
@@ -144,7 +146,7 @@ def chosen(candidate: str) -> str | None:
 
 def plain_words(answer: str) -> str | None:
     """The words of an answer that is nothing but words, in lower case; None for mathematics."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip()
+    text = _TEXT.sub(r"\1", answer).strip()
     if len(text) < 2 or not _WORDS.fullmatch(text) or (len(text) == 2 and "\\text" not in answer and text.islower()):
         return None
     return text.casefold().rstrip(".")
@@ -152,7 +154,7 @@ def plain_words(answer: str) -> str | None:
 
 def same_words(candidate: str, gold: str) -> bool:
     """Whether an answer is the words of the reference, without case, article and final stop."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", candidate).strip(" .").casefold()
+    text = _TEXT.sub(r"\1", candidate).strip(" .").casefold()
     return text == gold or _ARTICLE.sub("", text) == _ARTICLE.sub("", gold)
 
 
