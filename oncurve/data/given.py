@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -106,9 +107,10 @@ def recipe_of(
 ) -> tuple[dict[str, Any], Given]:
     """The recipe as a tree of keys, and what of it cannot be written down.
 
-    ``data`` is a list or any iterable of dictionaries, a ``datasets.Dataset``, a path, the name of a data type, or a
-    section of a recipe, which may hold "rows". ``rewards`` is one or a list of functions, objects, names of reward
-    types, ``file.py:name``, sections, or pairs (reward, weight). Raises ConfigError for anything else.
+    ``data`` is a list or any iterable of dictionaries, a ``datasets.Dataset``, a data frame of pandas, a path, the
+    name of a data type, or a section of a recipe, which may hold "rows". ``rewards`` is one or a list of functions,
+    objects, names of reward types, ``file.py:name``, sections, or pairs (reward, weight). Raises ConfigError for
+    anything else.
     """
     tree: dict[str, Any] = {name: dict(section) for name, section in sections.items()}
     tree["model"] = os.fspath(model)
@@ -204,18 +206,10 @@ def data_section(
 
     A stream without a length is read up to ``limit`` rows. A ``datasets.Dataset`` of many rows stays where it is.
     """
+    if "pandas" in sys.modules and isinstance(data, sys.modules["pandas"].DataFrame):
+        data = data.to_dict("records")
     if isinstance(data, Mapping):
-        if "rows" in data and "type" not in data:
-            keys = {key: value for key, value in data.items() if key != "rows"}
-            section, rows = data_section(data["rows"], {})
-            return {**section, **keys, **more}, rows
-        if "type" not in data:
-            raise ConfigError(
-                f"data: a dictionary is a section of a recipe and needs a type, or rows; found the keys "
-                f"{', '.join(data)}. Pass rows as a list of dictionaries, such as [{{'question': '2+3?', 'answer': "
-                f"'5'}}], or as {{'rows': that list, 'chat': True}}"
-            )
-        return {**data, **more}, None
+        return _section_of(data, more)
     if isinstance(data, (str, os.PathLike)):
         return {**_stored(os.fspath(data)), **more}, None
     if isinstance(data, Iterable):
@@ -230,6 +224,27 @@ def data_section(
     raise ConfigError(
         f"data: {type(data).__name__} is not a kind of data. Pass a list of dictionaries, a datasets.Dataset, a path, "
         f"or a section such as {{'type': 'gsm8k'}}"
+    )
+
+
+def _section_of(
+    data: Mapping[str, Any], more: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Row] | StoredTable | None]:
+    if type(data).__module__ == "datasets.dataset_dict":
+        raise ConfigError(
+            f"data: {type(data).__name__} holds the splits {', '.join(data)}. Pass one of them, such as "
+            f"data[{next(iter(data), 'train')!r}], and another as evaluation_data"
+        )
+    if "type" in data:
+        return {**data, **more}, None
+    if "rows" in data:
+        keys = {key: value for key, value in data.items() if key != "rows"}
+        section, rows = data_section(data["rows"], {})
+        return {**section, **keys, **more}, rows
+    raise ConfigError(
+        f"data: a dictionary is a section of a recipe and needs a type, or rows; found the keys "
+        f"{', '.join(data)}. Pass rows as a list of dictionaries, such as [{{'question': '2+3?', 'answer': "
+        f"'5'}}], or as {{'rows': that list, 'chat': True}}"
     )
 
 

@@ -95,8 +95,8 @@ class Trainer:
 
         - ``model``: a folder, a name on the Hugging Face Hub, "embedded", the path of a recipe (.yaml), or a model that
           transformers or peft loaded, whose own weights are then trained; ``tokenizer`` replaces its tokenizer.
-        - ``data``: dictionaries in any iterable, a ``datasets.Dataset``, a path, a data type such as "gsm8k", or a
-          section of a recipe. Without ``data`` the environment asks the questions.
+        - ``data``: dictionaries in any iterable, a ``datasets.Dataset``, a data frame of pandas, a path, a data
+          type such as "gsm8k", or a section of a recipe. Without ``data`` the environment asks the questions.
         - ``rewards``: a function, an object, a reward type, a section, a pair (reward, weight), or a list of these,
           which are summed.
         - ``evaluation_data``: as ``data``; without it some rows are held out.

@@ -156,13 +156,16 @@ def test_a_trainer_is_made_from_a_recipe_file_with_rows_and_rewards_in_the_place
     assert len(found.examples) == 2
 
 
-def test_a_dataset_of_the_datasets_library_and_a_generator_are_rows(tmp_path: Path) -> None:
-    from datasets import Dataset
+def test_a_dataset_a_data_frame_and_a_generator_are_rows(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+    from pandas import DataFrame
 
     renamed = [{"prompt": row["question"], "label": str(row["answer"])} for row in ROWS]
-    for place, data in enumerate([Dataset.from_list(renamed), (row for row in renamed)]):
+    for place, data in enumerate([Dataset.from_list(renamed), DataFrame(renamed), (row for row in renamed)]):
         trainer = Trainer("embedded", data, holds, run=run_of(tmp_path / str(place), steps=1), **SMALL)
         assert trainer.train().metrics[-1]["reward/mean"] >= 0
+    with pytest.raises(ConfigError, match=r"holds the splits train, test. Pass one of them, such as data\['train'\]"):
+        Trainer("embedded", DatasetDict(train=Dataset.from_list(renamed), test=Dataset.from_list(renamed)), holds)
 
 
 def test_a_trained_model_is_saved_where_it_is_asked_for(tmp_path: Path) -> None:
