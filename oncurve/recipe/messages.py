@@ -11,6 +11,7 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from oncurve.data.settings import FILE_TYPES
 from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
 
@@ -148,8 +149,10 @@ def _types_of(key: str) -> list[str]:
 
 def _no_type(key: str, given: Any, _: Mapping[str, Any]) -> str:
     known, given = _types_of(key), cast("Mapping[str, Any]", given)
-    guess = f" A file of JSON lines is {key}.type=jsonl" if str(given.get("path")).endswith((".jsonl", ".json")) else ""
-    return f"the key {key}.type is needed and missing. Known: {', '.join(known)}.{guess}"
+    ends = (
+        f" A path says it by its ending, {', '.join(FILE_TYPES)}; {given['path']!r} does not" if "path" in given else ""
+    )
+    return f"the key {key}.type is needed and missing. Known: {', '.join(known)}.{ends}"
 
 
 def _wrong_type(key: str, given: Any, context: Mapping[str, Any]) -> str:

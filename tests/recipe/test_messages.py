@@ -64,6 +64,7 @@ def test_a_wrong_value_is_explained_without_the_words_of_a_library(override: str
     [
         ("model: x\ndata:\n\ttype: gsm8k\n", "line 3 is indented with a tab. Indent with spaces"),
         ("model: x\ndata: {path: rows}\n", "the key data.type is needed and missing"),
+        ("model: x\ndata: {path: rows.jsonl.gz}\n", ".csv, .tsv, .parquet, .arrow; 'rows.jsonl.gz' does not"),
         ("model: x\n", "such as `data: {type: gsm8k}`"),
         ("data: {type: gsm8k}\n", "such as `model: Qwen/Qwen2.5-0.5B`"),
         ("model: [", "not valid YAML: line 1"),
