@@ -373,10 +373,17 @@ def _value(place: str, row: Row, column: str, *, ours: str | None = None) -> Any
     usual = [name for name in USUAL_NAMES.get(ours or column, ()) if name in row]
     near = get_close_matches(column, row, n=1) or usual
     hint = f"Nearest: {near[0]!r}. " if near else ""
-    remedy = f"{{{ours or column}: {near[0] if near else '<its name>'}}}"
-    raise DataError(
-        f"{place}: there is no column {column!r}. Columns: {listed(row)}. {hint}Set data.columns: {remedy}."
-    )
+    remedy = f"Set data.columns: {{{ours or column}: {near[0] if near else '<its name>'}}}."
+    answered = [name for name, value in row.items() if _is_answered(value)]
+    if answered and not near:
+        remedy = f"{answered[0]!r} ends with an answer: write it and the question into columns of their own."
+    raise DataError(f"{place}: there is no column {column!r}. Columns: {listed(row)}. {hint}{remedy}")
+
+
+def _is_answered(value: object) -> bool:
+    """A conversation whose last word is the assistant's, in one of the two usual forms."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return isinstance(last, Mapping) and (last.get("role") == "assistant" or last.get("from") == "gpt")
 
 
 def _text(place: str, row: Row, column: str) -> str:

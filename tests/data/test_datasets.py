@@ -85,10 +85,21 @@ def test_two_columns_can_change_places(tmp_path: Path) -> None:
             {"answer": "label"},
             "no column 'label'. Columns: 'question', 'labels'. Nearest: 'labels'",
         ),
+        (
+            {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]},
+            {},
+            "'messages' ends with an answer: write it and the question into columns of their own",
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "2+3?"}, {"from": "gpt", "value": "5"}]},
+            {},
+            "'conversations' ends with an answer",
+        ),
+        ({"question": [{"role": "user", "content": "2+3?"}]}, {}, "Set data.columns: {answer: <its name>}"),
     ],
 )
 def test_a_missing_column_is_answered_with_the_nearest(
-    tmp_path: Path, row: dict[str, str], columns: dict[str, str], hint: str
+    tmp_path: Path, row: dict[str, Any], columns: dict[str, str], hint: str
 ) -> None:
     path = write_lines(tmp_path / "a.jsonl", row)
     with pytest.raises(DataError) as caught:
