@@ -23,12 +23,17 @@ from past_runs import recorded_recipe, recorded_run  # noqa: E402
 
 from oncurve.history.past import open_run  # noqa: E402
 from oncurve.history.replay import replay  # noqa: E402
+from oncurve.model.build import library  # noqa: E402
 from oncurve.observe.step_record import read_step, step_path, write_step  # noqa: E402
 from oncurve.policy.distributed import ALONE  # noqa: E402
 from oncurve.recipe.schema import Config  # noqa: E402
 from oncurve.run.checkpoint_manifest import read_manifest  # noqa: E402
 from oncurve.run.resume import ResumeRequest, resume  # noqa: E402
 from oncurve.run.training import recipe_steps  # noqa: E402
+
+needs_kernels = pytest.mark.skipif(
+    library() is None, reason="what servers sampled is sampled again by compiled kernels, and there is no compiler"
+)
 
 
 def weights_of(run: Path, step: int) -> str:
@@ -58,6 +63,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, stopped
     assert "were finished and are kept" in (run / "log.txt").read_text()
 
 
+@needs_kernels
 def test_what_two_servers_sampled_ahead_in_flight_is_sampled_again_to_the_same_bits(tmp_path: Path) -> None:
     rollouts = {"type": "servers", "own_servers": 2, "staleness": 3, "in_flight": True}
     sizes = {"max_completion_tokens": 24, **rollouts}
@@ -81,6 +87,7 @@ def servers_of(model: str) -> list[int]:
     return sorted(pid for pid, line in lines.items() if b"-m\0oncurve\0serve" in line and model.encode() in line)
 
 
+@needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_was_sampled_in_flight_before_and_after_losses_is_sampled_again_to_the_same_bits(tmp_path: Path) -> None:
     rollouts = {"type": "servers", "own_servers": 2, "staleness": 4, "in_flight": True, "max_completion_tokens": 24}

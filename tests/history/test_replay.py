@@ -21,6 +21,7 @@ from oncurve.cli.app import app
 from oncurve.errors import ConfigError, DataError
 from oncurve.history.opened import cosine
 from oncurve.history.replay import replay
+from oncurve.model.build import library
 from oncurve.observe.step_record import read_step, step_path, write_step
 from oncurve.run.checkpoint_manifest import write_checkpoint_manifest
 
@@ -68,7 +69,7 @@ def test_every_step_has_the_same_bits_when_it_is_done_again(tmp_path: Path, kind
     for step in random.Random(kind).sample(range(1, 6), 3):
         found = replay(run, step)
         assert found.is_same, found.differences
-        assert found.is_sampled
+        assert found.is_sampled == (kind != "own server, a step ahead" or library() is not None)
         assert f"the weights after step {step}" in found.compared
         assert not found.causes
         assert sum(found.step.group_shares) == pytest.approx(1.0, abs=1e-4)

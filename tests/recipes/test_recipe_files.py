@@ -87,7 +87,7 @@ def test_a_recipe_is_planned_without_a_network(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gold_answer_pays_and_no_prompt_gives_it_away(name: str) -> None:
-    if name.startswith("programs") and describe_isolation().strongest != "bubblewrap":
+    if name.startswith(("programs", "python_tool")) and describe_isolation().strongest != "bubblewrap":
         pytest.skip("programs run in a sandbox, and bubblewrap does not work here: apt-get install bubblewrap")
     good, said = check(name, on_own_rows(name))
     assert good, said
