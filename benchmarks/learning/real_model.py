@@ -158,7 +158,8 @@ def trl(study: Study) -> None:
         ("alike", study.trl_settings[:1], study.seeds),
         ("fastest", study.trl_settings, study.seeds[:1]),
     ):
-        if len(runs_beside_trl(study.folder, name)) < 2 * len(seeds):
+        found = beside_trl(study.folder, name)
+        if found is None or len(found["runs"]) < 2 * len(seeds):
             study.command(
                 script, "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", "bfloat16",
                 "--new-tokens", 16, "--accuracy", 2, "--problems", 99, "--every-steps", 2,
@@ -167,9 +168,10 @@ def trl(study: Study) -> None:
             )  # fmt: skip
 
 
-def runs_beside_trl(folder: Path, name: str) -> list[dict[str, Any]]:
+def beside_trl(folder: Path, name: str) -> dict[str, Any] | None:
+    """What was measured beside TRL so far, computed alike or in TRL's fastest way."""
     written = folder / "trl" / name / "time_to_accuracy.json"
-    return read_json(written)["runs"] if written.exists() else []
+    return read_json(written) if written.exists() else None
 
 
 def base(study: Study) -> None:
@@ -358,8 +360,7 @@ def report(study: Study) -> dict[str, Any]:
         if first in answers and second in answers
     }  # fmt: skip
     found["chosen"] = read_json(folder / "chosen.json") if (folder / "chosen.json").exists() else None
-    beside = {name: folder / "trl" / name / "time_to_accuracy.json" for name in ("alike", "fastest")}
-    found["trl"] = {name: read_json(path) for name, path in beside.items() if path.exists()}
+    found["trl"] = {name: there for name in ("alike", "fastest") if (there := beside_trl(folder, name))}
     found["kills"] = read_json(folder / "kills.json") if (folder / "kills.json").exists() else None
     found["same_texts"] = same_texts(folder / "texts")
     learned = {"sft", "control", *(f"grpo-{seed}" for seed in study.seeds)}
