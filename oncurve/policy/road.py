@@ -161,12 +161,16 @@ class _Subject:
         if isinstance(padding, int) and 0 <= padding < ids.max():
             ids[1:3] = padding
         with torch.no_grad():
-            whole, part = (
-                from_logits(self.model(input_ids=row[None], use_cache=False).logits[0, :half], ids[1 : half + 1])[0]
-                for row in (ids, ids[:half])
+            whole, near, part = (
+                from_logits(logits[0, :half], ids[1 : half + 1])[0]
+                for logits in (
+                    self.model(input_ids=ids[None], use_cache=False).logits,
+                    nudged(self.model, ids[None]),
+                    self.model(input_ids=ids[None, :half], use_cache=False).logits,
+                )
             )
         error = float((whole - part).abs().max())
-        if error > self.allowed:
+        if error > max(self.allowed, allowed(self.model, float((near - whole).abs().max()))):
             raise CheckpointError(
                 f"{type(self.model).__name__} is no causal language model: the log-probability of a token changes by "
                 f"{error:.2g} with the tokens behind it, so that nothing can be sampled from it token by token. A "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from oncurve.rewards.arithmetic import evaluate
+from oncurve.rewards.choices import chosen_letter
 from oncurve.rewards.latex import compact, nesting, split_top, tidy
 from oncurve.rewards.quantities import Quantity, read_amount, read_quantity, same_quantity, split_unit
 from oncurve.rewards.shapes import (
@@ -35,7 +36,6 @@ from oncurve.rewards.shapes import (
 )
 from oncurve.rewards.statements import (
     CHOICE,
-    chosen,
     is_hedged,
     is_prose,
     number_in_prose,
@@ -68,6 +68,7 @@ _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _CHOICES = re.compile(r"(?:[A-J]|[IVX]+) and (?:[A-J]|[IVX]+)")
+_LETTER_IN_FORMULA = re.compile(r"[A-J]\s*['(+*/^_=<>-]|\([A-J]\)\s*[-+*/^_(]")
 _PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
 _CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
 _POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^\s*(?:\{\s*(\d{1,6})\s*\}|(\d))")
@@ -119,7 +120,8 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
         return _equals_number(candidate, quantity, gold, oracle)
     choice = CHOICE.fullmatch(gold)
     if choice is not None:
-        return chosen(candidate) == choice[1]
+        letter = chosen_letter(candidate.upper() if len(candidate) <= 3 else candidate)
+        return letter == choice[1] and not _LETTER_IN_FORMULA.match(candidate)
     words = plain_words(gold)
     if words is not None and not _CHOICES.fullmatch(gold):
         return same_words(candidate, words)

@@ -1,4 +1,4 @@
-"""The statement of a sentence: the last formula, the only number, a choice, words, the answer of a solution."""
+"""The statement of a sentence: the last formula, the only number, words, the answer of a solution."""
 
 from __future__ import annotations
 
@@ -11,13 +11,6 @@ from oncurve.rewards.shapes import joins, with_commas
 from oncurve.rewards.units import read_unit
 
 CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
-_CHOICE_WITH_VALUE = re.compile(
-    r"(?:\\text\{\s*)?(?:\(([A-J])\)|([A-J])\s*[).:])\s*\}?(?![a-zA-Z]*\()\s*\S.*", re.DOTALL
-)
-_LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
-_CHOICE_IN_PROSE = re.compile(
-    r"(?:the )?(?:correct )?(?:answer|option|choice)(?: is)?:?\s*\(?([A-J])\)?\.?", re.IGNORECASE
-)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
@@ -130,18 +123,6 @@ def number_in_prose(answer: str) -> Quantity | None:
         return None
     unit = re.match(r"\s*[a-zA-Z]*", after)
     return read_quantity(number + (unit.group() if unit else "")) or read_quantity(number)
-
-
-def chosen(candidate: str) -> str | None:
-    """The letter of a multiple-choice answer, "C", "(C)", "C.", "(C) 12"; None where several are named."""
-    candidate = _TEXT.sub(r"\1", candidate).strip()
-    if len(candidate) <= 3:
-        candidate = candidate.upper()
-    if len({first or second for first, second in _LABEL.findall(candidate)}) > 1:
-        return None
-    patterns = (CHOICE, _CHOICE_WITH_VALUE, _CHOICE_IN_PROSE)
-    match = next((match for match in (pattern.fullmatch(candidate) for pattern in patterns) if match), None)
-    return next((letter.upper() for letter in match.groups() if letter), None) if match else None
 
 
 def plain_words(answer: str) -> str | None:
