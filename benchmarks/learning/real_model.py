@@ -365,7 +365,8 @@ def report(study: Study) -> dict[str, Any]:
     found["same_texts"] = same_texts(folder / "texts")
     learned = {"sft", "control", *(f"grpo-{seed}" for seed in study.seeds)}
     wanted = {*(f"sums-{seed}" for seed in study.seeds), *learned, "alone", "adapter"}
-    found["not_run"] = sorted(wanted - {*names}) + sorted({"base", "base-5-shots", *learned} - {*answers})
+    missing = (wanted - {*names}) | ({"base", "base-5-shots", *learned} - {*answers})
+    found["not_run"] = sorted(missing)
     return {**found, "made_by": describe_run(["benchmarks/learning/real_model.py", "FOLDER", "--report"])}
 
 

@@ -33,11 +33,18 @@ _LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
 _REFUSED = re.compile(
     r"(?:,|;|and|but|–|—|\()?\s*(?:not|rather than|instead of)\s+(?:option\s+|choice\s+)?\(?[A-J]\)?\W*$", re.IGNORECASE
 )
-_BESIDE = re.compile(r"^\s*[).:,;]*\s*(?:,|;|/|\||&|\bor\b|\band\b|\bnor\b|\bnot\b)+\s*(?:option|choice)?\s*\(?[A-J]\b")
+_BESIDE = re.compile(
+    r"^\s*[).:,;]*\s*[\[(]?(?:[,;/|&]|\b(?:x?or|and|nor|not|plus|as well as|oder|und|ou|et|o|y|e|but|though)\b)+\s*"
+    r"(?:(?:or|and|also|maybe|perhaps|possibly|(?:could|may|might) be|option|choice)\s+)*\(?[A-J]\b"
+    r"|^\(?[A-J]\b"
+)
+_DOUBTED = re.compile(
+    r"^\W*(?:but |though )?(?:maybe|perhaps|possibly|(?:[iI]'?m |[iI] am )?(?:unsure|not sure)|[iI] guess)\b|^\W*\?"
+)
 _DENIED = re.compile(
-    r"^\s*[).:]?\s*(?:(?:is|are|was)\s*(?:not|n't|never|wrong|incorrect|false|ruled|out|impossible)"
-    r"|(?:isn|can|won|could)['’n]"
-    r"|cannot|is (?:clearly |obviously )?(?:wrong|incorrect|false))",
+    r"^\s*[).:]?\s*(?:(?:is|are|was)\s*(?:not|n't|never|ruled|out|impossible|unlikely|doubtful|excluded)"
+    r"|(?:is|are|was)\s*(?:clearly |obviously |also )?(?:wrong|incorrect|false)"
+    r"|(?:is|are|was|ca|wo|could|would)n['’]?t\b|cannot|can not)",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
@@ -79,7 +86,7 @@ def _one_letter(text: str) -> str | None:
     letter, rest = match["bracketed"] or match["marked"] or match["alone"], match["rest"]
     is_word = match["alone"] is not None and (_REASON.match(rest) is None or (letter.islower() and rest.strip(" .")))
     others = {first or second for first, second in _LABEL.findall(text)} - {letter.upper()}
-    if is_word or others or _BESIDE.match(rest) or _DENIED.match(rest):
+    if is_word or others or any(sign.match(rest) for sign in (_BESIDE, _DOUBTED, _DENIED)):
         return None
     return letter.upper()
 

@@ -12,14 +12,15 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from oncurve.batch import Batch
 from oncurve.errors import ConfigError, SamplerError, TrainingError
 from oncurve.observe.tokens import token_lengths
+from oncurve.policy.forward import join_rows
 from oncurve.policy.lora import Adapter
 from oncurve.policy.policy import TrainedPolicy
-from oncurve.policy.road import example_batch
+from oncurve.policy.road import example_batch, find_road
 from oncurve.records import Prompt
 from oncurve.run.guards import Guards
 from oncurve.sample.base import SamplingParams, context_of
@@ -217,3 +218,20 @@ def test_bytes_that_spell_no_text_do_not_end_a_run_that_records_them() -> None:
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     assert token_lengths(tokenizer, [0, 1, 2], tokenizer.decode([0, 1, 2])) is None
     assert token_lengths(tokenizer, [2, 2], "aa") == [1, 1]
+
+
+def test_rounding_that_a_token_for_padding_makes_larger_is_no_look_ahead() -> None:
+    config = AutoConfig.for_model("llama", **SIZES)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids, _ = join_rows(example_batch(model))
+    config.pad_token_id = model.config.pad_token_id = next(one for one in range(3, 260) if one not in ids)
+    seen: list[Tensor] = []
+    model.model.embed_tokens.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+
+    def shake(_: Any, given: Any, hidden: Tensor) -> Tensor:
+        """Behind such a token the last digits of a float32 become the third."""
+        behind = (seen[-1] == config.pad_token_id).cumsum(1).gt(0)[..., None]
+        return torch.where(behind, hidden + 1e-3 * (1e7 * hidden).sin(), hidden)
+
+    model.model.norm.register_forward_hook(shake)
+    assert find_road(model).is_packed
