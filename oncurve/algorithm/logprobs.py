@@ -6,6 +6,8 @@ the whole vocabulary is ever alive.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +20,8 @@ CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""
 CPU_CHUNK_TOKENS = 256
 """The same on a CPU, whose caches hold the logits of a small vocabulary then."""
+GIVEN_BACK = 32 * 2**20
+"""Bytes of a block from which on the C library gives it back to the system when it is freed."""
 
 
 def from_logits(
@@ -42,8 +46,8 @@ class HeadOps(Protocol):
         """The head [V, H] as ``logits`` reads it, which multiplies in that type if nothing else is faster."""
         ...
 
-    def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
-        """hidden @ weight.T [N, V], summed in float32 or better; ``words`` is V."""
+    def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
+        """hidden @ weight.T [N, V], summed in float32 or better, in ``out`` if it is given; ``words`` is V."""
         ...
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,9 +73,9 @@ class TorchHeadOps:
         """See ``HeadOps``."""
         return weight.to(dtype)
 
-    def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
+    def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
         """See ``HeadOps``."""
-        return wide_product(hidden, matrix.T)
+        return wide_product(hidden, matrix.T, out)
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
         """See ``HeadOps``."""
@@ -143,9 +147,8 @@ class _ChunkedHead(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         matrix = ctx.ops.head_matrix(weight.detach(), hidden.dtype)
         logprobs, entropy, normalizer = hidden.new_empty(3, len(hidden), dtype=wide)
-        for start in range(0, len(hidden), ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            logits = ctx.ops.logits(hidden[rows], matrix, len(weight))
+        for rows, room in _chunks(hidden, len(weight), ctx.chunk_tokens):
+            logits = ctx.ops.logits(hidden[rows], matrix, len(weight), room)
             logprobs[rows], entropy[rows], normalizer[rows] = ctx.ops.head(logits, targets[rows], ctx.temperature)
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         return logprobs, entropy.clone()
@@ -162,12 +165,32 @@ class _ChunkedHead(torch.autograd.Function):
         matrix, compute_weight = ctx.ops.head_matrix(weight, hidden.dtype), weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(hidden), ctx.chunk_tokens):
-            rows = slice(start, start + ctx.chunk_tokens)
-            logits = ctx.ops.logits(hidden[rows], matrix, len(weight))
+        product = _room(hidden, ctx.chunk_tokens, *weight.shape) if grad_weight is not None else None
+        for rows, room in _chunks(hidden, len(weight), ctx.chunk_tokens):
+            logits = ctx.ops.logits(hidden[rows], matrix, len(weight), room)
             saved, grads = (normalizer[rows], entropy[rows]), (grad_logprobs[rows], grad_entropy[rows])
             grad = ctx.ops.head_backward(logits, targets[rows], ctx.temperature, saved, grads).to(hidden.dtype)
             grad_hidden[rows] = grad @ compute_weight
             if grad_weight is not None:
-                grad_weight += wide_product(grad.T, hidden[rows]).to(weight.dtype)
+                grad_weight += wide_product(grad.T, hidden[rows], product).to(weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None
+
+
+def _chunks(hidden: Tensor, words: int, chunk_tokens: int) -> Iterator[tuple[slice, Tensor | None]]:
+    """Rows of hidden states, chunk by chunk, and room for their logits."""
+    room = _room(hidden, chunk_tokens, chunk_tokens, words)
+    for start in range(0, len(hidden), chunk_tokens):
+        rows = slice(start, min(start + chunk_tokens, len(hidden)))
+        yield rows, None if room is None else room[: rows.stop - start]
+
+
+def _room(hidden: Tensor, chunk_tokens: int, *shape: int) -> Tensor | None:
+    """Memory for a product that every chunk makes, in float32 or better; None where a fresh tensor is as fast.
+
+    On a CPU the C library gives large blocks back when they are freed, and the system clears every page of the next
+    one, which takes as long as a third of the product.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    is_large = math.prod(shape) * wide.itemsize > GIVEN_BACK
+    is_used_again = is_large and len(hidden) > chunk_tokens and hidden.device.type == "cpu"
+    return hidden.new_empty(shape, dtype=wide) if is_used_again else None

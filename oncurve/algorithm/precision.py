@@ -26,16 +26,16 @@ _GIVES_SUMS = "dtype" in torch.ops.aten.mm.overloads()
 """This torch gives the float32 sums of half-width products as they are (2.8 and later)."""
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 or better [N, M], of a [N, K] and b [K, M] of one type.
+def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a @ b in float32 or better [N, M], of a [N, K] and b [K, M] of one type; written into ``out`` if it is given.
 
     A GPU sums half-width products in float32 and gives them so; a CPU rounds them first.
     """
     if a.dtype not in HALF:
-        return a @ b
+        return torch.mm(a, b, out=out)
     if a.is_cuda and _GIVES_SUMS:
         return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).float()
+    return (a @ b).float() if out is None else out.copy_(a @ b)
 
 
 def head_type(device: torch.device, compute_type: torch.dtype, wide: torch.dtype) -> torch.dtype:

@@ -180,15 +180,15 @@ class NativeOps:
         """See ``torch_ops.head_matrix``; packed where this kernel is faster than torch's product: in bfloat16."""
         return self.pack([weight]) if self.compute_type == torch.bfloat16 else weight.to(dtype)
 
-    def logits(self, hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
+    def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
         """See ``torch_ops.logits``.
 
         In bfloat16 both are rounded to it, their products are summed in float32, and what a row gives does not depend
         on the rows beside it.
         """
         if self.compute_type != torch.bfloat16:
-            return hidden @ matrix.T
-        out = torch.empty(len(hidden), words)
+            return torch.mm(hidden, matrix.T, out=out)
+        out = torch.empty(len(hidden), words) if out is None else out
         self._product(*_wide(hidden), *self._narrow(matrix), *_wide(out), *hidden.shape, words)
         return out
 

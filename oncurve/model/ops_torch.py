@@ -126,9 +126,9 @@ def head_matrix(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype)
 
 
-def logits(hidden: Tensor, matrix: Tensor, words: int) -> Tensor:
-    """hidden @ weight.T [N, V], summed in float32 or better; ``words`` is V."""
-    return wide_product(hidden.to(matrix.dtype), matrix.T)
+def logits(hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
+    """hidden @ weight.T [N, V], summed in float32 or better, in ``out`` if it is given; ``words`` is V."""
+    return wide_product(hidden.to(matrix.dtype), matrix.T, out)
 
 
 def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tuple[Tensor, tuple[Tensor, Tensor]]:

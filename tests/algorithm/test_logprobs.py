@@ -36,8 +36,13 @@ def test_the_temperature_divides_the_logits():
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_from_hidden_gives_value_and_gradient_of_the_whole_matrix(chunk_tokens: int, temperature: float):
+@pytest.mark.parametrize(("temperature", "is_large"), [(1.0, False), (0.7, False), (1.0, True)])
+def test_from_hidden_gives_value_and_gradient_of_the_whole_matrix(
+    chunk_tokens: int, temperature: float, is_large: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where chunks make their products in the same memory, as large ones do on a CPU."""
+    if is_large:
+        monkeypatch.setattr("oncurve.algorithm.logprobs.GIVEN_BACK", 0)
     hidden, weight, targets = head()
     outputs = from_hidden(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
     whole = from_logits(hidden @ weight.T, targets, temperature=temperature)
