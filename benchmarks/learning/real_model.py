@@ -67,6 +67,8 @@ class Study:
     trl_steps: int
     trl_settings: tuple[str, ...]
     vllm_python: Path | None
+    choices: tuple[tuple[float, int], ...]
+    """Learning rates and passes of the supervised stage of which one is chosen."""
     choice_steps: int
     """Steps of GRPO with each learning rate of which one is chosen."""
     jobs: int
@@ -204,7 +206,7 @@ def choose(study: Study) -> None:
         run = reinforced(inner, name, place / "runs" / f"sft-{best['learning_rate']:g}-{best['passes']}", *few)
         return {"learning_rate": rate, **measured(evaluation_of(inner.evaluate(name, run / "model")))}
 
-    first = inner.side_by_side([partial(supervise, *choice) for choice in SUPERVISED_CHOICES])
+    first = inner.side_by_side([partial(supervise, *choice) for choice in study.choices])
     best = max(first, key=lambda found: found["successes"])
     second = inner.side_by_side([partial(reinforce, choice) for choice in GRPO_CHOICES])
     found = {"sft": {"best": best, "tried": first},
@@ -458,6 +460,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
+def rate_and_passes(text: str) -> tuple[float, int]:
+    """A learning rate and a number of passes over the rows: ``2e-4:2``."""
+    rate, passes = text.split(":")
+    return float(rate), int(passes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -476,6 +484,10 @@ def main() -> None:
         help="the first is compared over all seeds; then the fastest of all, by its steps, over one",
     )
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM; left out if there is none")
+    parser.add_argument(
+        "--choices", nargs="+", type=rate_and_passes, default=SUPERVISED_CHOICES, metavar="RATE:PASSES",
+        help="of the supervised stage, for `choose`; one alone leaves only GRPO's rate to choose",
+    )  # fmt: skip
     parser.add_argument("--choice-steps", type=int, default=50, help="of GRPO with each learning rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; more than 1 only on a large GPU")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every run on GSM8K")
@@ -497,7 +509,8 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     study = Study(
         asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
-        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python, asked.choice_steps,
+        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python, tuple(asked.choices),
+        asked.choice_steps,
         asked.jobs, tuple(asked.set), tuple(asked.sft_set), tuple(asked.grpo_set),
     )  # fmt: skip
     if not asked.report:
