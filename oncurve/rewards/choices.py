@@ -51,7 +51,7 @@ _LEAD = re.compile(
     r"^(?:so|thus|hence|therefore|finally|it's|it is|it must be|(?:i'd|i would) say|then)(?![a-z])[,:]?\s*",
     re.IGNORECASE,
 )
-_REASON = re.compile(r"^\s*(?:[).:,;=。–—-]|$|\(|because\b|since\b|as\b|for\b|is\b)", re.IGNORECASE)
+_REASON = re.compile(r"^\s*(?:[).:,;=。–—-]|$|\(|because\b|since\b|as\b|for\b|is\b|only\b)", re.IGNORECASE)
 _MARKS = re.compile(r"\*\*|__|[`$\"“”'‘’「」]|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[{}\\]")
 
 

@@ -36,6 +36,7 @@ from oncurve.rewards.shapes import (
 )
 from oncurve.rewards.statements import (
     CHOICE,
+    is_doubted,
     is_hedged,
     is_prose,
     number_in_prose,
@@ -68,6 +69,7 @@ _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _CHOICES = re.compile(r"(?:[A-J]|[IVX]+) and (?:[A-J]|[IVX]+)")
+_ROUNDED = re.compile(r"(.+?)(?:\\approx|≈)\s*(-?\d{1,20})(\.\d{1,20})")
 _LETTER_IN_FORMULA = re.compile(r"[A-J]\s*['(+*/^_=<>-]|\([A-J]\)\s*[-+*/^_(]")
 _PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
 _CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
@@ -97,7 +99,17 @@ def equal_answers(candidate: str, gold: str, oracle: Oracle) -> bool:
     if len(candidate) > MAX_ANSWER_CHARACTERS or len(gold) > MAX_ANSWER_CHARACTERS:
         return candidate.strip() == gold.strip() != ""
     candidate, gold = without_integers(candidate, gold)
-    return _equal(tidy(stated(candidate, gold)), tidy(stated(gold, gold)), oracle)
+    return _equal(_without_rounded(tidy(stated(candidate, gold))), tidy(stated(gold, gold)), oracle)
+
+
+def _without_rounded(answer: str) -> str:
+    r"""An exact value without the decimal behind it that rounds it: ``\frac{1}{3}`` of ``\frac{1}{3} \approx 0.33``."""
+    match = _ROUNDED.fullmatch(answer)
+    exact = evaluate(match[1].strip()) if match else None
+    if match is None or exact is None:
+        return answer
+    is_rounding = abs(exact - Fraction(match[2] + match[3])) * 2 <= Fraction(1, 10 ** (len(match[3]) - 1))
+    return match[1].strip() if is_rounding else answer
 
 
 def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
@@ -175,7 +187,7 @@ def _equals_number(candidate: str, gold: Quantity, gold_text: str, oracle: Oracl
         quantity = number_in_prose(candidate)
         return quantity is not None and same_quantity(quantity, gold)
     if quantity is not None:
-        return same_quantity(quantity, gold)
+        return same_quantity(quantity, gold) and not is_doubted(candidate, gold_text)
     value = _right_hand_side(candidate)
     if value != candidate:
         return _equal(value, gold_text, oracle)

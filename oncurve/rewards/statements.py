@@ -12,11 +12,21 @@ from oncurve.rewards.units import read_unit
 
 CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_VERDICTS = ("yes", "no", "true", "false")
+_REASONED = re.compile(
+    r"(yes|no|true|false)\s*[,.;:]\s(?!.*(?<![a-z])(?:yes|no|true|false|but|or|maybe|perhaps|possibly|probably|unless|if"
+    r"|sometimes|depends|although|though|however)(?![a-z])).*",
+    re.DOTALL,
+)
 _ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
-_HEDGE = re.compile(
+_DOUBT = re.compile(
     r"(?<![a-zA-Z])(?:or|either|maybe|perhaps|possibly|probably|about|approximately|approx|around|roughly|nearly|almost"
-    r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess)(?![a-zA-Z])"
+    r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess|ish)(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+_HEDGE = re.compile(
+    rf"{_DOUBT.pattern}"
     r"|\\lor|\\vee|\\implies|\\Rightarrow|\\approx|\\sim(?![a-z])|~|≈|\?|\\[lcd]?dots|\.\.\.|…",
     re.IGNORECASE,
 )
@@ -128,15 +138,26 @@ def number_in_prose(answer: str) -> Quantity | None:
 def plain_words(answer: str) -> str | None:
     """The words of an answer that is nothing but words, in lower case; None for mathematics."""
     text = _TEXT.sub(r"\1", answer).strip()
-    if len(text) < 2 or not _WORDS.fullmatch(text) or (len(text) == 2 and "\\text" not in answer and text.islower()):
+    is_product = len(text) == 2 and "\\text" not in answer and text.islower() and text != "no"
+    if len(text) < 2 or is_product or not _WORDS.fullmatch(text):
         return None
     return text.casefold().rstrip(".")
 
 
 def same_words(candidate: str, gold: str) -> bool:
-    """Whether an answer is the words of the reference, without case, article and final stop."""
-    text = _TEXT.sub(r"\1", candidate).strip(" .").casefold()
+    """Whether an answer is the words of the reference, without case, article and final stop.
+
+    A "yes" or "no" may have its reason behind it.
+    """
+    text = _TEXT.sub(r"\1", candidate).strip(" .!").casefold()
+    if gold in _VERDICTS and (verdict := _REASONED.fullmatch(text)):
+        text = verdict[1]
     return text == gold or _ARTICLE.sub("", text) == _ARTICLE.sub("", gold)
+
+
+def is_doubted(candidate: str, gold: str) -> bool:
+    """The answer says in a word that it does not commit to its number, and the reference does not."""
+    return _DOUBT.search(candidate) is not None and _DOUBT.search(gold) is None
 
 
 def is_hedged(candidate: str, gold: str) -> bool:
