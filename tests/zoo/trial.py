@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from oncurve.policy.policy import TrainedPolicy
 
 LOGPROBS, GRADIENT = 3e-4, 1e-3
-"""Largest difference of a log-probability, and of the gradient as a part of its size, that is rounding. The most that was
-seen of a right model is 2.1e-4: Qwen3-Next with a LoRA adapter, on a processor with AVX-512 and no AMX."""
+"""Largest difference of a log-probability, and of the gradient as a part of its size, that is rounding.
+
+A right model has shown 2.1e-4: Qwen3-Next with a LoRA adapter, on a processor with AVX-512 and no AMX."""
 ROWS = ((3, 9), (9, 40), (20, 5), (45, 17))
 """Tokens of prompts and completions of the rows: they cross windows, the rope's original length and the indexer."""
 RIGHT = "right"
