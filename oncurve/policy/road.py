@@ -160,17 +160,17 @@ class _Subject:
         half, padding = len(ids) // 2, vars(self.model.config.get_text_config()).get("pad_token_id")
         if isinstance(padding, int) and 0 <= padding < ids.max():
             ids[1:3] = padding
+        rows = (ids[None], ids[None, :half])
         with torch.no_grad():
-            whole, near, part = (
-                from_logits(logits[0, :half], ids[1 : half + 1])[0]
-                for logits in (
-                    self.model(input_ids=ids[None], use_cache=False).logits,
-                    nudged(self.model, ids[None]),
-                    self.model(input_ids=ids[None, :half], use_cache=False).logits,
-                )
+            whole, part = (
+                from_logits(self.model(input_ids=row, use_cache=False).logits[0, :half], ids[1 : half + 1])[0]
+                for row in rows
             )
-        error = float((whole - part).abs().max())
-        if error > max(self.allowed, allowed(self.model, float((near - whole).abs().max()))):
+            error = float((whole - part).abs().max())
+            if error <= self.allowed:
+                return
+            near = from_logits(nudged(self.model, rows[0])[0, :half], ids[1 : half + 1])[0]
+        if error > allowed(self.model, float((near - whole).abs().max())):
             raise CheckpointError(
                 f"{type(self.model).__name__} is no causal language model: the log-probability of a token changes by "
                 f"{error:.2g} with the tokens behind it, so that nothing can be sampled from it token by token. A "

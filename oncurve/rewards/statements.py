@@ -12,7 +12,6 @@ from oncurve.rewards.units import read_unit
 
 CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_VERDICTS = ("yes", "no", "true", "false")
 _REASONED = re.compile(
     r"(yes|no|true|false)\s*[,.;:]\s(?!.*(?<![a-z])(?:yes|no|true|false|but|or|maybe|perhaps|possibly|probably|unless|if"
     r"|sometimes|depends|although|though|however)(?![a-z])).*",
@@ -150,7 +149,7 @@ def same_words(candidate: str, gold: str) -> bool:
     A "yes" or "no" may have its reason behind it.
     """
     text = _TEXT.sub(r"\1", candidate).strip(" .!").casefold()
-    if gold in _VERDICTS and (verdict := _REASONED.fullmatch(text)):
+    if verdict := _REASONED.fullmatch(text):
         text = verdict[1]
     return text == gold or _ARTICLE.sub("", text) == _ARTICLE.sub("", gold)
 
