@@ -69,6 +69,8 @@ class Study:
     vllm_python: Path | None
     choices: tuple[tuple[float, int], ...]
     """Learning rates and passes of the supervised stage of which one is chosen."""
+    grpo_choices: tuple[float, ...]
+    """Learning rates of GRPO of which one is chosen."""
     choice_steps: int
     """Steps of GRPO with each learning rate of which one is chosen."""
     jobs: int
@@ -208,7 +210,7 @@ def choose(study: Study) -> None:
 
     first = inner.side_by_side([partial(supervise, *choice) for choice in study.choices])
     best = max(first, key=lambda found: found["successes"])
-    second = inner.side_by_side([partial(reinforce, choice) for choice in GRPO_CHOICES])
+    second = inner.side_by_side([partial(reinforce, choice) for choice in study.grpo_choices])
     found = {"sft": {"best": best, "tried": first},
              "grpo": {"best": max(second, key=lambda found: found["successes"]), "tried": second}}  # fmt: skip
     write_json(study.folder / "chosen.json", {"rows": inner.rows, "grpo_steps": study.choice_steps, **found})
@@ -488,6 +490,7 @@ def main() -> None:
         "--choices", nargs="+", type=rate_and_passes, default=SUPERVISED_CHOICES, metavar="RATE:PASSES",
         help="of the supervised stage, for `choose`; one alone leaves only GRPO's rate to choose",
     )  # fmt: skip
+    parser.add_argument("--grpo-choices", nargs="+", type=float, default=GRPO_CHOICES, metavar="RATE", help="of GRPO")
     parser.add_argument("--choice-steps", type=int, default=50, help="of GRPO with each learning rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; more than 1 only on a large GPU")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every run on GSM8K")
@@ -510,8 +513,8 @@ def main() -> None:
     study = Study(
         asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
         asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python, tuple(asked.choices),
-        asked.choice_steps,
-        asked.jobs, tuple(asked.set), tuple(asked.sft_set), tuple(asked.grpo_set),
+        tuple(asked.grpo_choices), asked.choice_steps, asked.jobs, tuple(asked.set), tuple(asked.sft_set),
+        tuple(asked.grpo_set),
     )  # fmt: skip
     if not asked.report:
         fetch([MODEL], PLACE)
