@@ -14,15 +14,25 @@ from oncurve.observe.terminal import console, quiet_libraries
 def merge(
     adapter: Annotated[Path, typer.Argument(help="A run that trained a LoRA adapter, or an adapter folder.")],
     output: Annotated[Path, typer.Option(help="New folder for the merged model.")],
+    weight_type: Annotated[
+        str | None, typer.Option("--type", help="float32, bfloat16 or float16 (default: that of the base's files).")
+    ] = None,
 ) -> None:
-    """Merge a LoRA adapter into its base model.
+    """Merge a LoRA adapter into its base model, and say how much of it rounding takes.
 
     Example: `oncurve merge runs/demo/model --output runs/demo/merged`
     """
     quiet_libraries()
     from oncurve.run.publish import merge_with_card  # lazy
 
-    console().print(f"merged: {merge_with_card(adapter, output)}", highlight=False)
+    folder, share = merge_with_card(adapter, output, weight_type)
+    console().print(f"merged: {folder}", highlight=False)
+    if share:
+        console().print(
+            f"Rounding the weights to their type changes them by {share:.1%} of what the adapter adds; "
+            f"--type float32 keeps all of it",
+            highlight=False,
+        )
 
 
 def push(

@@ -31,6 +31,7 @@ from oncurve.errors import CheckpointError
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.observe.run_model import check_place
 from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
+from oncurve.policy.lora_merge import rounding_share
 
 log = logging.getLogger(__name__)
 
@@ -261,8 +262,11 @@ def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path)
     return folder
 
 
-def merge_adapter(adapter: Path, output: Path) -> Path:
-    """Write the base model of an adapter's folder with the adapter added to its weights.
+def merge_adapter(adapter: Path, output: Path, kind: torch.dtype | None = None) -> tuple[Path, float]:
+    """Write the base model of an adapter's folder with the adapter added to its weights; the folder, and the share of
+    the adapter that rounding took (``rounding_share``).
+
+    The weights are written in ``kind``, or in the type of the base's files.
 
     Raises CheckpointError if the folder holds no adapter, or if one of the two cannot be read or written.
     """
@@ -277,11 +281,11 @@ def merge_adapter(adapter: Path, output: Path) -> Path:
         )
     base, revision = base_of(adapter)
     model, _ = load_model(base, revision=revision)
-    kind = stored_type(base, revision)
-    merged = open_adapter(model, adapter).merge()
-    if kind is not None:
-        torch.nn.Module.to(merged, kind)
-    return save_model(merged, load_tokenizer(str(adapter))[1], output)
+    opened = open_adapter(model, adapter)
+    kind = kind or stored_type(base, revision) or model.dtype
+    share = rounding_share(opened.model, kind) if kind != model.dtype else 0.0
+    merged = torch.nn.Module.to(opened.merge(), kind)
+    return save_model(merged, load_tokenizer(str(adapter))[1], output), share
 
 
 def stored_type(name: str, revision: str | None = None) -> torch.dtype | None:

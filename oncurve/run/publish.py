@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from oncurve.errors import CheckpointError, ConfigError, DataError, listed
@@ -20,6 +21,7 @@ UPLOADED = (
     "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", CARD, "LICENSE*",
 )  # fmt: skip
 """Files of an ordinary model; everything else stays here."""
+WEIGHT_TYPES = ("float32", "bfloat16", "float16")
 LOADING = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,12 +62,17 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
     return folder / CARD
 
 
-def merge_with_card(adapter: Path, output: Path) -> Path:
-    """Merge an adapter into its base, with a card; the folder."""
+def merge_with_card(adapter: Path, output: Path, weight_type: str | None = None) -> tuple[Path, float]:
+    """Merge an adapter into its base, with a card; the folder, and the share of the adapter that rounding took.
+
+    Raises ConfigError for a type that is none of WEIGHT_TYPES, and what ``merge_adapter`` does.
+    """
+    if weight_type is not None and weight_type not in WEIGHT_TYPES:
+        raise ConfigError(f"--type {weight_type}: choose one of {', '.join(WEIGHT_TYPES)}")
     adapter = Path(resolve_model(str(adapter)))
-    folder = merge_adapter(adapter, output)
+    folder, share = merge_adapter(adapter, output, getattr(torch, weight_type) if weight_type else None)
     write_card(folder, name=folder.name, run=adapter.parent if (adapter.parent / "config.yaml").is_file() else None)
-    return folder
+    return folder, share
 
 
 def files_to_upload(folder: Path) -> list[Path]:

@@ -151,7 +151,7 @@ def test_an_adapter_and_the_model_that_it_is_merged_into_get_their_cards(
     (run / "model").rmdir()
     write_model(make_policy(model, adapter=adapter), run / "model")
     assert ModelCard.load(write_card(run / "model", name="run", run=run)).data.library_name == "peft"
-    card = ModelCard.load(merge_with_card(run / "model", tmp_path / "merged") / "README.md")
+    card = ModelCard.load(merge_with_card(run / "model", tmp_path / "merged")[0] / "README.md")
     assert card.data.library_name == "transformers"
     assert "base and trained on 3 held-out problems" in card.content
 

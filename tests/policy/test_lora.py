@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 
 from oncurve.batch import Batch
+from oncurve.cli.app import app
 from oncurve.data.collate import collate
 from oncurve.errors import CheckpointError, ConfigError
 from oncurve.policy.backend import make_adamw
@@ -171,11 +174,38 @@ def test_a_merged_adapter_is_an_ordinary_model(saved: tuple[Path, Tensor], tmp_p
     from transformers import AutoModelForCausalLM
 
     folder, expected = saved
-    merged = merge_adapter(folder, tmp_path / "merged")
+    merged, share = merge_adapter(folder, tmp_path / "merged")
+    assert share == 0.0
     assert not (merged / "adapter_config.json").exists()
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
     torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=0)
     assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+def test_merging_says_how_much_rounding_takes_and_float32_keeps_all(
+    tiny_model: MakeModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    base = save_model(tiny_model("llama").bfloat16(), tokenizer, tmp_path / "base")
+    adapter = stirred(add_adapter(load_model(str(base))[0], LoraSettings(rank=2, alpha=0.1), base=str(base)))
+    expected = logits(adapter.model)
+    save_model(adapter, tokenizer, tmp_path / "adapter")
+
+    def merge(name: str, *options: str) -> tuple[dict[str, Tensor], str]:
+        words = ["merge", str(tmp_path / "adapter"), "--output", str(tmp_path / name), *options]
+        said = CliRunner().invoke(app, words, catch_exceptions=False).output
+        return load_file(tmp_path / name / "model.safetensors"), said
+
+    rounded, whole = merge("rounded"), merge("whole", "--type", "float32")
+    first, errors, changes = load_file(base / "model.safetensors"), 0.0, 0.0
+    for name, weight in whole[0].items():
+        assert (weight.dtype, rounded[0][name].dtype) == (torch.float32, torch.bfloat16)
+        errors += float((rounded[0][name].double() - weight.double()).square().sum())
+        changes += float((weight.double() - first[name].double()).square().sum())
+    assert f"changes them by {(errors / changes) ** 0.5:.1%} of what the adapter adds" in " ".join(rounded[1].split())
+    assert "Rounding" not in whole[1]
+    torch.testing.assert_close(logits(load_model(str(tmp_path / "whole"))[0]), expected, atol=1e-5, rtol=0)
+    with pytest.raises(ConfigError, match="choose one of float32, bfloat16, float16"):
+        merge("other", "--type", "int8")
 
 
 def test_a_folder_that_is_no_adapter_is_named(
