@@ -298,18 +298,21 @@ def steps_done(run: Path) -> int:
 
 
 def texts(study: Study) -> None:
-    """Greedy texts of the trained folder and of a merged adapter on 50 questions, by each engine."""
+    """Greedy texts on 50 questions, by each engine: of the trained folder if there is one, of an adapter, and of its
+    merger in the type of its base and in float32."""
     trained = study.folder / "runs" / "sums-0" / "model"
     few = (f"model={study.model}", "policy.lora.rank=16", "optimizer.learning_rate=1e-4", "run.steps=5", *QUIET)
     adapter = study.run("train", SUMS, "adapter", *few, "evaluation.every_steps=0") / "model"
-    merged = study.folder / "merged"
-    if not (merged / "model.safetensors").exists():
-        shutil.rmtree(merged, ignore_errors=True)
-        study.oncurve("merge", adapter, "--output", merged)
+    models = {"adapter": adapter} | ({"trained": trained} if trained.exists() else {})
+    for name, options in (("merged", ()), ("merged32", ("--type", "float32"))):
+        models[name] = study.folder / name
+        if not (models[name] / "model.safetensors").exists():
+            shutil.rmtree(models[name], ignore_errors=True)
+            study.oncurve("merge", adapter, "--output", models[name], *options)
     place = study.folder / "texts"
     place.mkdir(exist_ok=True)
     asked = ("evaluation.num_prompts=50", "rollouts.max_completion_tokens=32", "policy.compute_type=float32")
-    for name, model in (("trained", trained), ("adapter", adapter), ("merged", merged)):
+    for name, model in models.items():
         own = place / f"{name}-oncurve"
         if not evaluation_of(own).exists():
             study.oncurve("evaluate", SUMS, *asked, "--model", model, "--output", own)
@@ -422,9 +425,10 @@ def same_texts(place: Path) -> dict[str, str] | None:
 
 def onto(old: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """A report with what an older one has and this one lacks."""
-    parts = ("runs", "gsm8k", "differences")
+    parts = ("runs", "gsm8k", "differences", "same_texts")
     kept = {**old, **{key: value for key, value in found.items() if value}}
-    kept |= {key: {**old.get(key, {}), **found[key]} for key in parts}
+    kept |= {key: {**(old.get(key) or {}), **(found[key] or {})} for key in parts}
+    kept["made_by_before"] = [*old.get("made_by_before", []), old["made_by"]]
     there = {*kept["runs"], *kept["gsm8k"], *(("alone",) if kept["kills"] else ())}
     return {**kept, "not_run": [name for name in found["not_run"] if name not in there]}
 
