@@ -69,6 +69,7 @@ _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _CHOICES = re.compile(r"(?:[A-J]|[IVX]+) and (?:[A-J]|[IVX]+)")
+_VECTOR = re.compile(r"^\\langle((?:(?!\\[lr]angle).)*,(?:(?!\\[lr]angle).)*)\\rangle\s*$")
 _ROUNDED = re.compile(r"(.+?)(?:\\approx|≈)\s*(-?\d{1,20})(\.\d{1,20})")
 _LETTER_IN_FORMULA = re.compile(r"[A-J]\s*['(+*/^_=<>-]|\([A-J]\)\s*[-+*/^_(]")
 _PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
@@ -118,6 +119,8 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
     if compact(candidate) == compact(gold):
         return True
     candidate, gold = as_region(candidate), as_region(gold)
+    if _VECTOR.fullmatch(gold) or r"\begin" in gold:  # a point is no vector, but a vector may be written as one
+        candidate, gold = _VECTOR.sub(r"(\1)", candidate), _VECTOR.sub(r"(\1)", gold)
     is_same_time = same_time(candidate, gold)
     if is_same_time is not None:
         return is_same_time
@@ -252,8 +255,8 @@ def _equal_structures(candidate: str, gold: str, oracle: Oracle) -> bool:
 
 def _without_names(candidate: str, gold: str) -> tuple[str, str]:
     """Both without a name that only one gives its value; an answer that is an equation beside a value is no answer."""
-    if joins(candidate) and not joins(gold):
-        candidate = with_commas(candidate)
+    if joins(candidate):
+        candidate, gold = with_commas(candidate), with_commas(gold) if joins(gold) else gold
     if not _EQUATION.search(gold) and r"\in" not in gold:
         candidate = _right_hand_side(candidate)
         if _EQUATION.search(candidate) and len(split_top(candidate)) == 1:

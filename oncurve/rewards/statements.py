@@ -46,6 +46,9 @@ _INTEGERS = re.compile(
     r"(?:(?:\\in(?![a-zA-Z])|∈)\s*(?:\\mathbb\s*\{?\s*Z\s*\}?|\\Z|ℤ|Z)|(?:\\text\s*\{\s*)?is an(?:y)? integer\s*\}?))"
     r"\s*\$?\s*\)?\.?\s*$"
 )
+_NO_LIMIT = re.compile(r"dne|(?:the |this )?(?:limit )?(?:does not|doesn['’]t) exist|no limit")
+_SHORT_WORDS = frozenset(("go", "in", "no", "on", "up"))
+"""Answers of two letters that are words and no products of two variables."""
 MAX_REFERENCE_WORDS = 12
 """A reference with more words around its mathematics is a whole solution, whose answer nobody marked."""
 
@@ -137,10 +140,14 @@ def number_in_prose(answer: str) -> Quantity | None:
 def plain_words(answer: str) -> str | None:
     """The words of an answer that is nothing but words, in lower case; None for mathematics."""
     text = _TEXT.sub(r"\1", answer).strip()
-    is_product = len(text) == 2 and "\\text" not in answer and text.islower() and text != "no"
+    is_product = len(text) == 2 and "\\text" not in answer and text.islower() and text not in _SHORT_WORDS
     if len(text) < 2 or is_product or not _WORDS.fullmatch(text):
         return None
-    return text.casefold().rstrip(".")
+    return _same_phrase(text.casefold().rstrip("."))
+
+
+def _same_phrase(words: str) -> str:
+    return "does not exist" if _NO_LIMIT.fullmatch(words) else words
 
 
 def same_words(candidate: str, gold: str) -> bool:
@@ -151,6 +158,7 @@ def same_words(candidate: str, gold: str) -> bool:
     text = _TEXT.sub(r"\1", candidate).strip(" .!").casefold()
     if verdict := _REASONED.fullmatch(text):
         text = verdict[1]
+    text = _same_phrase(text)
     return text == gold or _ARTICLE.sub("", text) == _ARTICLE.sub("", gold)
 
 
