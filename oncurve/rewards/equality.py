@@ -118,9 +118,7 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
         return False
     if compact(candidate) == compact(gold):
         return True
-    candidate, gold = as_region(candidate), as_region(gold)
-    if _VECTOR.fullmatch(gold) or r"\begin" in gold:  # a point is no vector, but a vector may be written as one
-        candidate, gold = _VECTOR.sub(r"(\1)", candidate), _VECTOR.sub(r"(\1)", gold)
+    candidate, gold = _as_tuples(as_region(candidate), as_region(gold))
     is_same_time = same_time(candidate, gold)
     if is_same_time is not None:
         return is_same_time
@@ -143,6 +141,13 @@ def _equal(candidate: str, gold: str, oracle: Oracle) -> bool:
     if is_hedged(candidate, gold):
         return False
     return _equal_structures(candidate, gold, oracle)
+
+
+def _as_tuples(candidate: str, gold: str) -> tuple[str, str]:
+    """Both with vectors in round brackets, if the reference is a vector; a point is none."""
+    if _VECTOR.fullmatch(gold) or r"\begin" in gold:
+        return _VECTOR.sub(r"(\1)", candidate), _VECTOR.sub(r"(\1)", gold)
+    return candidate, gold
 
 
 def _same_shape(candidate: str, gold: str, oracle: Oracle) -> bool | None:
