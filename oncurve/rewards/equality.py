@@ -70,6 +70,7 @@ _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _CHOICES = re.compile(r"(?:[A-J]|[IVX]+) and (?:[A-J]|[IVX]+)")
 _VECTOR = re.compile(r"^\\langle((?:(?!\\[lr]angle).)*,(?:(?!\\[lr]angle).)*)\\rangle\s*$")
+_ANGLE = re.compile(r"\\angle\s*\{?\s*([A-Z]{3})\s*\}?")
 _ROUNDED = re.compile(r"(.+?)(?:\\approx|≈)\s*(-?\d{1,20})(\.\d{1,20})")
 _LETTER_IN_FORMULA = re.compile(r"[A-J]\s*['(+*/^_=<>-]|\([A-J]\)\s*[-+*/^_(]")
 _PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
@@ -151,7 +152,11 @@ def _as_tuples(candidate: str, gold: str) -> tuple[str, str]:
 
 
 def _same_shape(candidate: str, gold: str, oracle: Oracle) -> bool | None:
-    """Dates, ranges and amounts in several units, compared member by member; None if the reference is none of them."""
+    """Angles, dates, ranges and amounts in several units, compared member by member; None if the reference is none of
+    them."""
+    if (angle := _ANGLE.fullmatch(gold)) is not None:
+        found = _ANGLE.fullmatch(candidate)
+        return found is not None and found[1] in (angle[1], angle[1][::-1])
     if (date := read_date(gold)) is not None:
         return read_date(candidate) == date
     if (matrix := read_matrix(gold)) is not None and r"\begin" not in candidate:

@@ -21,7 +21,7 @@ UPLOADED = (
     "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja", CARD, "LICENSE*",
 )  # fmt: skip
 """Files of an ordinary model; everything else stays here."""
-WEIGHT_TYPES = ("float32", "bfloat16", "float16")
+WEIGHT_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOADING = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,7 +70,7 @@ def merge_with_card(adapter: Path, output: Path, weight_type: str | None = None)
     if weight_type is not None and weight_type not in WEIGHT_TYPES:
         raise ConfigError(f"--type {weight_type}: choose one of {', '.join(WEIGHT_TYPES)}")
     adapter = Path(resolve_model(str(adapter)))
-    folder, share = merge_adapter(adapter, output, getattr(torch, weight_type) if weight_type else None)
+    folder, share = merge_adapter(adapter, output, WEIGHT_TYPES[weight_type] if weight_type else None)
     write_card(folder, name=folder.name, run=adapter.parent if (adapter.parent / "config.yaml").is_file() else None)
     return folder, share
 
