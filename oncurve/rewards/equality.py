@@ -72,7 +72,10 @@ _CHOICES = re.compile(r"(?:[A-J]|[IVX]+) and (?:[A-J]|[IVX]+)")
 _VECTOR = re.compile(r"^\\langle((?:(?!\\[lr]angle).)*,(?:(?!\\[lr]angle).)*)\\rangle\s*$")
 _ANGLE = re.compile(r"\\angle\s*\{?\s*([A-Z]{3})\s*\}?")
 _ROUNDED = re.compile(r"(.+?)(?:\\approx|≈)\s*(-?\d{1,20})(\.\d{1,20})")
-_LETTER_IN_FORMULA = re.compile(r"[A-J]\s*['(+*/^_=<>-]|\([A-J]\)\s*[-+*/^_(]")
+_LETTER_IN_FORMULA = re.compile(
+    r"[A-Ja-j]\s*(?:['+*/^_=<>]|-(?!\s.*[a-zA-Z]{2})|\((?!.*[a-zA-Z]{2}))|\([A-J]\)\s*[-+*/^_(]"
+)
+"""A dash or a bracket with words behind it is a remark on the letter."""
 _PERIODIC = re.compile(r"\(|\.\.\.|…|\\(?:overline|bar|dot|[lcd]?dots)(?![a-z])")
 _CLOCK = re.compile(r"\d{1,2}:[0-5]\d")
 _POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^\s*(?:\{\s*(\d{1,6})\s*\}|(\d))")

@@ -77,6 +77,8 @@ _SAME = (  # patterns and what they are the same as
     (r"\{([^{}]*?)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"^\\text\s*\{\s*[bB]oth\s+([^{}]*\sand\s[^{}]*)\}$|^[bB]oth\s+(?=\S.*\sand\s)", r"\1"),
     (r"^(?:minus|negative)\s+(?=\d)", "-"),
+    (r"^(\d+(?:\.\d+)?\b[^\d]{0,20}?)\s+below zero$", r"-\1"),
+    (r"^(\d+(?:\.\d+)?)\s+(?:(squared)|cubed)$", lambda match: f"{match[1]}^{2 if match[2] else 3}"),
     (r"^half an?\s+(?=[a-z]+$)", r"\\frac{1}{2} "),
 )  # fmt: skip
 _SAME_COMPILED = tuple((re.compile(pattern), same) for pattern, same in _SAME)

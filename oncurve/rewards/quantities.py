@@ -56,13 +56,17 @@ _UNIT_BEGINS = re.compile(r"\s|\\(?:text|Omega|%|\$|frac\{\\text)|\^\{\\circ\}|[
 _FACTORS = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
+_FIGURES_AND_WORDS = re.compile(
+    rf"(?P<figures>\d+(?:,\d{{3}})*(?:\.\d+)?)\s*(?P<factor>{'|'.join(_FACTORS)})?\s+and\s+"
+    r"(?P<words>[a-z][a-z -]*[a-z])"
+)
 _ONES = re.split(
     " ",
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen",
 )
 _TENS = re.split(" ", "twenty thirty forty fifty sixty seventy eighty ninety")
-_WORD_VALUES = {word: value for value, word in enumerate(_ONES)} | {
+NUMBER_WORDS = {word: value for value, word in enumerate(_ONES)} | {
     word: 20 + 10 * place for place, word in enumerate(_TENS)
 }
 _PARTS = {
@@ -120,6 +124,8 @@ def read_quantity(answer: str) -> Quantity | None:
         words, _, last = answer.rpartition(" ")
         value, unit = number_in_words(words), read_unit(f" {last}")
         return Quantity(value, unit) if value is not None and unit and not unit.label else None
+    if (mixed := _FIGURES_AND_WORDS.fullmatch(answer)) is not None:
+        return _read_mixed(mixed)
     match = _NUMBER.fullmatch(_ORDINAL.sub("", answer))
     value = _value(match) if match else None
     if match is None or value is None:
@@ -132,6 +138,19 @@ def read_quantity(answer: str) -> Quantity | None:
     if currency and all(power < 0 for _, power in unit.dimensions):
         unit = Unit(tuple(sorted(((currency, 1), *unit.dimensions))), unit.factor, unit.label)
     return Quantity(value * factor, unit)
+
+
+def _read_mixed(match: re.Match[str]) -> Quantity | None:
+    """A number in figures and words: ``5 and a half hours``, ``2 hundred and five``; None for two numbers."""
+    first, factor, unit = _decimal(match["figures"]), _FACTORS.get(match["factor"] or "", 1), NO_UNIT
+    words = match["words"]
+    second = number_in_words(words)
+    if second is None:
+        words, _, last = words.rpartition(" ")
+        second, unit = number_in_words(words), read_unit(f" {last}") or NO_UNIT
+    if second is None or not (second < 1 or second < factor):
+        return None
+    return Quantity(first * factor + second, unit)
 
 
 def _read_based(match: re.Match[str]) -> Quantity | None:
@@ -192,8 +211,8 @@ def _cardinal(words: list[str]) -> Fraction | None:
     for place, word in enumerate(words):
         if word == "and" and 0 < place < len(words) - 1 and words[place - 1] in _FACTORS:
             continue
-        if word in _WORD_VALUES and _WORD_VALUES[word] < last:
-            value = _WORD_VALUES[word]
+        if word in NUMBER_WORDS and NUMBER_WORDS[word] < last:
+            value = NUMBER_WORDS[word]
             below_thousand += value
             last = 10 if value >= 20 else 0
         elif word == "hundred" and 0 < below_thousand < 10:

@@ -6,7 +6,7 @@ import re
 
 from oncurve.rewards.answers import after_hash, last_boxed
 from oncurve.rewards.latex import formulas, split_top, tidy
-from oncurve.rewards.quantities import MAX_NUMBER_CHARACTERS, Quantity, number_in_words, read_quantity
+from oncurve.rewards.quantities import MAX_NUMBER_CHARACTERS, NUMBER_WORDS, Quantity, number_in_words, read_quantity
 from oncurve.rewards.shapes import joins, with_commas
 from oncurve.rewards.units import read_unit
 
@@ -21,7 +21,8 @@ _ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
 _DOUBT = re.compile(
     r"(?<![a-zA-Z])(?:or|either|maybe|perhaps|possibly|probably|about|approximately|approx|around|roughly|nearly|almost"
-    r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess|ish)(?![a-zA-Z])",
+    r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess|ish"
+    r"|(?<!add )(?<!adds )(?<!sum )(?<!sums )up to)(?![a-zA-Z])",
     re.IGNORECASE,
 )
 _HEDGE = re.compile(
@@ -34,6 +35,16 @@ _MATHEMATICS = re.compile(r"\\(?!\$|%|text)|[\^_{}]")
 _NUMBER_IN_PROSE = re.compile(
     r"(?<![\w.])[-+]?\\?[$€£]?-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?<=\d)(?:/\d+)?(?:\s?\\?%)?"
 )
+_COMPUTES = re.compile(
+    r"(?<![a-z])(?:twice|thrice|double|triple|times|minus|negative|plus|(?:half|third|quarter|fourth|root|square|cube"
+    r"|reciprocal|opposite|negation|logarithm)(?: of)?)(?: the)?(?: number)?\s*$",
+    re.IGNORECASE,
+)
+"""Words before a number that make another one of it."""
+_COMPUTED = re.compile(
+    rf"\s*[-+*/^!(\[]|[a-zA-Z]|\s+(?:squared|cubed|factorial|and (?:{'|'.join(NUMBER_WORDS)}))(?![a-z])"
+)
+"""The same behind a number, or a number in words that is added to it."""
 _RESTATED = re.compile(r"(.*\S)\s*\(\s*([a-zA-Z -]+)\s*\)", re.DOTALL)
 _SENTENCE = re.compile(r"[.;:]\s+[A-Z]|\n")
 _LEAD = re.compile(
@@ -129,9 +140,9 @@ def number_in_prose(answer: str) -> Quantity | None:
     if len(numbers) != 1 or any(sign.isdigit() for sign in _NUMBER_IN_PROSE.sub("", answer)):
         return None
     before, number, after = answer[: numbers[0].start()], numbers[0].group().strip(), answer[numbers[0].end() :]
-    if re.search(r"[-a-zA-Z*/+^(]$|[-*/+^(]\s$", before.removesuffix("**")):
+    if re.search(r"[-a-zA-Z*/+^(]$|[-*/+^(]\s$", before.removesuffix("**")) or _COMPUTES.search(before):
         return None
-    if re.match(r"\s*[-+*/^!(\[]|[a-zA-Z]", after.removeprefix("**")):
+    if _COMPUTED.match(after.removeprefix("**")):
         return None
     unit = re.match(r"\s*[a-zA-Z]*", after)
     return read_quantity(number + (unit.group() if unit else "")) or read_quantity(number)

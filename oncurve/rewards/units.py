@@ -95,7 +95,7 @@ _NOT_UNITS = frozenset(
         " ",
         "and are but by either equals for from if is let maybe minus mod nor not or plus than then times to undefined "
         "unless up versus vs when where with sin cos tan cot csc log ln exp sqrt pi arcsin arccos arctan max since "
-        "because infinity more less one two three four five six seven eight nine ten eleven twelve zero half",
+        "because infinity factorial more less one two three four five six seven eight nine ten eleven twelve zero half",
     )
 )
 _FILLERS = frozenset(
