@@ -46,10 +46,34 @@ _MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*=?>\s+", re.MULTILINE)
 _DOUBTED = re.compile(
     r"(?:(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是"
     r"|\b(?:about|approximately|around|roughly|nearly|almost|perhaps|maybe|probably|possibly|more than"
-    r"|less than))"
+    r"|less than|(?:could|might|may) be))"
     r"[\s:$]*$",
     re.IGNORECASE,
 )
+_STATED = re.compile(
+    r"(?<![a-z])answer(?:\s+(?:to|of|for)\s[^.:\n]{1,60}?)?\s*(?:\*\*)?"
+    r"(?::|(?:is|would be|must be|should be|=)(?![a-z]):?)(?:\*\*)?\s*(?P<said>\S[^\n]*)",
+    re.IGNORECASE,
+)
+_CLAUSE_ENDS = re.compile(r"(?<=[^\s.])[.!](?=\s|$)|\s\((?=[a-zA-Z]{2})|,?\s(?:because|since|as|where|which|so that)\s")
+_REVISED = re.compile(
+    r"(?<![a-z])(?:wait|no|not|actually|correct(?:ion|ing|ed)?|sorry|instead|wrong|incorrect|mistake|error|but|or"
+    r"|however|should|hmm|oops|re-?check(?:ed|ing)?|alternatively|rather|except|unless|final)(?![a-z])|\?",
+    re.IGNORECASE,
+)
+"""Words behind a stated answer after which another one may count."""
+_NEXT_TURN = re.compile(r"^[ \t]*(?:human|user)\s*:.*", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+_PLACE_NAMES = frozenset(
+    re.split(" ", "step equation eq eq. part figure line case method section table page example note")
+)
+"""Words whose number names a place in the text."""
+_SAYS_NOTHING = re.compile(
+    r"(?:the |as |given |shown |found |stated )*(?:above|below|clear|obvious|simple|correct|right|wrong|follows|this"
+    r"|that|it|same|unknown)",
+    re.IGNORECASE,
+)
+MAX_ANSWER_WORDS = 6
+"""Words without a number that may be an answer where no place is asked for."""
 _REFUSED = re.compile(r"(?:,|\s+and|,\s+and)\s+not\s+[-$\\\d.,/]+\W*$")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 _FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan)|ln|log|exp|sqrt|pi|mod")
@@ -141,6 +165,30 @@ def last_expression(text: str) -> str | None:
     return ", ".join(listed)
 
 
+def stated_answer(text: str) -> str | None:
+    """The expression, or the few words, of the last "the answer is ..." or "Answer: ..."; None if there is none, or if
+    what stands behind it may take it back.
+
+    >>> [stated_answer(text) for text in ("The answer is 12. (Check: 12 - 7 = 5.)", "Answer: 12. No, it is 13.")]
+    ['12', None]
+    """
+    text = text[-MAX_CLAUSE_CHARACTERS:]
+    found = list(_STATED.finditer(text))
+    if not found:
+        return None
+    said = found[-1]["said"]
+    end = _CLAUSE_ENDS.search(said)
+    clause = said[: end.start()] if end else said
+    behind = text[found[-1].start("said") + len(clause) :]
+    if _REVISED.search(behind):
+        return None
+    if re.search(r"\d|[$\\]", clause):
+        return last_expression(clause)
+    words = _MARKUP.sub("", clause).strip(" .,:;\"'")
+    is_answer = words and len(words.split()) <= MAX_ANSWER_WORDS and not re.search(r"\d", behind)
+    return words if is_answer and not _SAYS_NOTHING.fullmatch(words) else None
+
+
 def _is_doubted(before: str, after: str) -> bool:
     """An expression is denied, rounded or asked by what stands directly around it."""
     return _DOUBTED.search(before[-40:]) is not None or after.lstrip().startswith("?")
@@ -157,13 +205,21 @@ def _last_run(text: str) -> str | None:
     """The words around the last number that are mathematics."""
     for line in reversed(text.splitlines()):
         words = line.split()
-        last = next((place for place in range(len(words) - 1, -1, -1) if re.search(r"\d", words[place])), None)
+        last = next((place for place in range(len(words) - 1, -1, -1) if _has_number(words, place)), None)
         if last is not None:
             is_share = re.search(
                 r"\d (?:in|out of|of)$", " ".join(words[max(last - 3, 0) : last])
             )  # 1 in 4, 5 out of 9
             return _amount_or_date(words, last) or (None if is_share else _run(words, last))
     return None
+
+
+def _has_number(words: list[str], place: int) -> bool:
+    """A word has a digit that numbers no step or equation."""
+    named = place > 0 and words[place - 1].lower().lstrip("(") in _PLACE_NAMES
+    return re.search(r"\d", words[place]) is not None and not (
+        named and re.fullmatch(r"\(?\d+\)?[.:,)]*", words[place])
+    )
 
 
 def _amount_or_date(words: list[str], place: int) -> str | None:
@@ -275,6 +331,8 @@ def marked_answer(text: str) -> str | None:
 
 
 def _any_answer(text: str) -> str | None:
+    text = turn if (turn := _NEXT_TURN.sub("", text)).strip() else text
     lines = text.strip().splitlines()
     is_marked = bool(lines) and _HASH.match(lines[-1].lstrip()) is not None  # else it is a heading
-    return answer_tag(text) or last_boxed(text) or (after_hash(text) if is_marked else None) or last_expression(text)
+    marked = answer_tag(text) or last_boxed(text) or (after_hash(text) if is_marked else None)
+    return marked or stated_answer(text) or last_expression(text)
