@@ -12,16 +12,19 @@ LETTERS = "ABCDEFGHIJ"
 _NOUN = r"answer|choice|option|antwort|lösung|respuesta|réponse|reponse|risposta|resposta|答案|答え|정답|ответ"
 _VERB = r"(?:is|would be|must be|should be|has to be|ist|lautet|es|est|è|é)(?![a-z])|[是为為:：=-]"
 _STATED = re.compile(
-    rf"(?:{_NOUN})\W{{0,8}}?\s*(?:{_VERB})[:\s]*(?:(?:therefore|thus|then|clearly|indeed)[,\s]+)?"
+    rf"(?:{_NOUN})(?:\s+(?:correct[ae]|corretta|finale?))?\W{{0,8}}?\s*(?:{_VERB})[:\s]*(?:(?:therefore|thus|then|clearly|indeed)[,\s]+)?"
     rf"(?:not (?:option |choice )?\(?[A-J]\)?,? but )?"
     rf"(?:the\s+)?(?:option|choice|letter|answer)?\s*(?:{_VERB})?\s*(?P<rest>.*)"
     r"|(?<![a-z])(?:option|choice|pick|choose|select|go with|chose)\s+(?:option\s+|choice\s+|answer\s+)?"
-    r"(?P<picked>\(?[A-J]\)?(?![a-zA-Z]).*)",
+    r"(?P<picked>\(?[A-J]\)?(?![a-zA-Z]).*)"
+    r"|(?<![a-z])(?:it['’]?s|it is|it (?:has to|must) be|so|going with|opt for)\s+(?P<last>\(?(?-i:[A-H])\)?[.!]?\s*$)"
+    r"|(?<!不)选择?\s*(?P<chosen>[A-J](?![a-zA-Z]).*)",
     re.IGNORECASE,
 )
 _IS_RIGHT = re.compile(
     r"(?:^|[,.:;]\s*|\s)(?:option |choice )?(?P<letter>\([A-J]\)|[A-J]) is (?:the )?"
     r"(?:correct|right|true|best|answer)(?: (?:one|answer|choice|option))?\s*[.!]?$"
+    r"|(?:^|[,.:;]\s*)[Oo]nly (?P<only>\([A-J]\)|[A-J]) (?:fits|works|matches|remains)(?: best)?\s*[.!]?$"
 )
 _LETTER = re.compile(
     r"(?:option|choice|answer)?\s*:?\s*"
@@ -70,10 +73,10 @@ def chosen_letter(text: str) -> str | None:
     for place in range(len(lines) - 1, -1, -1):
         stated = list(_STATED.finditer(lines[place]))
         if stated:
-            rest = (stated[-1]["rest"] or stated[-1]["picked"] or "").strip()
+            rest = next((part for part in stated[-1].groups() if part), "").strip()
             return _one_letter(rest if rest or place + 1 == len(lines) else lines[place + 1])
         if right := _IS_RIGHT.search(lines[place]):
-            return right["letter"].strip("()")
+            return (right["letter"] or right["only"]).strip("()")
     return _one_letter(_LEAD.sub("", lines[-1])) if lines else None
 
 
