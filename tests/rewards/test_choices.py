@@ -44,7 +44,7 @@ FORMS = [
     ("B is not correct", None),
     ("B is incorrect.", None),
     ("The answer cannot be B", None),
-    ("The answer isn't B, it's A", None),
+    ("The answer isn't B, it's A", "A"),
     ("Neither A nor B", None),
     ("Answer: A\nThe value is \\boxed{12}", "A"),
     ("The answer is A.\n\\boxed{A or B}", None),
