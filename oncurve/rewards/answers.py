@@ -55,10 +55,13 @@ _STATED = re.compile(
     r"(?::|(?:is|would be|must be|should be|=)(?![a-z]):?)(?:\*\*)?\s*(?P<said>\S[^\n]*)",
     re.IGNORECASE,
 )
-_CLAUSE_ENDS = re.compile(r"(?<=[^\s.])[.!](?=\s|$)|\s\((?=[a-zA-Z]{2})|,?\s(?:because|since|as|where|which|so that)\s")
+_CLAUSE_ENDS = re.compile(
+    r"(?<=[^\s.])\.(?=\s|$)|(?<=[a-zA-Z])!(?=\s|$)|\s\((?=[a-zA-Z]{2})|,?\s(?:because|since|as|where|which|so that)\s"
+)
 _REVISED = re.compile(
-    r"(?<![a-z])(?:wait|no|not|actually|correct(?:ion|ing|ed)?|sorry|instead|wrong|incorrect|mistake|error|but|or"
-    r"|however|should|hmm|oops|re-?check(?:ed|ing)?|alternatively|rather|except|unless|final)(?![a-z])|\?",
+    r"(?<![a-z])(?:wait|no|not|actually|correct(?:ion|ing|ed)|sorry|instead|wrong|incorrect|mistake|error|but|or"
+    r"|however|should|hmm|oops|re-?check(?:ed|ing)?|alternatively|rather|except|unless|final|cannot)(?![a-z])"
+    r"|n['’]t(?![a-z])|\?",
     re.IGNORECASE,
 )
 """Words behind a stated answer after which another one may count."""
@@ -72,6 +75,8 @@ _SAYS_NOTHING = re.compile(
     r"|that|it|same|unknown)",
     re.IGNORECASE,
 )
+_NO_PROSE = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+(?:\{[a-z]+\})?")
+"""Commands of LaTeX, with their words."""
 MAX_ANSWER_WORDS = 6
 """Words without a number that may be an answer where no place is asked for."""
 _REFUSED = re.compile(r"(?:,|\s+and|,\s+and)\s+not\s+[-$\\\d.,/]+\W*$")
@@ -159,7 +164,7 @@ def last_expression(text: str) -> str | None:
     unit = re.match(r"\s*(?:\\?%|" + _MULTIPLIER.pattern + r")", behind, re.I)
     listed = [formula[2] + (f" {unit.group().strip()}" if unit else "")]
     for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
-        if not _BETWEEN_BOXES.fullmatch(text[left[1] : right[0]]):
+        if not _BETWEEN_BOXES.fullmatch(text[left[1] : right[0]]) or _is_doubted(text[: left[0]], ""):
             break
         listed.insert(0, left[2])
     return ", ".join(listed)
@@ -183,7 +188,9 @@ def stated_answer(text: str) -> str | None:
     if _REVISED.search(behind):
         return None
     if re.search(r"\d|[$\\]", clause):
-        return last_expression(clause)
+        plain = _MARKUP.sub("", clause).strip().rstrip(" .")
+        is_formula = not _WORD.search(_NO_PROSE.sub("", plain)) and "$" not in plain and not _is_computation(plain)
+        return plain if is_formula else last_expression(clause)
     words = _MARKUP.sub("", clause).strip(" .,:;\"'")
     is_answer = words and len(words.split()) <= MAX_ANSWER_WORDS and not re.search(r"\d", behind)
     return words if is_answer and not _SAYS_NOTHING.fullmatch(words) else None
@@ -196,6 +203,7 @@ def _is_doubted(before: str, after: str) -> bool:
 
 def _is_computation(expression: str) -> bool:
     """Arithmetic of numbers alone, with a sign between two of them and no result."""
+    expression = re.sub(r"(?<=\d)\s*\\[dt]?frac\s*(?:\d\d|\{\d+\}\s*\{\d+\})", "", expression)  # mixed numbers
     plain = re.sub(r"\\(?:frac|[dt]frac|cdot|times|div|left|right)(?![a-zA-Z])", " * ", expression)
     has_result = re.search(r"[=a-zA-Z\\<>:]", plain) is not None
     return not has_result and re.search(r"[\d)}]\s*(?:[+×·÷]|\s-\s|\s/\s|\s?\*)\s*[-(\d.{*]", plain) is not None

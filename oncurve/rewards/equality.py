@@ -232,6 +232,8 @@ def _right_hand_side(answer: str) -> str:
         return sides[-1].strip()
     if len(sides) == 2 and _VARIABLE.fullmatch(sides[1].strip()):  # 5 = x
         return sides[0].strip()
+    if len(sides) > 2 and not set(_VARIABLE.findall(sides[-1])) - {"i", "e"}:  # a chain that ends in a value
+        return sides[-1].strip()
     if is_named or _NAME.fullmatch(sides[0]) or not any(_VARIABLE.search(side) for side in sides[:-1]):
         return sides[-1].strip()
     return answer

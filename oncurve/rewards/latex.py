@@ -143,7 +143,8 @@ def formulas(text: str) -> list[tuple[int, int, str]]:
     found, place = [], 0
     while (match := _FORMULA.search(text, place)) is not None:
         content = next(group for group in match.groups() if group is not None)
-        is_money = match[2] is not None and content[0].isdigit() and _PLAIN_WORD.search(content) is not None
+        around = re.sub(r"\\text\s*\{[^{}]*\}", "", content)
+        is_money = match[2] is not None and content[0].isdigit() and _PLAIN_WORD.search(around) is not None
         place = match.start() + 1 if is_money else match.end()
         if not is_money:
             found.append((match.start(), match.end(), content.strip()))
