@@ -65,6 +65,8 @@ _REVISED = re.compile(
     re.IGNORECASE,
 )
 """Words behind a stated answer after which another one may count."""
+_ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
+"""The calculator's part of GSM8K's solutions: ``3+4=<<3+4=7>>7``."""
 _NEXT_TURN = re.compile(r"^[ \t]*(?:human|user)\s*:.*", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 _PLACE_NAMES = frozenset(
     re.split(" ", "step equation eq eq. part figure line case method section table page example note")
@@ -257,7 +259,9 @@ def _run(words: list[str], place: int) -> str:
     ):
         end += 1
     run = " ".join(words[start : end + 1])
-    run = re.sub(r"^(?:and|or)\s+", "", run, flags=re.I).rstrip(".,;:?")
+    run = re.sub(r"^(?:and|or)\s+|^[A-Za-z]+:(?=.*\d)", "", run, flags=re.I).rstrip(".,;:?")
+    if re.match(r"[-+*/×=]\s.*=|=\s", run):  # the end of an equation whose beginning has words in it
+        run = run.rpartition("=")[2].strip()
     while run.count("(") < run.count(")") and run.endswith(")"):
         run = run[:-1]
     while run.startswith("(") and run.count("(") > run.count(")"):
@@ -339,6 +343,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def _any_answer(text: str) -> str | None:
+    text = _ANNOTATION.sub("", text)
     text = turn if (turn := _NEXT_TURN.sub("", text)).strip() else text
     lines = text.strip().splitlines()
     is_marked = bool(lines) and _HASH.match(lines[-1].lstrip()) is not None  # else it is a heading

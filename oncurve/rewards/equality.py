@@ -65,6 +65,9 @@ _OPERATION = re.compile(r"(?:[\w)\]}]|\\%)\s*[-+*/^&]\s*\S|[a-zA-Z]\w*\s*\(|(?<!
 _EQUATION = re.compile(r"(?<![<>!=\\])=(?!=)")
 _BINDING = re.compile(r"[-\d\s]*\\(?:i?int|iiint|oint|sum|prod|lim)(?![a-zA-Z])")
 """Operators that bind their variables, so that the expression has a value."""
+_CROSS = re.compile(r"(?<=[\d)%])\s*[xX]\s*(?=\\?\$?\.?\d)")
+"""An x between numbers: a sign for times where the sides of an equation are read."""
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
@@ -225,8 +228,8 @@ def _right_hand_side(answer: str) -> str:
     """
     is_named = _ASSIGNMENT.match(answer) is not None
     answer = _ASSIGNMENT.sub("", answer, count=1) if is_named else answer
-    sides = _EQUATION.split(answer)
-    if len(sides) < 2 or len(split_top(answer)) > 1:
+    sides = [_CROSS.sub(r"\\times ", side) for side in _EQUATION.split(answer)]
+    if len(sides) < 2 or len(split_top(_THOUSANDS.sub("", answer))) > 1:
         return answer
     if _BINDING.match(answer):
         return sides[-1].strip()
