@@ -7,6 +7,7 @@ from typing import Literal
 
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.choices import chosen_letter
+from oncurve.rewards.doubt import BOUNDED, ROUNDED, UNSURE
 from oncurve.rewards.latex import formulas
 from oncurve.rewards.quantities import read_amount
 from oncurve.rewards.shapes import read_date
@@ -45,8 +46,7 @@ _NAMED = re.compile(r"[a-zA-Z]\s*=[\s$]*$")
 _MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*=?>\s+", re.MULTILINE)
 _DOUBTED = re.compile(
     r"(?:(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是"
-    r"|\b(?:about|approximately|around|roughly|nearly|almost|perhaps|maybe|probably|possibly|more than"
-    r"|less than|(?:could|might|may) be))"
+    rf"|\b(?:{ROUNDED}|{UNSURE}|{BOUNDED}|(?:could|might|may) be))"
     r"[\s:$]*$",
     re.IGNORECASE,
 )

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from oncurve.rewards.doubt import UNSURE
+
 LETTERS = "ABCDEFGHIJ"
 """As many options as MMLU-Pro has."""
 
@@ -42,7 +44,7 @@ _BESIDE = re.compile(
     r"|^\(?[A-J]\b"
 )
 _DOUBTED = re.compile(
-    r"^\W*(?:but |though )?(?:maybe|perhaps|possibly|(?:[iI]'?m |[iI] am )?(?:unsure|not sure)|[iI] guess)\b|^\W*\?"
+    rf"^\W*(?:but |though )?(?:{UNSURE}|(?:[iI]'?m |[iI] am )?(?:unsure|not sure)|[iI] guess)\b|^\W*\?"
 )
 _DENIED = re.compile(
     r"^\s*[).:]?\s*(?:(?:is|are|was)\s*(?:not|n't|never|ruled|out|impossible|unlikely|doubtful|excluded)"

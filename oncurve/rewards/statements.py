@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from oncurve.rewards.answers import after_hash, last_boxed
+from oncurve.rewards.doubt import BOUNDED, ROUNDED, UNSURE
 from oncurve.rewards.latex import formulas, split_top, tidy
 from oncurve.rewards.quantities import MAX_NUMBER_CHARACTERS, NUMBER_WORDS, Quantity, number_in_words, read_quantity
 from oncurve.rewards.shapes import joins, with_commas
@@ -13,15 +14,15 @@ from oncurve.rewards.units import read_unit
 CHOICE = re.compile(r"\(?\s*(?:\\text\{\s*)?\(?\s*([A-J])\s*\)?\s*\}?\s*\)?\.?")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _REASONED = re.compile(
-    r"(yes|no|true|false)\s*[,.;:]\s(?!.*(?<![a-z])(?:yes|no|true|false|but|or|maybe|perhaps|possibly|probably|unless|if"
-    r"|sometimes|depends|although|though|however)(?![a-z])).*",
+    r"(yes|no|true|false)\s*[,.;:]\s(?!.*(?<![a-z])(?:yes|no|true|false|but|or|"
+    rf"{UNSURE}|unless|if|sometimes|depends|although|though|however)(?![a-z])).*",
     re.DOTALL,
 )
 _ARTICLE = re.compile(r"^(?:the|an?) ")
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'’\-. ]*(?:[ '’\-.][^\W\d_]+)*\.?")
 _DOUBT = re.compile(
-    r"(?<![a-zA-Z])(?:or|either|maybe|perhaps|possibly|probably|about|approximately|approx|around|roughly|nearly|almost"
-    r"|not|isn't|between|less than|more than|at least|at most|unless|unsure|guess|ish"
+    rf"(?<![a-zA-Z])(?:or|either|{UNSURE}|{ROUNDED}|approx|{BOUNDED}"
+    r"|not|isn't|between|at least|at most|unless|unsure|guess|ish"
     r"|(?<!add )(?<!adds )(?<!sum )(?<!sums )up to)(?![a-zA-Z])",
     re.IGNORECASE,
 )
