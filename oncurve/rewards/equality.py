@@ -68,6 +68,8 @@ _BINDING = re.compile(r"[-\d\s]*\\(?:i?int|iiint|oint|sum|prod|lim)(?![a-zA-Z])"
 _CROSS = re.compile(r"(?<=[\d)%])\s*[xX]\s*(?=\\?\$?\.?\d)")
 """An x between numbers: a sign for times where the sides of an equation are read."""
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_CONSTANT = re.compile(r"\+\s*([CcKk])$")
+"""A constant of integration, which has any of these names."""
 _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
 _NAME = re.compile(r"\s*(?!.*\\(?:frac|sqrt|cdot|times)(?![a-zA-Z]))[^\d\s+\-*/^<>][^+\-*/^<>]*")
 _VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
@@ -107,7 +109,10 @@ def equal_answers(candidate: str, gold: str, oracle: Oracle) -> bool:
     if len(candidate) > MAX_ANSWER_CHARACTERS or len(gold) > MAX_ANSWER_CHARACTERS:
         return candidate.strip() == gold.strip() != ""
     candidate, gold = without_integers(candidate, gold)
-    return _equal(_without_rounded(tidy(stated(candidate, gold))), tidy(stated(gold, gold)), oracle)
+    candidate, gold = tidy(stated(candidate, gold)), tidy(stated(gold, gold))
+    if "C" in "".join(match[1] for text in (candidate, gold) if (match := _CONSTANT.search(text))):
+        candidate, gold = (_CONSTANT.sub("+C", text) for text in (candidate, gold))
+    return _equal(_without_rounded(candidate), gold, oracle)
 
 
 def _without_rounded(answer: str) -> str:
