@@ -66,6 +66,8 @@ class Study:
     grpo_steps: int
     trl_steps: int
     trl_settings: tuple[str, ...]
+    trl_compute: str
+    """Type in which oncurve computes beside TRL."""
     vllm_python: Path | None
     choices: tuple[tuple[float, int], ...]
     """Learning rates and passes of the supervised stage of which one is chosen."""
@@ -158,14 +160,13 @@ def sums(study: Study) -> None:
 def trl(study: Study) -> None:
     """The same sums, model and settings under oncurve and TRL: every seed computed alike, one in TRL's fastest way."""
     script = HERE.parent / "speed" / "time_to_accuracy.py"
-    for name, settings, seeds in (
-        ("alike", study.trl_settings[:1], study.seeds),
-        ("fastest", study.trl_settings, study.seeds[:1]),
-    ):
+    ways = [("alike", study.trl_settings[:1], study.seeds)]
+    ways += [("fastest", study.trl_settings, study.seeds[:1])] if len(study.trl_settings) > 1 else []
+    for name, settings, seeds in ways:
         found = beside_trl(study.folder, name)
         if found is None or len(found["runs"]) < 2 * len(seeds):
             study.command(
-                script, "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", "bfloat16",
+                script, "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", study.trl_compute,
                 "--new-tokens", 16, "--accuracy", 2, "--problems", 99, "--every-steps", 2,
                 "--max-steps", study.trl_steps, "--seeds", *seeds, "--trl", *settings,
                 "--output", study.folder / "trl" / name,
@@ -489,6 +490,9 @@ def main() -> None:
         default=["autocast:64", "bf16weights:64", "fp32:64"],
         help="the first is compared over all seeds; then the fastest of all, by its steps, over one",
     )
+    parser.add_argument(
+        "--trl-compute", choices=["bfloat16", "float32"], default="bfloat16", help="how oncurve computes beside TRL"
+    )
     parser.add_argument("--vllm-python", type=Path, help="a Python that has vLLM; left out if there is none")
     parser.add_argument(
         "--choices", nargs="+", type=rate_and_passes, default=SUPERVISED_CHOICES, metavar="RATE:PASSES",
@@ -516,9 +520,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     study = Study(
         asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
-        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.vllm_python, tuple(asked.choices),
-        tuple(asked.grpo_choices), asked.choice_steps, asked.jobs, tuple(asked.set), tuple(asked.sft_set),
-        tuple(asked.grpo_set),
+        asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.trl_compute, asked.vllm_python,
+        tuple(asked.choices), tuple(asked.grpo_choices), asked.choice_steps, asked.jobs,
+        tuple(asked.set), tuple(asked.sft_set), tuple(asked.grpo_set),
     )  # fmt: skip
     if not asked.report:
         fetch([MODEL], PLACE)
