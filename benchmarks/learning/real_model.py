@@ -137,7 +137,7 @@ class Study:
         """Greedy answers of a model to the test rows of GSM8K."""
         place = self.folder / "evaluated" / name
         if not evaluation_of(place).exists():
-            asked = (f"evaluation.num_prompts={self.rows}", *settings)
+            asked = (*self.more, f"evaluation.num_prompts={self.rows}", *settings)
             self.oncurve("evaluate", "gsm8k_small", *self.gsm8k(), *asked, "--model", model, "--output", place)
         return place
 
