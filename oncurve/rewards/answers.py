@@ -72,6 +72,8 @@ _PLACE_NAMES = frozenset(
     re.split(" ", "step equation eq eq. part figure line case method section table page example note")
 )
 """Words whose number names a place in the text."""
+_OF_WHAT = frozenset(re.split(" ", "in of for from per after every with than on at by over within during"))
+"""Words before a number that is no result: it says in, of or for what the result is."""
 _SAYS_NOTHING = re.compile(
     r"(?:the |as |given |shown |found |stated )*(?:above|below|clear|obvious|simple|correct|right|wrong|follows|this"
     r"|that|it|same|unknown)",
@@ -217,11 +219,24 @@ def _last_run(text: str) -> str | None:
         words = line.split()
         last = next((place for place in range(len(words) - 1, -1, -1) if _has_number(words, place)), None)
         if last is not None:
+            last = _result(words, last)
             is_share = re.search(
                 r"\d (?:in|out of|of)$", " ".join(words[max(last - 3, 0) : last])
             )  # 1 in 4, 5 out of 9
             return _amount_or_date(words, last) or (None if is_share else _run(words, last))
     return None
+
+
+def _result(words: list[str], last: int) -> int:
+    """The place of the result of the last equation, if what follows it only says of what: 9 of ``4+5=9 in the 40
+    minutes``; else the last number."""
+    begins = next((place for place in range(last - 1, -1, -1) if words[place].endswith((".", "?", "!", ";"))), -1)
+    equal = next((place for place in range(last - 1, begins, -1) if "=" in words[place]), None)
+    if equal is None:
+        return last
+    result = next(place for place in range(equal, last + 1) if re.search(r"=.*\d|^[^=]*\d", words[place]))
+    between = [word.lower() for word in words[result + 1 : last]]
+    return result if between and not between[-1].endswith(",") and _OF_WHAT.intersection(between[-2:]) else last
 
 
 def _has_number(words: list[str], place: int) -> bool:
