@@ -24,14 +24,22 @@ _SIGNS = str.maketrans(
         "⅙": r"\frac{1}{6}", "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}",
         "⅞": r"\frac{7}{8}",
         "％": "%", "＝": "=", "（": "(", "）": ")", "，": ",", "．": ".", "。": ".", "：": ":",
+        "✓": "", "✔": "", "✅": "", "☑": "", "\ufe0f": "",
         "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "", "\ufeff": "", "\u2061": "", "\u2062": "",
     }
     | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
 )  # fmt: skip
 
+_CHINESE_NUMBERS = "万亿千百十分点半倍零一二两三四五六七八九"
 _SAME = (  # patterns and what they are the same as
     (r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?|biggl?|biggr?|middle)(?![a-zA-Z])\.?", ""),
-    (r"\\(?:displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])", ""),
+    (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|it|rm|tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])", ""),
+    (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    *2 * ((r"\\u(?:nder)?line\s*\{([^{}]*)\}", r"\1"),),
+    (rf"^(-?\d[\d.,]*)\s*(?!.*[{_CHINESE_NUMBERS}])[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]{{1,8}}$", r"\1"),
+    (r"^(\\?[$€£]\d[\d.,]*)\s*(?:([kK])|M)$", lambda match: f"{match[1]} {'thousand' if match[2] else 'million'}"),
+    (r"^₹\s*(\d[\d.,]*)$", r"\1 rupees"),
+    (r"^[¥￥]\s*(\d[\d.,]*)$", r"\1 yen"),
     (r",\\!\s*|\{,\}(?=\d{3})", ","),
     (r"(?<=\d)\{,\}(?=\d)", "."),
     (r"(?<!\\)\\[!,;:> ]|\\(?:quad|qquad|enspace|thinspace)(?![a-zA-Z])|~", " "),

@@ -53,6 +53,8 @@ _TRAILING_UNIT = re.compile(
 )
 _ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\{?)?\s*(?:\\text\{)?(?:st|nd|rd|th)(?![a-zA-Z])\}{0,2}")
 _UNIT_BEGINS = re.compile(r"\s|\\(?:text|Omega|%|\$|frac\{\\text)|\^\{\\circ\}|[%$€£°¢]")
+_TOUCHING = re.compile(r"kg|cm|mm|km|ml|mL|lbs?|oz|ft|hrs?|min|mins|sec|secs|mph|kWh|USD")
+"""Units that are no product of variables where they touch their number."""
 _FACTORS = {
     "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12,
 }  # fmt: skip
@@ -123,7 +125,10 @@ def read_quantity(answer: str) -> Quantity | None:
             return Quantity(value)
         words, _, last = answer.rpartition(" ")
         value, unit = number_in_words(words), read_unit(f" {last}")
-        return Quantity(value, unit) if value is not None and unit and not unit.label else None
+        is_counted = unit is not None and (
+            not unit.label or (last.islower() and (value or 0) > 1)
+        )  # no title, no "one"
+        return Quantity(value, unit) if value is not None and unit and is_counted else None
     if (mixed := _FIGURES_AND_WORDS.fullmatch(answer)) is not None:
         return _read_mixed(mixed)
     match = _NUMBER.fullmatch(_ORDINAL.sub("", answer))
@@ -181,7 +186,7 @@ def _unit_behind(rest: str) -> Unit | None:
     """The unit that follows a number; letters that touch it are variables."""
     if not rest.strip():
         return NO_UNIT
-    return read_unit(rest) if _UNIT_BEGINS.match(rest) else None
+    return read_unit(rest) if _UNIT_BEGINS.match(rest) or _TOUCHING.fullmatch(rest) else None
 
 
 def number_in_words(text: str) -> Fraction | None:

@@ -47,6 +47,7 @@ _COMPUTED = re.compile(
 )
 """The same behind a number, or a number in words that is added to it."""
 _RESTATED = re.compile(r"(.*\S)\s*\(\s*([a-zA-Z -]+)\s*\)", re.DOTALL)
+_WORDED = re.compile(r"([a-zA-Z -]+?)\s*\(\s*([^()]*\d[^()]*)\)")
 _SENTENCE = re.compile(r"[.;:]\s+[A-Z]|\n")
 _LEAD = re.compile(
     r"^\s*(?:there (?:are|were)|(?:the )?answers (?:is|are)|we get|they are)[:\s]+(?=[\d$\\])", re.IGNORECASE
@@ -93,6 +94,9 @@ def stated(candidate: str, gold: str) -> str:
     if (restated := _RESTATED.fullmatch(candidate.strip())) and (number := number_in_words(restated[2])) is not None:
         said = read_quantity(tidy(restated[1]))
         candidate = restated[1] if said is not None and said.value == number else candidate
+    elif (worded := _WORDED.fullmatch(candidate.strip())) and (said := number_in_words(worded[1])) is not None:
+        number = read_quantity(tidy(worded[2]))
+        candidate = worded[2] if number is not None and number.value == said else candidate
     found = formulas(candidate)
     around = _outside(candidate)
     if not found or not _PROSE.search(around):
