@@ -125,10 +125,8 @@ def read_quantity(answer: str) -> Quantity | None:
             return Quantity(value)
         words, _, last = answer.rpartition(" ")
         value, unit = number_in_words(words), read_unit(f" {last}")
-        is_counted = unit is not None and (
-            not unit.label or (last.islower() and (value or 0) > 1)
-        )  # no title, no "one"
-        return Quantity(value, unit) if value is not None and unit and is_counted else None
+        is_count = last.islower() and value is not None and value > 1  # a title is none, nor is "one of them"
+        return Quantity(value, unit) if value is not None and unit and (is_count or not unit.label) else None
     if (mixed := _FIGURES_AND_WORDS.fullmatch(answer)) is not None:
         return _read_mixed(mixed)
     match = _NUMBER.fullmatch(_ORDINAL.sub("", answer))
