@@ -206,11 +206,14 @@ def choose(study: Study) -> None:
 
     def reinforce(rate: float) -> dict[str, Any]:
         name, few = f"grpo-{rate:g}", (f"optimizer.learning_rate={rate}", f"run.steps={study.choice_steps}")
-        run = reinforced(inner, name, place / "runs" / f"sft-{best['learning_rate']:g}-{best['passes']}", *few)
-        return {"learning_rate": rate, **measured(evaluation_of(inner.evaluate(name, run / "model")))}
+        run = reinforced(inner, name, place / "runs" / warm, *few)
+        found = evaluation_of(inner.evaluate(name, run / "model"))
+        change = difference(answers_of(evaluation_of(place / "evaluated" / warm)), answers_of(found))
+        return {"learning_rate": rate, **measured(found), "against_supervised": change}
 
     first = inner.side_by_side([partial(supervise, *choice) for choice in study.choices])
     best = max(first, key=lambda found: found["successes"])
+    warm = f"sft-{best['learning_rate']:g}-{best['passes']}"
     second = inner.side_by_side([partial(reinforce, choice) for choice in study.grpo_choices])
     found = {"sft": {"best": best, "tried": first},
              "grpo": {"best": max(second, key=lambda found: found["successes"]), "tried": second}}  # fmt: skip
@@ -344,6 +347,11 @@ STAGES: dict[str, Callable[[Study], None]] = {
 }  # fmt: skip
 
 
+def answers_of(evaluation: Path) -> list[dict[str, Any]]:
+    """Every completion of an evaluation with its grade."""
+    return read_rows(evaluation.with_suffix(".jsonl"))
+
+
 def seconds_of(run: Path) -> float:
     """Seconds of all steps."""
     return sum(row.get("time/step_seconds", 0.0) for row in read_metrics(run))
@@ -356,7 +364,7 @@ def report(study: Study) -> dict[str, Any]:
     found: dict[str, Any] = {"model": "SmolLM2-135M-Instruct, from weights of four bits", "test_rows": study.rows}
     found["runs"] = {name: run_record(folder / "runs" / name) for name in names}
     answers = {
-        place.name: read_rows(evaluation_of(place).with_suffix(".jsonl"))
+        place.name: answers_of(evaluation_of(place))
         for place in sorted((folder / "evaluated").glob("*"))
         if evaluation_of(place).exists()
     }
