@@ -78,7 +78,7 @@ class Study:
     jobs: int
     """Runs at the same time, where they do not wait for each other."""
     more: tuple[str, ...]
-    """Settings for every run on GSM8K."""
+    """Settings for every run on sums and on GSM8K, and for evaluations on GSM8K."""
     sft_more: tuple[str, ...]
     """Settings for supervised training on GSM8K."""
     grpo_more: tuple[str, ...]
@@ -154,14 +154,15 @@ def evaluation_of(place: Path) -> Path:
 def sums(study: Study) -> None:
     """GRPO on sums with each seed, measured on all held-out sums before and after."""
     for seed in study.seeds:
-        study.run("train", SUMS, f"sums-{seed}", f"model={study.model}", f"run.seed={seed}")
+        study.run("train", SUMS, f"sums-{seed}", f"model={study.model}", f"run.seed={seed}", *study.more)
 
 
 def trl(study: Study) -> None:
     """The same sums, model and settings under oncurve and TRL: every seed computed alike, one in TRL's fastest way."""
     script = HERE.parent / "speed" / "time_to_accuracy.py"
-    ways = [("alike", study.trl_settings[:1], study.seeds)]
-    ways += [("fastest", study.trl_settings, study.seeds[:1])] if len(study.trl_settings) > 1 else []
+    kind = "" if study.trl_compute == "bfloat16" else f"_{study.trl_compute}"
+    ways = [(f"alike{kind}", study.trl_settings[:1], study.seeds)]
+    ways += [(f"fastest{kind}", study.trl_settings, study.seeds[:1])] if len(study.trl_settings) > 1 else []
     for name, settings, seeds in ways:
         found = beside_trl(study.folder, name)
         if found is None or len(found["runs"]) < 2 * len(seeds):
@@ -174,7 +175,7 @@ def trl(study: Study) -> None:
 
 
 def beside_trl(folder: Path, name: str) -> dict[str, Any] | None:
-    """What was measured beside TRL so far, computed alike or in TRL's fastest way."""
+    """What was measured beside TRL so far, computed alike or in TRL's fastest way, in bfloat16 or as the name says."""
     written = folder / "trl" / name / "time_to_accuracy.json"
     return read_json(written) if written.exists() else None
 
@@ -376,7 +377,8 @@ def report(study: Study) -> dict[str, Any]:
         if first in answers and second in answers
     }  # fmt: skip
     found["chosen"] = read_json(folder / "chosen.json") if (folder / "chosen.json").exists() else None
-    found["trl"] = {name: there for name in ("alike", "fastest") if (there := beside_trl(folder, name))}
+    ways = sorted(path.name for path in (folder / "trl").glob("*"))
+    found["trl"] = {name: there for name in ways if (there := beside_trl(folder, name))}
     found["kills"] = read_json(folder / "kills.json") if (folder / "kills.json").exists() else None
     found["same_texts"] = same_texts(folder / "texts")
     learned = {"sft", "control", *(f"grpo-{seed}" for seed in study.seeds)}
@@ -434,7 +436,7 @@ def same_texts(place: Path) -> dict[str, str] | None:
 
 def onto(old: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """A report with what an older one has and this one lacks."""
-    parts = ("runs", "gsm8k", "differences", "same_texts")
+    parts = ("runs", "gsm8k", "differences", "trl", "same_texts")
     kept = {**old, **{key: value for key, value in found.items() if value}}
     kept |= {key: {**(old.get(key) or {}), **(found[key] or {})} for key in parts}
     kept["made_by_before"] = [*old.get("made_by_before", []), old["made_by"]]
@@ -446,8 +448,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     """Reward, held-out accuracy and groups with a signal of the runs on sums; below, the same beside TRL."""
     from matplotlib.figure import Figure
 
-    beside = found["trl"]
-    rows = 2 if beside else 1
+    beside = {name: found["trl"][name]["runs"] for name in ("alike", "alike_float32") if name in found["trl"]}
+    rows = 1 + len(beside)
     figure = Figure(figsize=(9.0, 3.4 * rows), dpi=90, layout="constrained", facecolor="white")
     (left, right), *below = figure.subplots(rows, 2, sharey=True, squeeze=False)
     for name, run in found["runs"].items():
@@ -459,14 +461,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
             right.plot(steps, [1 - share for share in course["group/zero_signal_fraction"]], lw=1.3)
     left.set_title("reward; held-out answers as points", fontsize=10)
     right.set_title("groups with a signal", fontsize=10)
-    for axes, key, title in zip(below[0] if below else (), ("step", "seconds"), ("by step", "by second"), strict=False):
-        for number, run in enumerate(beside["alike"]["runs"]):
-            curve = [[point[name] for point in run["points"]] for name in (key, "correct_fraction")]
-            color = "tab:blue" if run["system"] == "oncurve" else "tab:orange"
-            axes.plot(*curve, "o-", ms=4, lw=1.3, color=color, label=run["system"] if number < 2 else None)
-        axes.set_title(f"the 99 test sums, {title}", fontsize=10)
-        axes.set_xlabel("seconds of training" if key == "seconds" else key)
-        axes.legend(frameon=False, fontsize=8)
+    for pair, (name, runs) in zip(below, beside.items(), strict=True):
+        kind = "float32, one seed" if name.endswith("float32") else "bfloat16, three seeds"
+        for axes, key, title in zip(pair, ("step", "seconds"), ("by step", "by second"), strict=True):
+            for number, run in enumerate(runs):
+                curve = [[point[part] for point in run["points"]] for part in (key, "correct_fraction")]
+                color = "tab:blue" if run["system"] == "oncurve" else "tab:orange"
+                label = run["system"] if run["system"] not in [one["system"] for one in runs[:number]] else None
+                axes.plot(*curve, "o-", ms=4, lw=1.3, color=color, label=label)
+            axes.set_title(f"the 99 test sums, {title} ({kind})", fontsize=10)
+            axes.set_xlabel("seconds of training" if key == "seconds" else key)
+            axes.legend(frameon=False, fontsize=8)
     left.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         axes.set_xlabel("step")
@@ -509,7 +514,7 @@ def main() -> None:
     parser.add_argument("--grpo-choices", nargs="+", type=float, default=GRPO_CHOICES, metavar="RATE", help="of GRPO")
     parser.add_argument("--choice-steps", type=int, default=50, help="of GRPO with each learning rate")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; more than 1 only on a large GPU")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every run on GSM8K")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="for every run on sums and GSM8K")
     parser.add_argument("--sft-set", nargs="+", default=[], metavar="KEY=VALUE", help="for supervised runs on GSM8K")
     parser.add_argument("--grpo-set", nargs="+", default=[], metavar="KEY=VALUE", help="for GRPO on GSM8K")
     parser.add_argument("--detach", action="store_true", help="go on in the background, with the log in FOLDER")
