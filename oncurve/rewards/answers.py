@@ -160,7 +160,7 @@ def last_expression(text: str) -> str | None:
     formula = found[-1] if found else None
     behind = text[formula[1] :] if formula else text
     bare = _last_run(behind)
-    if bare is not None:
+    if bare:
         before, _, after = text.rpartition(bare)
         return None if _is_computation(bare) or _is_doubted(before, after) else bare
     if formula is None or _is_computation(formula[2]) or _is_doubted(text[: formula[0]], behind):
@@ -275,8 +275,8 @@ def _run(words: list[str], place: int) -> str:
         end += 1
     run = " ".join(words[start : end + 1])
     run = re.sub(r"^(?:and|or)\s+|^[A-Za-z]+:(?=.*\d)", "", run, flags=re.I).rstrip(".,;:?")
-    if re.match(r"[-+*/×=]\s.*=|=\s", run):  # the end of an equation whose beginning has words in it
-        run = run.rpartition("=")[2].strip()
+    if re.match(r"[-+*/×=]\s.*=|=\s", run) and (result := run.rpartition("=")[2].strip()):
+        run = result  # the end of an equation whose beginning has words in it
     while run.count("(") < run.count(")") and run.endswith(")"):
         run = run[:-1]
     while run.startswith("(") and run.count("(") > run.count(")"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from random import Random
+from typing import get_args
 
 import pytest
 from reward_records import completion_of, prompt_of
@@ -180,3 +182,13 @@ def test_no_family_of_models_is_paid_for_its_thinking(opening: str, closing: str
     assert find_answer(f"{opening} {draft} {closing} It is \\boxed{{6}}.", "boxed") == "6"
     prompt, cut_off = prompt_of("5", text=f"Question {opening}"), replace(completion_of(draft), finish_reason="length")
     assert said_by(prompt, cut_off) == ""
+
+
+def test_no_text_breaks_the_reader() -> None:
+    signs = ("= ", "=", "- ", "* ", "12", "$5", "x", "answer is", "Answer:", "\n", "(", ")", "The", "9:", "<<3=3>>", "Human:",
+             "\\boxed{", "}", "$", "not", "?", "!", "×", "%", "in the")  # fmt: skip
+    random = Random(0)
+    for number in range(20_000):
+        text = (" " if number % 2 else "").join(random.choices(signs, k=random.randint(1, 8)))
+        for place in get_args(AnswerPlace):
+            assert find_answer(text, place) != "", text
