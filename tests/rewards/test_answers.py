@@ -185,8 +185,8 @@ def test_no_family_of_models_is_paid_for_its_thinking(opening: str, closing: str
 
 
 def test_no_text_breaks_the_reader() -> None:
-    signs = ("= ", "=", "- ", "* ", "12", "$5", "x", "answer is", "Answer:", "\n", "(", ")", "The", "9:", "<<3=3>>", "Human:",
-             "\\boxed{", "}", "$", "not", "?", "!", "×", "%", "in the")  # fmt: skip
+    signs = ("= ", "=", "- ", "* ", "12", "$5", "x", "answer is", "Answer:", "\n", "(", ")", "The", "9:", "<<3=3>>",
+             "Human:", "\\boxed{", "}", "$", "not", "?", "!", "×", "%", "in the")  # fmt: skip
     random = Random(0)
     for number in range(20_000):
         text = (" " if number % 2 else "").join(random.choices(signs, k=random.randint(1, 8)))
