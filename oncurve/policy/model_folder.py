@@ -284,7 +284,8 @@ def merge_adapter(adapter: Path, output: Path, kind: torch.dtype | None = None) 
     opened = open_adapter(model, adapter)
     kind = kind or stored_type(base, revision) or model.dtype
     share = rounding_share(opened.model, kind) if kind != model.dtype else 0.0
-    merged = torch.nn.Module.to(opened.merge(), kind)
+    merged = opened.merge()
+    torch.nn.Module.to(merged, kind)
     return save_model(merged, load_tokenizer(str(adapter))[1], output), share
 
 
