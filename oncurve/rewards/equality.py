@@ -13,6 +13,7 @@ from oncurve.rewards.latex import compact, nesting, split_top, tidy
 from oncurve.rewards.quantities import Quantity, read_amount, read_quantity, same_quantity, split_unit
 from oncurve.rewards.shapes import (
     MAX_NESTING,
+    THOUSANDS,
     as_region,
     bracketed,
     in_order_of_names,
@@ -67,7 +68,6 @@ _BINDING = re.compile(r"[-\d\s]*\\(?:i?int|iiint|oint|sum|prod|lim)(?![a-zA-Z])"
 """Operators that bind their variables, so that the expression has a value."""
 _CROSS = re.compile(r"(?<=[\d)%])\s*[xX]\s*(?=\\?\$?\.?\d)")
 """An x between numbers: a sign for times where the sides of an equation are read."""
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _CONSTANT = re.compile(r"\+\s*([CcKk])$")
 """A constant of integration, which has any of these names."""
 _MEMBER = re.compile(r"([a-zA-Z](?:_\{?\w+\}?)?)\s*\\in(?![a-zA-Z])")
@@ -234,7 +234,7 @@ def _right_hand_side(answer: str) -> str:
     is_named = _ASSIGNMENT.match(answer) is not None
     answer = _ASSIGNMENT.sub("", answer, count=1) if is_named else answer
     sides = [_CROSS.sub(r"\\times ", side) for side in _EQUATION.split(answer)]
-    if len(sides) < 2 or len(split_top(_THOUSANDS.sub("", answer))) > 1:
+    if len(sides) < 2 or len(split_top(THOUSANDS.sub("", answer))) > 1:
         return answer
     if _BINDING.match(answer):
         return sides[-1].strip()

@@ -68,6 +68,8 @@ _EXCEPT = re.compile(
     re.IGNORECASE,
 )
 _INTERVAL = re.compile(r"[\](\[][^()\[\]]*[,;][^()\[\]]*[\[)\]]")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+"""A comma between the thousands of a number."""
 _OR_AND = re.compile(
     r"(\\text\{\s*(?:or|and)\s*\}|(?<![a-zA-Z\\])(?:or|and)(?![a-zA-Z])|\\(?:lor|vee|land|wedge)(?![a-z]))"
 )
@@ -209,7 +211,7 @@ def list_members(text: str) -> list[str]:
     """The texts between commas, "and" or "or"; ``1,000, 2,000`` has two members, and so has ``\\pm 3``."""
     text = with_commas(text)
     if re.search(r",\s", text):
-        text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+        text = THOUSANDS.sub("", text)
     members = [text] if read_quantity(text) is not None else split_top(text)
     return [found for member in members for found in expand_signs(member)]
 

@@ -91,12 +91,7 @@ def _outside(text: str) -> str:
 def stated(candidate: str, gold: str) -> str:
     """The last formula of a sentence with the unit behind it; any other text as it is, without marks of emphasis."""
     candidate = _LEAD.sub("", _BOLD.sub(r"\1", candidate))
-    if (restated := _RESTATED.fullmatch(candidate.strip())) and (number := number_in_words(restated[2])) is not None:
-        said = read_quantity(tidy(restated[1]))
-        candidate = restated[1] if said is not None and said.value == number else candidate
-    elif (worded := _WORDED.fullmatch(candidate.strip())) and (said := number_in_words(worded[1])) is not None:
-        number = read_quantity(tidy(worded[2]))
-        candidate = worded[2] if number is not None and number.value == said else candidate
+    candidate = _once(candidate)
     found = formulas(candidate)
     around = _outside(candidate)
     if not found or not _PROSE.search(around):
@@ -109,6 +104,17 @@ def stated(candidate: str, gold: str) -> str:
     behind = candidate[end:].strip(" .")
     unit = read_unit(f" {behind}") if behind and behind[0].isalpha() else None
     return content + (rf" \text{{ {behind} }}" if unit else "")
+
+
+def _once(answer: str) -> str:
+    """The figures of a number that is also given in words: "7" of "7 (seven)" and of "seven (7)"."""
+    for pattern, figures, words in ((_RESTATED, 1, 2), (_WORDED, 2, 1)):
+        match = pattern.fullmatch(answer.strip())
+        number = number_in_words(match[words]) if match else None
+        said = read_quantity(tidy(match[figures])) if match and number is not None else None
+        if match and said is not None and said.value == number:
+            return match[figures]
+    return answer
 
 
 def without_integers(candidate: str, gold: str) -> tuple[str, str]:
