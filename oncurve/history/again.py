@@ -23,9 +23,8 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Group, Prompt
 from oncurve.sample.base import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids
-from oncurve.sample.budget import RowBudget
 from oncurve.sample.engine import occurrence_indices
-from oncurve.sample.proof import Proof
+from oncurve.sample.layer_decoders import LayerDecoders
 from oncurve.sample.request import Request
 from oncurve.sample.row_memory import KeptRow
 from oncurve.sample.scheduler import RowScheduler
@@ -80,7 +79,7 @@ class AgainSampler:
         was_training = policy.model.training
         policy.model.eval()
         if self._scheduler is None:
-            self._scheduler = RowScheduler(policy, RowBudget(), Proof(), version=str(version))
+            self._scheduler = RowScheduler(policy, LayerDecoders(), version=str(version))
             all_of = [one for groups in self._steps.values() for group in groups for one in group.completions]
             longest = max(len(one.token_ids) for one in all_of)
             self._scheduler.expect(max(len(one.prompt_ids) for one in all_of), longest + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from oncurve.algorithm.precision import head_type
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
-from oncurve.model.decode_cuda_graph import Drawn, RecordedLayers
+from oncurve.model.decode_cuda_graph import DeviceDraw, RecordedLayers
 from oncurve.model.decode_flash import FlashLayers, can_decode
 from oncurve.model.decode_memory import PREFILL_TOKENS, grown, whole_blocks
 from oncurve.model.decode_native import NativeLayers
@@ -21,16 +21,17 @@ from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import prompt_layout
 from oncurve.model.weights import Backbone
+from oncurve.sample.base import SamplingParams
+from oncurve.sample.decoder import Choose, Chosen, fetched
+from oncurve.sample.draw import draw
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
 APART = 16
 """Rows whose logits are computed at a time, where they must not depend on how many there are."""
-Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
 
 
-class Decoder:
+class LayerDecoder:
     """Computes next-token logits from the current weights of a backbone, in a compute type."""
 
     def __init__(
@@ -163,17 +164,25 @@ class Decoder:
         return True
 
     @property
-    def draws(self) -> bool:
-        """Tokens may be drawn where logits are computed, by ``draw``."""
-        return isinstance(self.layers, RecordedLayers)
+    def keeper(self) -> LayerDecoder:
+        """This decoder: keys and values of rows can be taken out and put back."""
+        return self
 
     @property
-    def reads_anywhere(self) -> bool:
-        """Rows are read as fast wherever they lie, so that they need not be moved together."""
-        layers = self.layers
-        return isinstance(layers, NativeLayers) or (isinstance(layers, RecordedLayers) and layers.reads_anywhere)
+    def ahead(self) -> LayerDecoder | None:
+        """This decoder where tokens are drawn where logits are computed, by ``draw``."""
+        return self if isinstance(self.layers, RecordedLayers) else None
 
-    def draw(self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Draw) -> Drawn:
+    @property
+    def mover(self) -> LayerDecoder | None:
+        """This decoder; None where rows are read as fast wherever they lie."""
+        layers = self.layers
+        is_native = isinstance(layers, NativeLayers)
+        return None if is_native or (isinstance(layers, RecordedLayers) and layers.reads_anywhere) else self
+
+    def draw(
+        self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Choose
+    ) -> DeviceDraw:
         """A step, and the token that is drawn after it for each row [R] by its uniform number.
 
         What is given lies on the CPU; a token of -1 is the one that was drawn last for its slot. ``choose`` takes
@@ -190,15 +199,22 @@ class Decoder:
         return self.layers.draw(*asked, uniform=uniform, choose=choose_of)
 
     def close(self) -> None:
-        """Give back what sampling has taken of a GPU's memory; nothing is decoded after that."""
-        if self.device.type != "cuda":
-            return
-        torch.cuda.synchronize(self.device)
+        """Give back what sampling has taken of a device's memory; nothing is decoded after that."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.caches, self.weights = [], []
         if isinstance(self.layers, RecordedLayers):
             self.layers.recordings.clear()
             self.layers.layers.clear()
-        torch.cuda.empty_cache()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def choose(self, logits: Tensor, uniform: Tensor, params: SamplingParams) -> Chosen:
+        """The next token of each row and its log-probability, on the CPU; by one kernel where nothing is cut off."""
+        if isinstance(self.wide_ops, NativeOps) and not params.cuts:
+            tokens, logprobs = self.wide_ops.draw(logits.contiguous(), uniform, params.temperature)
+            return tokens.numpy(), logprobs.numpy()
+        return fetched(*draw(logits, uniform.to(logits.device), params, forbidden=[]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [R, H], by the products of training."""

@@ -125,7 +125,7 @@ def _sampled(policy: TrainedPolicy, rollouts: RolloutSection | None) -> str:
 
 def _elsewhere(rollouts: RolloutSection | None) -> str | None:
     """The sampler, where it is not the engine of this process."""
-    return {"servers": "by rollout servers", "transformers": "by transformers' generate"}.get(
+    return {"servers": "by rollout servers", "transformers": "by its own modules"}.get(
         "engine" if rollouts is None else rollouts.type
     )
 

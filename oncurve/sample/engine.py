@@ -17,6 +17,7 @@ from oncurve.model.allocator import give_back
 from oncurve.records import Group, Prompt
 from oncurve.sample.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
 from oncurve.sample.budget import RowBudget
+from oncurve.sample.layer_decoders import LayerDecoders
 from oncurve.sample.proof import Proof
 from oncurve.sample.request import Request
 from oncurve.sample.scheduler import RowScheduler
@@ -35,19 +36,21 @@ class InProcessEngine:
         max_rows: int | None = None,
         kv_tokens: int | None = None,
         cuda_graphs: bool = True,
+        own_layers: bool = True,
     ) -> None:
         """``max_rows`` completions run at one time, their keys and values in at most ``kv_tokens`` positions.
 
         Where None is given, a GPU takes what fits into the memory that is free when it samples, other devices the
         usual number of rows and any number of positions.
 
-        Without ``cuda_graphs`` a GPU samples through the model's modules.
+        Without ``cuda_graphs`` a GPU samples through the model's modules; without ``own_layers`` every device does.
         """
         self.params = params
-        self.budget = RowBudget(max_rows, kv_tokens)
+        self.decoders = LayerDecoders(
+            RowBudget(max_rows, kv_tokens), Proof(on_cpu=own_layers, on_gpu=own_layers and cuda_graphs)
+        )
         self.on_group: Callable[[Group], None] | None = None
         self._policy: PolicyView | None = None
-        self._proof = Proof(on_gpu=cuda_graphs)
         self._version = 0
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
@@ -81,7 +84,7 @@ class InProcessEngine:
             if self.on_group is not None:
                 self.on_group(groups[place])
 
-        scheduler = RowScheduler(policy, self.budget, self._proof, is_closed=True)
+        scheduler = RowScheduler(policy, self.decoders, is_closed=True)
         for place, prompt in enumerate(prompts):
             scheduler.add(Request(prompt.prompt_ids, keys[place], params, end_ids, on_done=partial(finish, place)))
         was_training = model.training
@@ -98,7 +101,7 @@ class InProcessEngine:
         """Turns of the current weights; they happen in the thread that advances them."""
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
-        return EngineTurns(self._policy, params, self.budget, self._proof)
+        return EngineTurns(self._policy, params, self.decoders)
 
 
 def make_engine(section: SamplingKeys, *, seed: int) -> InProcessEngine:
@@ -108,6 +111,7 @@ def make_engine(section: SamplingKeys, *, seed: int) -> InProcessEngine:
         max_rows=None if section.max_rows == "auto" else section.max_rows,
         kv_tokens=section.kv_tokens,
         cuda_graphs=section.cuda_graphs,
+        own_layers=section.type != "transformers",
     )
 
 

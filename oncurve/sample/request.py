@@ -62,6 +62,12 @@ class Request:
         """Positions behind the prompt that a completion may fill."""
         return len(self.own) + self.params.max_completion_tokens
 
+    def read_again(self) -> None:
+        """Take all tokens for the prompt: rows do not go on from what earlier turns left."""
+        for row in self.rows:
+            row.end()
+        self.rows, self.prompt = (), KeptPrompt(self.token_ids)
+
     def again(self) -> Request:
         """Forget what was sampled: the same streams give it once more."""
         self.sampled.clear()

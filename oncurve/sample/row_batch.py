@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oncurve.model.decode_cuda_graph import NEWEST, Drawn
-from oncurve.model.decoding import Decoder
-from oncurve.model.ops_native import NativeOps
-from oncurve.model.weights import Backbone, head_matrix
+from oncurve.model.weights import head_matrix
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, Sampled, SamplingParams
+from oncurve.sample.decoder import NEWEST, AheadDrawer, Decoder, Drawn, fetched
 from oncurve.sample.draw import draw
 from oncurve.sample.request import Request
 from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
@@ -58,7 +56,7 @@ class RowBatch:
     def __init__(
         self,
         policy: PolicyView,
-        backbone: Backbone,
+        decoder: Decoder,
         params: SamplingParams,
         end_ids: tuple[int, ...],
         sizes: BufferSizes,
@@ -70,7 +68,7 @@ class RowBatch:
         """``is_closed``: no request comes later than the first turn, and none has earlier turns. ``version`` names the
         weights where they may change under the rows; then rows have the same bits whoever is beside them."""
         self.version, self._policy = version, policy
-        self.backbone, self.params, self.end_ids, self.sizes = backbone, params, end_ids, sizes
+        self._decoder, self.params, self.end_ids, self.sizes = decoder, params, end_ids, sizes
         self.memory, self.is_closed = memory, is_closed
         self.stops = StopStrings(params.stop, policy.tokenizer)
         self.waiting: deque[Request] = deque()
@@ -85,19 +83,6 @@ class RowBatch:
         self._heard: set[int] = set()
         """Rows of requests that hear of each token."""
         self._under_way: DrawUnderWay | None = None
-        self._is_restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
-        with policy.compute():
-            compute_type = backbone.compute_type()
-        self._decoder = Decoder(
-            backbone,
-            head_matrix(policy.model),
-            compute_type,
-            slots=sizes.rows,
-            prompt_slots=sizes.prompts,
-            prompt_tokens=sizes.prompt_tokens,
-            completion_tokens=sizes.completion_tokens,
-            apart=version is not None,
-        )
 
     def renew(self, version: str) -> None:
         """The weights have changed: rows that run go on with them, behind the keys and values that they have."""
@@ -126,14 +111,20 @@ class RowBatch:
         """All that have not ended."""
         return list(dict.fromkeys([*self._entered, *self.waiting]))
 
+    def add(self, request: Request) -> None:
+        """Let the rows of a request wait for slots."""
+        if request.rows and self._decoder.keeper is None:
+            request.read_again()
+        self.waiting.append(request)
+
     def turn(self) -> None:
         """Let rows enter, then one more token for every running row."""
         while self.waiting and (entering := self._admit()):
             self._begin(entering)
         if self.is_closed and not self.waiting:
             self._decoder.end_prompts()
-        if self._draws_ahead():
-            self._start_step()
+        if (ahead := self._ahead()) is not None:
+            self._start_step(ahead)
         else:
             self._finish_step()
             if len(self.rows.running):
@@ -195,7 +186,8 @@ class RowBatch:
     def _holds(self, prompt: KeptPrompt) -> bool:
         """The prompt is in its slot, or was kept and is put there."""
         held = self._prompts[prompt]
-        return held.is_read or self._decoder.put_prompt(held.slot, prompt.held)
+        keeper = self._decoder.keeper
+        return held.is_read or (keeper is not None and keeper.put_prompt(held.slot, prompt.held))
 
     def _begin(self, entering: list[tuple[Request, np.ndarray]]) -> None:
         """Draw the first tokens of rows that begin, and let those run that did not end with them."""
@@ -231,16 +223,17 @@ class RowBatch:
         Kernels do that before the batch goes on, so that it is the same batch; without them all rows are computed in
         every step, so that a lost one catches up among them.
         """
-        rows, lost = self.rows, []
+        rows, lost, keeper = self.rows, [], self._decoder.keeper
         for row in returning.tolist():
-            if held := self._kept(row).held:
-                self._decoder.put_row(int(rows.places[row, SLOT]), held)
+            held = self._kept(row).held
+            if held and keeper is not None:
+                keeper.put_row(int(rows.places[row, SLOT]), held)
             else:
                 lost.append(row)
         left = np.array(lost, dtype=np.int64)
         until = rows.places[left, PAST]
         rows.places[left, PAST] = 0
-        if self._decoder.reads_anywhere:
+        if self._decoder.mover is None:
             for past in range(int(until.max(initial=0))):
                 self._decode(left[until > past])
 
@@ -267,21 +260,22 @@ class RowBatch:
         if len(running):
             self._take(self._decoder.logits(hidden), running)
 
-    def _draws_ahead(self) -> bool:
-        """Tokens may be drawn where logits are computed: nothing but uniform numbers decides about them."""
-        if not self._decoder.draws or self._is_restricted or not len(self.rows.running):
-            return False
+    def _ahead(self) -> AheadDrawer | None:
+        """Starts the next step, where nothing but uniform numbers decides about its tokens."""
+        if (ahead := self._decoder.ahead) is None or self.params.cuts or not len(self.rows.running):
+            return None
         rows, running = self.rows, self.rows.running
         is_late = rows.lengths[running] - rows.begins[running] >= self.params.min_completion_tokens
-        return bool((is_late & (rows.places[running, PAST] + 1 >= rows.lengths[running])).all())
+        has_read = rows.places[running, PAST] + 1 >= rows.lengths[running]
+        return ahead if (is_late & has_read).all() else None
 
-    def _start_step(self) -> None:
+    def _start_step(self, ahead: AheadDrawer) -> None:
         """Start a step, and only then look at the tokens of the step before.
 
         Rows that turn out to have ended with these are computed once more for nothing.
         """
         rows = self.rows
-        if not self._decoder.reads_anywhere and rows.are_sparse:
+        if self._decoder.mover is not None and rows.are_sparse:
             self._finish_step()
             self._compact()
         running = rows.running
@@ -295,7 +289,7 @@ class RowBatch:
             tokens = np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)
             rows.places[running, PAST] = past + 1
             given, at, where = (torch.from_numpy(one) for one in (tokens, places[:, PROMPT_TOKENS] + past, places))
-            drawn = self._decoder.draw(given, at, where, uniforms(rows.keys[running], written), self._choose)
+            drawn = ahead.draw(given, at, where, uniforms(rows.keys[running], written), self._choose)
             started = DrawUnderWay(running, rows.serials[running], drawn)
         self._finish_step()
         self._under_way = started
@@ -313,10 +307,10 @@ class RowBatch:
 
     def _compact(self) -> None:
         """Move rows next to each other, where they cost by the slots that they span."""
-        if not self._decoder.reads_anywhere and self.rows.are_sparse:
+        if (mover := self._decoder.mover) is not None and self.rows.are_sparse:
             moved, to = self.rows.compact()
             tokens = int(self.rows.places[self.rows.running, PAST].max())
-            self._decoder.move(torch.from_numpy(moved), torch.from_numpy(to), tokens)
+            mover.move(torch.from_numpy(moved), torch.from_numpy(to), tokens)
 
     def _take(self, logits: Tensor, chosen: np.ndarray) -> None:
         """Draw the next token of some rows, and let those that ended leave."""
@@ -327,19 +321,15 @@ class RowBatch:
         """The next token of each row and its log-probability."""
         params, uniform = self.params, torch.from_numpy(uniforms(keys, positions))
         early = positions < params.min_completion_tokens
-        native = self._decoder.wide_ops
-        if isinstance(native, NativeOps) and not self._is_restricted and not early.any():
-            tokens, logprobs = native.draw(logits.contiguous(), uniform, params.temperature)
-            return tokens.numpy(), logprobs.numpy()
-        uniform = uniform.to(logits.device)
         if not early.any():
-            return _fetched(*draw(logits, uniform, params, forbidden=[]))
+            return self._decoder.choose(logits, uniform, params)
+        uniform = uniform.to(logits.device)
         drawn_tokens, drawn_logprobs = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.float32)
         for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
             if chosen.any():
                 places = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
                 tokens, logprobs = draw(logits[places], uniform[places], params, forbidden=forbidden)
-                drawn_tokens[chosen], drawn_logprobs[chosen] = _fetched(tokens, logprobs)
+                drawn_tokens[chosen], drawn_logprobs[chosen] = fetched(tokens, logprobs)
         return drawn_tokens, drawn_logprobs
 
     def _record(self, chosen: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
@@ -386,15 +376,8 @@ class RowBatch:
     def _keep(self, row: int) -> None:
         """Remember what a row has computed: it may return."""
         slot, past, prompt_slot, _ = self.rows.places[row].tolist()
-        kept, prompt = self._kept(row), self.rows.owners[row][0].prompt
-        if not self._decoder.takes_prompt(prompt.held):
-            prompt.held = self._decoder.prompt(prompt_slot)
-        self.memory.keep(kept, self._decoder.row(slot, past), past)
-
-
-def _fetched(tokens: Tensor, logprobs: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Both on the CPU, by one copy from a GPU."""
-    if not tokens.is_cuda:
-        return tokens.numpy(), logprobs.numpy()
-    both = torch.stack([tokens.double(), logprobs.double()]).cpu().numpy()
-    return both[0].astype(np.int64), both[1].astype(np.float32)
+        kept, prompt, keeper = self._kept(row), self.rows.owners[row][0].prompt, self._decoder.keeper
+        assert keeper is not None  # others get requests whose rows do not return
+        if not keeper.takes_prompt(prompt.held):
+            prompt.held = keeper.prompt(prompt_slot)
+        self.memory.keep(kept, keeper.row(slot, past), past)

@@ -13,7 +13,7 @@ from oncurve.sample.request import Request
 SLOT, PAST, PROMPT_SLOT, PROMPT_TOKENS = range(4)
 """Columns of ``Rows.places``."""
 COMPACT_BELOW = 0.75
-"""Running rows lie far apart when they fill no more than this share of the slots that they span."""
+"""Rows are moved together when those that run fill no more than this share of the rows that are computed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rows:
         self.running = np.zeros(0, dtype=np.int64)
         """Rows that run, in the order of the batch."""
         self.places = np.zeros((count, 4), dtype=np.int64)
-        """Arguments of ``Decoder.step`` for each: slot, decoded tokens, prompt's slot, prompt's tokens."""
+        """Arguments of ``LayerDecoder.step`` for each: slot, decoded tokens, prompt's slot, prompt's tokens."""
         self.tokens = np.zeros((count, sizes.completion_tokens), dtype=np.int64)
         self.logprobs = np.zeros((count, sizes.completion_tokens), dtype=np.float32)
         self.lengths, self.begins, self.limits = np.zeros((3, count), dtype=np.int64)

@@ -12,17 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from oncurve.errors import SamplerError
 from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
 from oncurve.model.out_of_memory import Shortage, release
-from oncurve.model.weights import Backbone
 from oncurve.sample.base import PolicyView, SamplingParams, check_ids
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.generic import ModuleSampling
-from oncurve.sample.proof import Proof
+from oncurve.sample.decoder import Decoders
 from oncurve.sample.request import Request
 from oncurve.sample.row_batch import RowBatch
 from oncurve.sample.row_memory import RowMemory
@@ -39,8 +35,7 @@ class RowScheduler:
     def __init__(
         self,
         policy: PolicyView,
-        budget: RowBudget,
-        proof: Proof,
+        decoders: Decoders,
         *,
         is_closed: bool = False,
         shares_weights: bool = False,
@@ -54,9 +49,9 @@ class RowScheduler:
         under rows that run (``renew``). ``key`` is what a user sets to begin with fewer
         rows.
         """
-        self.policy, self.budget, self.key = policy, budget, key
+        self.policy, self.decoders, self.key = policy, decoders, key
         self.is_closed, self.shares_weights = is_closed, shares_weights
-        self._proof, self.version = proof, version
+        self.version = version
         self._memory = RowMemory()
         self._arrived: deque[Request] = deque()
         self._batch: RowBatch | None = None
@@ -144,9 +139,10 @@ class RowScheduler:
         """Raises SamplerError if there was one completion; what others ask for later may be smaller."""
         release()
         try:
-            self.budget.shrink(self._rows, reason, self._call, key=self.key)
+            self.decoders.shrink(self._rows, reason, self._call, key=self.key)
         except SamplerError:
-            self._tokens, self.budget.limit = (SMALLEST, SMALLEST), None
+            self._tokens = (SMALLEST, SMALLEST)
+            self.decoders.forget_limit()
             raise
 
     def _closed_call(self) -> DecodeCall:
@@ -158,14 +154,14 @@ class RowScheduler:
             group_size=first.count,
             prompt_tokens=max(len(request.token_ids) for request in self._arrived),
             completion_tokens=params.max_completion_tokens,
-            cuts=params.top_p < 1 or params.top_k > 0 or params.min_p > 0,
+            cuts=params.cuts,
         )
 
     def _open_call(self) -> DecodeCall:
         """Any number of requests, to the rule for memory."""
         prompt_tokens, completion_tokens = self._tokens
         return DecodeCall(
-            num_prompts=max(MOST_ROWS, self.budget.max_rows or 0),
+            num_prompts=max(MOST_ROWS, self.decoders.max_rows or 0),
             group_size=1,
             is_open=True,
             prompt_tokens=prompt_tokens,
@@ -180,14 +176,9 @@ class RowScheduler:
             if not self._fits(request):
                 if self._batch is not None and not self._batch.is_idle:
                     return
-                with self.policy.compute():
-                    backbone = self._proof.backbone(self.policy)
-                if backbone is None:
-                    self._sample_through_module()
-                    continue
-                self._make_batch(backbone)
+                self._make_batch()
             assert self._batch is not None
-            self._batch.waiting.append(self._arrived.popleft())
+            self._batch.add(self._arrived.popleft())
 
     def _fits(self, request: Request) -> bool:
         batch = self._batch
@@ -198,56 +189,36 @@ class RowScheduler:
             and request.positions <= batch.sizes.completion_tokens
         )
 
-    def _make_batch(self, backbone: Backbone) -> None:
+    def _make_batch(self) -> None:
         """Buffers that hold the first request and, where others may come later, all before it."""
         self._batch, request = None, self._arrived[0]  # its buffers are free before the new ones are made
         if self.is_closed:
             self._call = self._closed_call()
         else:
-            grown = max if self.budget.kv_tokens is not None else _double_until
+            grown = max if self.decoders.is_exact else _double_until
             prompt_tokens, completion_tokens = self._tokens
             self._tokens = (
                 grown(prompt_tokens, len(request.prompt.token_ids)),
                 grown(completion_tokens, request.positions),
             )
             self._call = self._open_call()
-        with self.policy.compute():
-            sizes = self.budget.sizes(self._call, self.budget.rows(self.policy.model, backbone, self._call))
-        self._rows = sizes.rows
         params, end_ids = _settings(request)
-        words = {"is_closed": self.is_closed, "version": self.version}
-        self._batch = RowBatch(self.policy, backbone, params, end_ids, sizes, self._memory, **words)
-
-    def _sample_through_module(self) -> None:
-        """The first request and those after it that are like it, from beginning to end.
-
-        For a model whose layers are not computed here. Of a request with more completions than fit, as many as do.
-        """
-        first = self._arrived[0]
-        self._call = self._closed_call()
         with self.policy.compute():
-            most = self.budget.rows(self.policy.model, None, self._call)
-        alike: list[Request] = []
-        for request in self._arrived:
-            is_alike = (request.params, request.end_ids, request.count) == (first.params, first.end_ids, first.count)
-            if alike and not (is_alike and (len(alike) + 1) * first.count <= most):
-                break
-            alike.append(request)
-        share = min(first.count, most)
-        self._rows = share * len(alike)
-        for start in range(0, first.count, share):
-            count = min(share, first.count - start)
-            with self.policy.compute():
-                keys = np.concatenate([request.keys[start : start + count] for request in alike])
-                sampling = ModuleSampling(
-                    self.policy, first.params, keys, first.end_ids, rounds=not self.shares_weights
-                )
-                rows = sampling.run([request.token_ids for request in alike], count)
-            for number, row in enumerate(rows):
-                sampled = row.token_ids, row.logprobs, row.finish_reason or "abort"
-                alike[number // count].give(start + number % count, sampled)
-        for request in alike:
-            self._arrived.remove(request)
+            plan = self.decoders.plan(
+                self.policy, self._call, end_ids, is_shared=self.shares_weights, version=self.version
+            )
+            self._rows = plan.sizes.rows
+            decoder = plan.make()
+        self._batch = RowBatch(
+            self.policy,
+            decoder,
+            params,
+            end_ids,
+            plan.sizes,
+            self._memory,
+            is_closed=self.is_closed,
+            version=self.version,
+        )
 
 
 def _settings(request: Request) -> tuple[SamplingParams, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from oncurve.section import Fraction, NonNegative, Section
 SAMPLERS = {
     "auto": "oncurve.sample.engine:make_engine",
     "engine": "oncurve.sample.engine:make_engine",
-    "transformers": "oncurve.sample.hf:make_hf_sampler",
+    "transformers": "oncurve.sample.engine:make_engine",
 }
 """Functions that make the samplers of this process from the section and a seed."""
 
@@ -21,8 +21,9 @@ class SamplingKeys(Section):
     """The recipe's settings of sampling."""
 
     type: Literal["auto", "engine", "transformers", "servers"] = "auto"
-    """The sampler. engine: this process. transformers: its generate, slow. servers: other processes, here or
-    elsewhere. auto: vLLM servers on idle GPUs, or one that shares the only GPU if it fits; otherwise engine."""
+    """The sampler. engine: this process. transformers: this process, by the model's own modules, slower. servers:
+    other processes, here or elsewhere. auto: vLLM servers on idle GPUs, or one that shares the only GPU if it fits;
+    otherwise engine."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; log-probabilities are taken at the same one."""
     max_completion_tokens: PositiveInt = 256
@@ -83,3 +84,8 @@ class SamplingParams:
     stop: tuple[str, ...] = DEFAULTS.stop
     """Strings that end a completion; they stay in its text and tokens."""
     seed: int = 0
+
+    @property
+    def cuts(self) -> bool:
+        """Some tokens may not be drawn, however the uniform numbers fall."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from source import PACKAGE, imports, known, modules
+from source import imports, known, modules
 
 MAX_FILES, MAX_LINES = 16, 4000
 ALLOWED = {"torch", "transformers", "numpy", "jaxtyping", "safetensors"}

@@ -31,7 +31,6 @@ from oncurve.rewards.custom import from_function
 from oncurve.rewards.environment_reward import EnvironmentReward
 from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.hf import HfSampler
 
 MakePrompts = Callable[..., list[Prompt]]
 
@@ -370,7 +369,7 @@ def test_an_episode_is_the_same_alone_and_among_63_others(policy: TrainedPolicy,
 def test_log_probabilities_of_sampler_and_trainer_agree(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
     from oncurve.data.collate import collate
 
-    for inner in (InProcessEngine(PARAMS), HfSampler(PARAMS)):
+    for inner in (InProcessEngine(PARAMS), InProcessEngine(PARAMS, own_layers=False)):
         sampler = real(inner, policy, PARAMS)
         groups = sampler.sample(make_prompts("one", "two", "three"), 4, step=1)
         batch = collate(groups, torch.zeros(3, 4)).measured()

@@ -18,7 +18,6 @@ from oncurve.policy.policy import TrainedPolicy
 from oncurve.records import Completion, Prompt
 from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.hf import HfSampler
 
 PARAMS = SamplingParams(max_completion_tokens=24, seed=5)
 MakePrompts = Callable[..., list[Prompt]]
@@ -76,4 +75,4 @@ def test_transformers_samples_for_agents_too(
     make_policy: Callable[..., TrainedPolicy], make_prompts: MakePrompts
 ) -> None:
     policy = make_policy()
-    check(policy, play(policy, HfSampler(PARAMS), make_prompts("a", "b")))
+    check(policy, play(policy, InProcessEngine(PARAMS, own_layers=False), make_prompts("a", "b")))

@@ -22,7 +22,7 @@ from pretend.counting import counting
 from oncurve.model import decode_flash, decoding, recordings
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone
 from oncurve.records import Prompt
 from oncurve.sample import proof, row_batch
@@ -43,10 +43,10 @@ def model_of(family: str, layers: int = 2) -> Any:
     return made.eval().cuda()
 
 
-def decoder_of(model: Any, *, masked: bool = False, records: bool = True) -> Decoder:
+def decoder_of(model: Any, *, masked: bool = False, records: bool = True) -> LayerDecoder:
     with patch.object(decoding, "can_decode", (lambda *_: False) if masked else decode_flash.can_decode):
         head = model.get_output_embeddings().weight.detach()
-        decoder = Decoder(Backbone(model), head, torch.bfloat16, **ROOM, records=records)
+        decoder = LayerDecoder(Backbone(model), head, torch.bfloat16, **ROOM, records=records)
     assert type(decoder.layers) is (RecordedLayers if masked else FlashLayers)
     decoder.prefill(PROMPTS, [0, 1, 2])
     return decoder

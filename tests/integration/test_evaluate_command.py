@@ -78,9 +78,7 @@ def test_after_ctrl_c_the_same_command_ends_at_the_same_results(
         checkpoints["qwen2"], "--benchmark", "jsonl", f"data.path={sums}", SHORT, *WARM, f"rollouts.type={sampler}",
     ]  # fmt: skip
     evaluate(*command, "--output", tmp_path / "whole")
-    from oncurve.sample.hf import HfSampler
-
-    kind: Any = InProcessEngine if sampler == "engine" else HfSampler
+    kind: Any = InProcessEngine
     real, calls = kind.sample, []
 
     def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -14,7 +14,7 @@ from oncurve.batch import Batch
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.lora_linear import Matrix
 from oncurve.model.weights import Backbone, _apart, backbone_of, supports
 from oncurve.policy.forward import completion_logprobs
@@ -129,7 +129,7 @@ def test_decoding_with_an_adapter_is_decoding_the_merged_model(way: str, dtype: 
         operations = decoding.operations if way == "kernels" else lambda *_: ops_torch
         with patch.object(decoding, "operations", operations):
             room = {"slots": 1, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}
-            decoder = Decoder(backbone, model.get_output_embeddings().weight, dtype, **room)
+            decoder = LayerDecoder(backbone, model.get_output_embeddings().weight, dtype, **room)
             first = decoder.prefill([[1, 2, 3, 4, 5]], [0])
             return torch.cat([first, decoder.step(torch.tensor([7]), torch.tensor([5]), torch.tensor([[0, 0, 0, 5]]))])
 
@@ -148,7 +148,7 @@ def decoded(model: Any, dtype: torch.dtype, steps: int = 3) -> Tensor:
         patch.object(Backbone, "layer_weights", lambda self, layer, kind: _apart(layer, kind)),
     ):
         room = {"slots": 2, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}
-        decoder = Decoder(backbone, model.get_output_embeddings().weight, dtype, **room)
+        decoder = LayerDecoder(backbone, model.get_output_embeddings().weight, dtype, **room)
         logits = [decoder.prefill([[1, 2, 3, 4, 5]], [0])]
         for step in range(steps):
             logits.append(

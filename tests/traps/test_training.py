@@ -21,7 +21,7 @@ from oncurve.recipe.load import parse_config
 from oncurve.records import Completion, Group, Prompt
 from oncurve.run.assemble import make_policy as policy_of_recipe
 from oncurve.sample.base import SamplingParams
-from oncurve.sample.hf import HfSampler
+from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -273,7 +273,7 @@ def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     """Where checkpointing switches the cache off, every new token costs a pass over the whole row."""
     policy = make_policy("llama", gradient_checkpointing=True)
     policy.model.train()
-    sampler = HfSampler(replace(SAMPLING, min_completion_tokens=LIMIT))
+    sampler = InProcessEngine(replace(SAMPLING, min_completion_tokens=LIMIT), own_layers=False)
     sampler.load_weights(policy, version=0)
     sampler.sample(make_prompts("a long prompt"), 2)  # finds the way to sample
     widths: list[int] = []
@@ -294,7 +294,7 @@ def test_rows_of_unequal_length_sample_what_they_sample_alone(
         tokenizer.pad_token = tokenizer.eos_token
     else:
         tokenizer.add_special_tokens({"pad_token": "[ADDED]"})
-    sampler = HfSampler(replace(SAMPLING, temperature=0))
+    sampler = InProcessEngine(replace(SAMPLING, temperature=0), own_layers=False)
     sampler.load_weights(TrainedPolicy(tiny_model("qwen2"), tokenizer, optimizer=OptimizerSettings()), version=0)
     together = sampler.sample(make_prompts("a", "a very much longer prompt than that"), 1)
     alone = [sampler.sample(make_prompts(text), 1)[0] for text in ("a", "a very much longer prompt than that")]

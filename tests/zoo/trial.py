@@ -165,7 +165,7 @@ class _Steps:
         self.trial.attempt("gradient", self.gradient)
         if self.trial.attempt("sampler", lambda: self.sample(self.policy, self.reference)):
             self.trial.sampled = way_said(self.policy.model)
-        self.trial.attempt("generate", lambda: self.sample(self.policy, self.reference, generates=True))
+        self.trial.attempt("modules", lambda: self.sample(self.policy, self.reference, by_modules=True))
         self.trial.attempt("saved", self.save)
         self.trial.attempt("served", self.serve)
         del self.policy
@@ -200,8 +200,8 @@ class _Steps:
         error = max(float((found[name] - one).norm()) for name, one in wanted.items())
         _demand("gradients", error / size, GRADIENT)
 
-    def sample(self, policy: Any, reference: Any, *, generates: bool = False) -> None:
-        compare_sampled(policy, reference, tokens=min(24, self.limit - 20), generates=generates)
+    def sample(self, policy: Any, reference: Any, *, by_modules: bool = False) -> None:
+        compare_sampled(policy, reference, tokens=min(24, self.limit - 20), by_modules=by_modules)
 
     def save(self) -> None:
         from oncurve.policy.final_model import write_model
@@ -299,9 +299,9 @@ class _Steps:
 
 
 def compare_sampled(
-    policy: Any, reference: Any, *, tokens: int, limit: float = LOGPROBS, generates: bool = False
+    policy: Any, reference: Any, *, tokens: int, limit: float = LOGPROBS, by_modules: bool = False
 ) -> None:
-    """Sample groups of two prompts with the engine, or with transformers' generate.
+    """Sample groups of two prompts with the engine, through our own layers or the model's modules.
 
     They are compared with the reference's own pass over each row.
     """
@@ -311,9 +311,8 @@ def compare_sampled(
     from oncurve.records import Prompt
     from oncurve.sample.base import SamplingParams
     from oncurve.sample.engine import InProcessEngine
-    from oncurve.sample.hf import HfSampler
 
-    engine = (HfSampler if generates else InProcessEngine)(SamplingParams(max_completion_tokens=tokens))
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens), own_layers=not by_modules)
     engine.load_weights(policy, version=0)
     prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
     for group in engine.sample(prompts, 3):

@@ -15,6 +15,7 @@ from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
 from oncurve.policy.forward import row_logprobs
 from oncurve.sample.base import PolicyView, Sampled
 from oncurve.sample.budget import RowBudget
+from oncurve.sample.layer_decoders import LayerDecoders
 from oncurve.sample.proof import Proof
 from oncurve.sample.request import Request
 from oncurve.sample.scheduler import RowScheduler
@@ -40,9 +41,8 @@ class Sampling:
     ) -> None:
         """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
         self.policy, self.label = policy, label
-        self.scheduler = RowScheduler(
-            policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, version=label, key="--max-rows"
-        )
+        decoders = LayerDecoders(RowBudget(max_rows), Proof(on_gpu=cuda_graphs))
+        self.scheduler = RowScheduler(policy, decoders, shares_weights=True, version=label, key="--max-rows")
         self._work: dict[Request, SubmittedRequest] = {}
         """All that has no answer yet."""
         self._dropped: set[Request] = set()

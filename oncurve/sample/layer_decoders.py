@@ -1,0 +1,75 @@
+"""Decoders of a policy: of our own layers where they know its family and may decode, of its modules elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from oncurve.model.decode_memory import DecodeCall
+from oncurve.model.decoding import LayerDecoder
+from oncurve.model.weights import Backbone, head_matrix
+from oncurve.sample.base import PolicyView, padding_id
+from oncurve.sample.budget import RowBudget
+from oncurve.sample.decoder import Decoder, DecoderPlan, ModuleDecoder
+from oncurve.sample.generic import RoundedMatrices, way_of
+from oncurve.sample.proof import Proof
+from oncurve.sample.rows import BufferSizes
+
+
+class LayerDecoders:
+    """Makes the fastest decoder that computes what the model does."""
+
+    def __init__(self, budget: RowBudget | None = None, proof: Proof | None = None) -> None:
+        self.budget, self.proof = budget or RowBudget(), proof or Proof()
+
+    @property
+    def max_rows(self) -> int | None:
+        """See ``Decoders``."""
+        return self.budget.max_rows
+
+    @property
+    def is_exact(self) -> bool:
+        """The number of positions is set, so that none may be left over."""
+        return self.budget.kv_tokens is not None
+
+    def plan(
+        self, policy: PolicyView, call: DecodeCall, end_ids: tuple[int, ...], *, is_shared: bool, version: str | None
+    ) -> DecoderPlan:
+        """See ``Decoders``."""
+        backbone = self.proof.backbone(policy)
+        sizes = self.budget.sizes(call, self.budget.rows(policy.model, backbone, call))
+
+        def make() -> Decoder:
+            if backbone is None:
+                return self._by_modules(policy, sizes, end_ids, rounds=not is_shared and version is None)
+            return _by_layers(policy, backbone, sizes, apart=version is not None)
+
+        return DecoderPlan(sizes, make)
+
+    def _by_modules(
+        self, policy: PolicyView, sizes: BufferSizes, end_ids: tuple[int, ...], *, rounds: bool
+    ) -> ModuleDecoder:
+        """Through the model's modules; where nobody else reads its matrices, they are rounded once."""
+        kind, pad_id = way_of(policy.model), padding_id(policy, end_ids)
+        around = RoundedMatrices(policy.model) if rounds else nullcontext
+        return ModuleDecoder(policy, sizes, pad_id=pad_id, kind=kind, around=around)
+
+    def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
+        """See ``Decoders``."""
+        self.budget.shrink(rows, reason, call, key=key)
+
+    def forget_limit(self) -> None:
+        """See ``Decoders``."""
+        self.budget.limit = None
+
+
+def _by_layers(policy: PolicyView, backbone: Backbone, sizes: BufferSizes, *, apart: bool) -> LayerDecoder:
+    return LayerDecoder(
+        backbone,
+        head_matrix(policy.model),
+        backbone.compute_type(),
+        slots=sizes.rows,
+        prompt_slots=sizes.prompts,
+        prompt_tokens=sizes.prompt_tokens,
+        completion_tokens=sizes.completion_tokens,
+        apart=apart,
+    )
