@@ -66,7 +66,7 @@ class Counts:
 def make_policies(seed: int = 0) -> tuple[Any, list[Any]]:
     """A small model in training in float32, and two in float64 beside it: packed and padded."""
     from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
 
     tags = ("<tool>", "</tool>", "<result>", "</result>")
@@ -106,7 +106,7 @@ def teach(model: Any, tokenizer: Any, *, updates: int = 150) -> None:
 
 def prompts_of(kind: str, tokenizer: Any, rows: Sequence[dict[str, Any]], step: int) -> list[Any]:
     """The prompts of a step: other rows in every step."""
-    from oncurve.records import Prompt
+    from oncurve.core.records import Prompt
 
     made = []
     for place in range(PROMPTS):

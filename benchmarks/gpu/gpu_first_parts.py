@@ -14,14 +14,14 @@ from gpu_first_probe import Answer, Setting, judged
 from gpu_first_timing import checkpoint, is_gpu, wait
 from torch import distributed
 
+from oncurve.core.policy import Scorer, torch_type
+from oncurve.core.records import Completion, Group
 from oncurve.data.collate import collate
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.distributed import ALONE, join_alone
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import Scorer, torch_type
 from oncurve.policy.sharding import Sharding, make_mesh, shard, whole
-from oncurve.records import Completion, Group
 
 
 def compare(setting: Setting) -> Answer:

@@ -12,12 +12,12 @@ from typing import Any
 import yaml
 from models import MEAN_TOKENS, SHAPES, CoinReward, build, make_prompts
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Group
 from oncurve.data.collate import collate, stack_rewards
-from oncurve.errors import ConfigError
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Group
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
 from oncurve.run.scoring import score
 

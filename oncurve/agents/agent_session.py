@@ -17,9 +17,17 @@ import numpy as np
 
 from oncurve.agents.chat_request import ChatCall, ChatError, ChatRequest, Message
 from oncurve.agents.conversation_frames import Frames
+from oncurve.core.records import (
+    Completion,
+    EpisodeEnd,
+    FinishReason,
+    Segment,
+    ToolCall,
+    VersionSpans,
+    words_before_calls,
+)
 from oncurve.episodes.dialects import Told
 from oncurve.episodes.tools import CallRequest
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall, VersionSpans, words_before_calls
 from oncurve.sample.turns import Sampled
 
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from oncurve.batch import Rewards
+from oncurve.core.batch import Rewards
 
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from oncurve.batch import Size
+from oncurve.core.batch import Size
 
 
 def sequence_mean(

@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.algorithm import advantages, correction, kl, losses, normalize
-from oncurve.algorithm.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
 from oncurve.algorithm.entropy import EntropyBonus
 from oncurve.algorithm.table import LOSSES, PRESETS, RATIO_CAP, Preset, resolve
-from oncurve.batch import Rewards
+from oncurve.core.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
+from oncurve.core.batch import Rewards
 
 __all__ = ["PRESETS", "build"]
 

@@ -10,7 +10,7 @@ import typer
 
 from oncurve.cli.arguments import Overrides
 from oncurve.cli.train import train
-from oncurve.errors import ConfigError, did_you_mean
+from oncurve.core.errors import ConfigError, did_you_mean
 from oncurve.observe.terminal import quiet_libraries
 
 BASES = {

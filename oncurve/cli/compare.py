@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oncurve.cli.report import Output, Price
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.observe.terminal import console
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from oncurve.cli.launch import supervise
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.observe.terminal import console, counting, quiet_libraries
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.observe.terminal import console
 
 Price = Annotated[

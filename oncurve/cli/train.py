@@ -11,7 +11,7 @@ import typer
 from oncurve.cli.arguments import Overrides, RecipeArgument
 from oncurve.cli.launch import supervise
 from oncurve.cli.seeds import parse_seeds, train_seeds
-from oncurve.errors import ConfigError, Stopped
+from oncurve.core.errors import ConfigError, Stopped
 from oncurve.observe.terminal import console, quiet_libraries
 
 if TYPE_CHECKING:

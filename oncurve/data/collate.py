@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.batch import Batch, Rewards, Size
-from oncurve.records import Group, Reward, packed
+from oncurve.core.batch import Batch, Rewards, Size
+from oncurve.core.records import Group, Reward, packed
 
 BLUR = 1e-4
 """Rewards that float32 rounds by more than this share of their group's range are kept in float64."""

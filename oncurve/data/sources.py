@@ -13,9 +13,9 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError, DataError, Failure, attempt, counted, did_you_mean, listed
 from oncurve.data import stored_rows
 from oncurve.data.stored_rows import Source
-from oncurve.errors import ConfigError, DataError, Failure, attempt, counted, did_you_mean, listed
 from oncurve.user_code import load_function
 
 Row = dict[str, Any]

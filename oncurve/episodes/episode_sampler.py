@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from oncurve.core.errors import Failure, SamplerError, attempt
+from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
+from oncurve.core.sampler import PolicyView, SamplingParams, context_of, end_token_ids
 from oncurve.episodes.dialects import Dialect
 from oncurve.episodes.environments import Environment, Kind, close_all, close_now, has_died, reward_of
 from oncurve.episodes.episode import Episode
@@ -22,9 +25,6 @@ from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.tools import CallRequest, calling, opened
 from oncurve.episodes.workers import Calls, Workers
-from oncurve.errors import Failure, SamplerError, attempt
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids
 from oncurve.sample.streams import stream_keys, turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 from oncurve.user_code import contained

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from oncurve import tables
-from oncurve.errors import counted
+from oncurve.core.errors import counted
+from oncurve.core.grading import Category
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
-from oncurve.rewards.base import Category
 
 TITLES = {
     "correct": "Right answer in the right form",

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import tables
-from oncurve.errors import DataError, counted
+from oncurve.core.errors import DataError, counted
 from oncurve.evaluate.evaluation import Evaluation, Example, Share
 from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text

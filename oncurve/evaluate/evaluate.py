@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
+from oncurve.core.grading import FIXED_PARTS, RewardFunction, categorize, grade
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import Sampler, SamplingParams
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import FIXED_PARTS, RewardFunction, categorize, grade
-from oncurve.sample.base import Sampler, SamplingParams
 
 
 class Kept:

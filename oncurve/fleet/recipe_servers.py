@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.fleet.servers.children import (
     ChildServers,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.fleet.launch.placement import Machine, Placement, Wants, choose_placement
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, find_python
 from oncurve.fleet.servers.vllm_version import why_not_alike

@@ -13,21 +13,21 @@ from functools import partial
 import numpy as np
 import torch
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.requests import Request
+from oncurve.core.sampler import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.history.past import PastRun
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.schema import Config
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids
 from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.layer_decoders import LayerDecoders
-from oncurve.sample.request import Request
 from oncurve.sample.row_memory import KeptRow
-from oncurve.sample.scheduler import RowScheduler
 from oncurve.sample.streams import GOLDEN, stream_keys
 
 

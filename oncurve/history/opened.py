@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.batch import Batch
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch
+from oncurve.core.errors import ConfigError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Reward
 from oncurve.data.collate import stack_rewards
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Reward
 
 Gradient = Mapping[str, Tensor]
 """The gradient of every trained weight by its name, in float32 on the CPU."""

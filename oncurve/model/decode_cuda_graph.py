@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oncurve.core.decoder import NEWEST, Choose
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_memory import BLOCK
 from oncurve.model.decode_torch import PrefixGroups, StepInputs, TorchLayers
@@ -23,7 +24,6 @@ from oncurve.model.forward_backward import Angles
 from oncurve.model.ops import Ops
 from oncurve.model.recordings import Recordings
 from oncurve.model.weights import Backbone, LayerWeights
-from oncurve.sample.decoder import NEWEST, Choose
 
 
 class Shape(NamedTuple):

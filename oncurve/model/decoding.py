@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import head_type
+from oncurve.core.decoder import Choose, Chosen, fetched
+from oncurve.core.draw import draw
+from oncurve.core.sampler import SamplingParams
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import DeviceDraw, RecordedLayers
@@ -21,9 +24,6 @@ from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import prompt_layout
 from oncurve.model.weights import Backbone
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.decoder import Choose, Chosen, fetched
-from oncurve.sample.draw import draw
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
 from oncurve.algorithm.precision import arithmetic_type, head_type
-from oncurve.errors import TrainingError
+from oncurve.core.errors import TrainingError
 from oncurve.model.weights import is_plain_head
 
 

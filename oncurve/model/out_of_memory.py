@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from traceback import clear_frames
 from types import TracebackType
 
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 
 TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 """Words in torch's error for a failed allocation, on a GPU and on a CPU."""

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from oncurve.core.records import NOT_APPLICABLE, Group, Mean, Reward
 from oncurve.observe.episode_metrics import episode_metrics
-from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
 
 OF_SAMPLING = (
     "reward/", "group/", "advantage/", "mismatch/", "policy/ratio", "tokens/sampled", "tokens/mean_age",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oncurve.errors import CheckpointError, did_you_mean
+from oncurve.core.errors import CheckpointError, did_you_mean
 from oncurve.observe.record import METRICS
 
 RUNS = "runs"

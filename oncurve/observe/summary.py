@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
-from oncurve.errors import DataError, counted
+from oncurve.core.errors import DataError, counted
 from oncurve.observe.columns import Columns
 from oncurve.observe.progress import duration, sparkline
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from oncurve.errors import counted
+from oncurve.core.errors import counted
 from oncurve.plan.constants import GPU_MARGIN, MEMORY_ERROR
 from oncurve.plan.cost import (
     DiskUse,

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from oncurve.errors import TrainingError
+from oncurve.core.errors import TrainingError
 from oncurve.policy.lora import Adapter
 
 

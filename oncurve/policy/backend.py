@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole

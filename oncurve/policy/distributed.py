@@ -18,11 +18,11 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from oncurve.batch import Batch
-from oncurve.errors import OncurveError, Stopped, TrainingError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import OncurveError, Stopped, TrainingError
+from oncurve.core.records import Mean
 from oncurve.policy.environment import read_place
 from oncurve.policy.heartbeat import Heartbeat
-from oncurve.records import Mean
 
 T = TypeVar("T")
 BUCKET_NUMBERS = 1 << 25

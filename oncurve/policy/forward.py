@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.logprobs import from_logits
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model import forward_backward
 from oncurve.model.head import head
 from oncurve.model.ops import operations

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from oncurve.errors import LostProcess, TrainingError
+from oncurve.core.errors import LostProcess, TrainingError
 from oncurve.policy.environment import RankInfo
 
 T = TypeVar("T")

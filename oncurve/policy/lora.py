@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.policy.lora_merge import mergeable, refuse_tied
 from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
 from oncurve.policy.settings import LoraSettings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model.agreement import Agreement, agreement, of_size
 from oncurve.model.out_of_memory import first_line
 from oncurve.model.stand_in import FAILURES

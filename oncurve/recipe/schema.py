@@ -12,9 +12,9 @@ from typing import Annotated, cast
 from pydantic import Field, model_validator
 
 from oncurve.algorithm.settings import AlgorithmSection
+from oncurve.core.errors import ConfigError
 from oncurve.data.settings import Data, SftSection, with_type
 from oncurve.episodes.settings import EpisodeKeys
-from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.fleet.settings import ServerKeys
 from oncurve.policy.settings import OptimizerSettings, PolicySection

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from oncurve import __version__
-from oncurve.errors import ConfigError, DataError, counted
+from oncurve.core.errors import ConfigError, DataError, counted
 from oncurve.observe.record import METRICS
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json
 from oncurve.report.comparing import OWN_KEYS, compare_runs, comparison_page

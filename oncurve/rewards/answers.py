@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from oncurve.records import Completion, Prompt
+from oncurve.core.records import Completion, Prompt
 from oncurve.rewards.choices import chosen_letter
 from oncurve.rewards.doubt import BOUNDED, ROUNDED, UNSURE
 from oncurve.rewards.latex import formulas

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import after_hash, last_boxed, said_by
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.section import RewardSection, Surroundings
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")

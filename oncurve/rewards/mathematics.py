@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import AnswerPlace, find_answer, said_by
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.choices import reference_letter
 from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
 from oncurve.rewards.section import RewardSection, Surroundings

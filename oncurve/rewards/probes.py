@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from oncurve.errors import shortened
-from oncurve.records import Completion, Prompt, Reward, mean_of
+from oncurve.core.errors import shortened
+from oncurve.core.records import Completion, Prompt, Reward, mean_of
 from oncurve.rewards.answers import find_answer
 from oncurve.tables import aligned
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import find_answer
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import is_tagged
 from oncurve.rewards.mathematics import AnswerChecker, reference, reward_of
 from oncurve.rewards.section import RewardSection, Surroundings

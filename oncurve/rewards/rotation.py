@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import FIXED_PARTS, RewardFunction, grade
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import FIXED_PARTS, RewardFunction, grade
+from oncurve.core.records import Completion, Prompt, Reward
 
 
 class Rotating:

@@ -34,7 +34,7 @@ from sympy import (
 )
 from sympy.core.relational import Relational
 
-from oncurve.errors import Failure, attempt
+from oncurve.core.errors import Failure, attempt
 from oncurve.rewards.equality import equal_answers
 from oncurve.rewards.shapes import is_region, pairs_up
 from oncurve.rewards.symbolic_sets import Region, read_region, same_region, with_members

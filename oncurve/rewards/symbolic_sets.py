@@ -8,7 +8,7 @@ from typing import Any
 
 from sympy import Complement, EmptySet, FiniteSet, Intersection, Interval, Reals, Set, Union, oo
 
-from oncurve.errors import Failure, attempt
+from oncurve.core.errors import Failure, attempt
 from oncurve.rewards.latex import bracket_depths, split_top
 
 Region = tuple[str | None, Set]

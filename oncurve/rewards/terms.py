@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction, Term, WeightedSum
 from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.pipelined import PipelinedRewards

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, said_by
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls

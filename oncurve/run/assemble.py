@@ -13,17 +13,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import Advantage, build
 from oncurve.algorithm.settings import AlgorithmSection
-from oncurve.batch import Rewards
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Rewards
+from oncurve.core.errors import ConfigError, Failure, RewardError, TrainingError, attempt
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.sampler import Sampler, end_token_ids
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.data.settings import DataSection
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
-from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, attempt
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.model.out_of_memory import is_out_of_memory
@@ -41,13 +43,11 @@ from oncurve.policy.from_settings import (
 )
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.teacher import load_teacher
 from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
-from oncurve.sample.base import Sampler, end_token_ids
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import SAMPLERS
 from oncurve.user_code import load_function

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.observe.checksums import FileSum, flush
 
 MANIFEST = "manifest.json"

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oncurve.algorithm.algorithm import Algorithm
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.errors import CheckpointError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group
 from oncurve.data.curriculum import Curriculum
-from oncurve.errors import CheckpointError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
 from oncurve.run.snapshot import Snapshot, capture

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from oncurve.batch import Batch
-from oncurve.errors import TrainingError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import TrainingError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Mean
 from oncurve.model.out_of_memory import is_out_of_memory, release
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.shortage import check_alone, check_smaller
-from oncurve.records import Mean
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10

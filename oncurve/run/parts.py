@@ -13,23 +13,24 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from oncurve.algorithm.algorithm import Algorithm
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.errors import ConfigError, counted
+from oncurve.core.grading import RewardFunction
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import SOURCE_ROW, Group, Prompt
+from oncurve.core.sampler import PolicyView, Sampler, check_ids, context_of
 from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts_on_demand import PromptsOnDemand
-from oncurve.errors import ConfigError, counted
 from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.teacher import OutsideTeacher
 from oncurve.recipe.schema import Config
-from oncurve.records import SOURCE_ROW, Group, Prompt
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
 from oncurve.run.code_files import file_of, fingerprints, variables
@@ -38,7 +39,6 @@ from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, S
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, make_prompts, split_rows
 from oncurve.run.state import checksum
-from oncurve.sample.base import PolicyView, Sampler, check_ids, context_of
 
 
 class ServerSide(Sampler, Protocol):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from oncurve.core.decoder import ModuleDecoder
+from oncurve.core.policy import TrainedPolicy
 from oncurve.model.decoding import LayerDecoder
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.sample.decoder import ModuleDecoder
 
 _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
     (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import yaml
 
-from oncurve.errors import CheckpointError, ConfigError, DataError, listed
+from oncurve.core.errors import CheckpointError, ConfigError, DataError, listed
 from oncurve.observe.redact import redact, redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.lora import base_of, is_adapter

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from oncurve.core.errors import CheckpointError, ConfigError, DataError, Stopped, counted
 from oncurve.data.given import NOTHING, Given
-from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.extensions import extension
 from oncurve.observe.lock import RunLock

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Group, Reward
+from oncurve.core.sampler import Sampler, TellsGroups
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import EQUAL_WITHIN
-from oncurve.records import Group, Reward
-from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.pipelined import PipelinedGrading, PipelinedRewards
 from oncurve.run.services import Run
-from oncurve.sample.base import Sampler, TellsGroups
 
 Graded = list[list[Reward]]
 

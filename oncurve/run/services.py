@@ -10,13 +10,13 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 import torch
 from torch import Tensor
 
-from oncurve.batch import Batch
-from oncurve.errors import CheckpointError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import CheckpointError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Mean, Reward
 from oncurve.model.out_of_memory import memory_error_as
 from oncurve.observe.step_record import step_path, write_step
 from oncurve.observe.tokens import TokenRecord
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Mean, Reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption

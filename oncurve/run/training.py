@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from oncurve.core.errors import ConfigError, Stopped
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_chat
-from oncurve.errors import ConfigError, Stopped
 from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.null_run_folder import NullRunFolder

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import arithmetic_type, head_type
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
 from oncurve.model.decode_memory import (
     MOST_ROWS,
     RECORDING_BYTES,

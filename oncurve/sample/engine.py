@@ -12,15 +12,15 @@ from functools import partial
 
 import numpy as np
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Group, Prompt
+from oncurve.core.requests import Request
+from oncurve.core.sampler import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
+from oncurve.core.scheduler import RowScheduler
 from oncurve.model.allocator import give_back
-from oncurve.records import Group, Prompt
-from oncurve.sample.base import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.layer_decoders import LayerDecoders
 from oncurve.sample.proof import Proof
-from oncurve.sample.request import Request
-from oncurve.sample.scheduler import RowScheduler
 from oncurve.sample.settings import SamplingKeys
 from oncurve.sample.streams import stream_keys
 from oncurve.sample.turns import EngineTurns, Turns

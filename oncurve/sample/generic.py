@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from oncurve.algorithm.precision import in_full_precision
-from oncurve.errors import SamplerError
+from oncurve.core.decoder import KEYS_AND_VALUES, CacheKind, cached_inputs, left_pad
+from oncurve.core.errors import SamplerError
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.out_of_memory import first_line
 from oncurve.model.stand_in import FAILURES, allowed, find_stand_in, nudged
-from oncurve.sample.decoder import KEYS_AND_VALUES, CacheKind, cached_inputs, left_pad
 
 log = logging.getLogger(__name__)
 

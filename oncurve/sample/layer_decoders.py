@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
+from oncurve.core.sampler import PolicyView, padding_id
 from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, head_matrix
-from oncurve.sample.base import PolicyView, padding_id
 from oncurve.sample.budget import RowBudget
-from oncurve.sample.decoder import Decoder, DecoderPlan, ModuleDecoder
 from oncurve.sample.generic import RoundedMatrices, way_of
 from oncurve.sample.proof import Proof
 from oncurve.sample.rows import BufferSizes

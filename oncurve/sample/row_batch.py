@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from oncurve.core.decoder import NEWEST, AheadDrawer, Decoder, Drawn, fetched
+from oncurve.core.draw import draw
+from oncurve.core.records import FinishReason
+from oncurve.core.requests import Request
+from oncurve.core.sampler import PolicyView, Sampled, SamplingParams
 from oncurve.model.weights import head_matrix
-from oncurve.records import FinishReason
-from oncurve.sample.base import PolicyView, Sampled, SamplingParams
-from oncurve.sample.decoder import NEWEST, AheadDrawer, Decoder, Drawn, fetched
-from oncurve.sample.draw import draw
-from oncurve.sample.request import Request
 from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
 from oncurve.sample.rows import PAST, PROMPT_TOKENS, SLOT, BufferSizes, Rows
 from oncurve.sample.stops import StopStrings

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oncurve.records import FinishReason
-from oncurve.sample.base import Sampled
-from oncurve.sample.request import Request
+from oncurve.core.records import FinishReason
+from oncurve.core.requests import Request
+from oncurve.core.sampler import Sampled
 
 SLOT, PAST, PROMPT_SLOT, PROMPT_TOKENS = range(4)
 """Columns of ``Rows.places``."""

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
+from oncurve.core.decoder import Decoders
+from oncurve.core.requests import Request
+from oncurve.core.sampler import PolicyView, Sampled, SamplingParams, end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.model.allocator import give_back
-from oncurve.sample.base import PolicyView, Sampled, SamplingParams, end_token_ids
-from oncurve.sample.decoder import Decoders
-from oncurve.sample.request import Request
 from oncurve.sample.row_memory import KeptRow
-from oncurve.sample.scheduler import RowScheduler
 
 
 class Deliver(Protocol):

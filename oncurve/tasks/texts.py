@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from oncurve.errors import DataError, listed
+from oncurve.core.errors import DataError, listed
 from oncurve.tasks.calculator_problems import TAGS, Part, calculator_demonstrations, calculator_lessons
 from oncurve.tasks.program_problems import program_demonstrations, program_lessons
 from oncurve.tasks.word_problems import demonstrations, lessons

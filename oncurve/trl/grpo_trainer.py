@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from oncurve.core.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.parts import Parts

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import oncurve.trl
-from oncurve.errors import ConfigError, listed
+from oncurve.core.errors import ConfigError, listed
 from oncurve.trl import unsloth
 
 ELSEWHERE = (

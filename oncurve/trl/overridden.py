@@ -12,7 +12,7 @@ from typing import Any
 from transformers import Trainer as TransformersTrainer
 
 from oncurve.convert.options import table
-from oncurve.errors import ConfigError, listed
+from oncurve.core.errors import ConfigError, listed
 
 OF_TRL = (
     "_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions", "_generate_single_turn",

@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from oncurve.convert.options import older
-from oncurve.errors import ConfigError, did_you_mean
+from oncurve.core.errors import ConfigError, did_you_mean
 from oncurve.trl.grpo_config import GRPOConfig
 
 

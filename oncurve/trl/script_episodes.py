@@ -8,9 +8,9 @@ from typing import Any
 
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note
+from oncurve.core.errors import ConfigError, DataError, listed
+from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import NO_QUESTION
-from oncurve.errors import ConfigError, DataError, listed
-from oncurve.records import SOURCE_ROW
 from oncurve.trl.chat import prompt_text
 from oncurve.trl.rewards_of_scripts import PATIENCE_SECONDS
 

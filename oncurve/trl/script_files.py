@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, TrainerState
 
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.policy.model_folder import stored_type
 from oncurve.policy.tensor_files import narrow_files

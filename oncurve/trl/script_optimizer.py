@@ -13,9 +13,9 @@ from transformers import Trainer as TransformersTrainer
 from transformers import get_scheduler
 
 from oncurve.convert.trl import OPTIMIZERS
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.policy import TrainedPolicy
 from oncurve.policy.backend import OneDevice, trained_parameters
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.trl.script_callbacks import Callbacks, Schedule
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.logprobs import from_hidden
-from oncurve.batch import Batch, Rewards, Size
+from oncurve.core.batch import Batch, Rewards, Size
 
 VOCABULARY, WIDTH, END = 7, 5, 0
 

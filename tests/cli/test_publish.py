@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.core.errors import CheckpointError, ConfigError, DataError
 from oncurve.run.publish import files_to_upload, is_hub_name, merge_with_card, push, write_card
 
 KEY = "hf_" + "abcdefghij" * 3

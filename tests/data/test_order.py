@@ -6,9 +6,9 @@ from itertools import chain
 
 import pytest
 
-from oncurve.data.order import Order, Prompts
-from oncurve.errors import ConfigError, DataError
-from oncurve.records import Prompt
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.order import Order, Prompts
+from oncurve.core.records import Prompt
 
 SIZES = [(1, 1), (7, 7), (7, 3), (7, 5), (8, 4), (10, 8), (12, 9), (100, 32), (33, 32)]
 

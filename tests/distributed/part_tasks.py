@@ -13,9 +13,9 @@ from typing import Any
 import tasks
 import torch
 
+from oncurve.core.policy import TrainedPolicy
 from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.checkpoint_manifest import verify
@@ -159,7 +159,7 @@ def go_on(processes: Processes, *, root: Path, **options: Any) -> dict[str, Any]
 
 def broken_write(processes: Processes, *, root: Path) -> str:
     """What is said when the second process cannot write its share."""
-    from oncurve.errors import CheckpointError
+    from oncurve.core.errors import CheckpointError
     from oncurve.run import state
 
     policy = tokenized(tasks.make_policy(processes, "fsdp", double=False, lora=False))

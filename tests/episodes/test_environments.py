@@ -18,18 +18,18 @@ from pydantic import BaseModel
 from scripted import make_sampler, one
 
 import oncurve
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.grading import Term, WeightedSum, grade
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Prompt, Reward
+from oncurve.core.sampler import SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.errors import ConfigError, SamplerError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt, Reward
-from oncurve.rewards.base import Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.environment_reward import EnvironmentReward
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 MakePrompts = Callable[..., list[Prompt]]

@@ -10,6 +10,10 @@ import pytest
 import torch
 from test_environments import Echoing
 
+from oncurve.core import scheduler
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -18,10 +22,6 @@ from oncurve.episodes.settings import EpisodeSection
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample import scheduler
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
 

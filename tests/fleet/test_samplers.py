@@ -15,11 +15,11 @@ from sampled_groups import ENDS, TEXTS, completions, ending, sampled, tokens
 from served import ThroughServers
 from torch import Tensor
 
-from oncurve.errors import SamplerError
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.errors import SamplerError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.sampler import Sampler, SamplingParams, TellsGroups
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import Sampler, SamplingParams, TellsGroups
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

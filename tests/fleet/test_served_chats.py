@@ -19,8 +19,8 @@ import torch
 from served import Listener
 
 from oncurve.agents.conversation_frames import TagFrames
+from oncurve.core.policy import TrainedPolicy
 from oncurve.fleet.serving.http_app import SamplingServer
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.sample.row_batch import RowBatch
 
 if TYPE_CHECKING:

@@ -17,7 +17,11 @@ import pytest
 import torch
 from served import FAST, LocalServer, ThroughServers
 
-from oncurve.errors import ConfigError, SamplerError
+from oncurve.core.decoder import ModuleDecoder
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import check_host
@@ -29,12 +33,8 @@ from oncurve.fleet.weights.weight_stream import make_shipment
 from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings
-from oncurve.records import Prompt
 from oncurve.sample import proof
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.decoder import ModuleDecoder
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

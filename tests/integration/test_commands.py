@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.record import read_metrics
 

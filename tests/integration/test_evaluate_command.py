@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.core.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
 from oncurve.data.prompts import find_template
-from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
 from oncurve.evaluate import resumable
 from oncurve.recipe.load import load_config
 from oncurve.run.measuring import BENCHMARKS

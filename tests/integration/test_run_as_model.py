@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 
 QUESTION = "Tom has 12 apples and buys 7 more. How many apples does Tom have?"

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import oncurve
-from oncurve.errors import ConfigError, DataError, SamplerError
+from oncurve.core.errors import ConfigError, DataError, SamplerError
+from oncurve.core.sampler import context_of
 from oncurve.fleet.servers.teacher_server import TeacherServer
 from oncurve.fleet.settings import Deadlines
 from oncurve.observe.record import read_metrics
@@ -22,7 +23,6 @@ from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.rendered import make_prompts
-from oncurve.sample.base import context_of
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, RewardError
+from oncurve.core.errors import CheckpointError, ConfigError, DataError, OncurveError, RewardError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer
 

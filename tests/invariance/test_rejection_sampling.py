@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from doubles import in_double
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Completion, Group, Prompt
 from oncurve.data.collate import collate
 from oncurve.data.demonstrations import render_demonstrations
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.demonstrated import DemonstrationSampler
 
 if TYPE_CHECKING:

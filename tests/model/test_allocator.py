@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from oncurve.core import policy as policy_module
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.data.collate import collate
 from oncurve.model import decoding
 from oncurve.model.build import library
-from oncurve.policy import policy as policy_module
-from oncurve.records import Group, Prompt
 from oncurve.sample import engine as engine_module
-from oncurve.sample.base import SamplingParams
 
 START = """
 import ctypes, resource, sys, torch

@@ -12,14 +12,14 @@ from own_layer_cases import FAMILIES
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from oncurve.core.draw import draw
+from oncurve.core.sampler import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers, Shape, few_positions, write_numbers
 from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decode_torch import PrefixGroups
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, supports
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

@@ -10,7 +10,7 @@ import torch
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers

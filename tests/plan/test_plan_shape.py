@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.plan.find_shape import find_shape, known_shapes
 from oncurve.plan.shape import ModelShape, shape_of_config

@@ -12,8 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from runs_reference import Reference
 
-    from oncurve.batch import Batch
-    from oncurve.records import Group
+    from oncurve.core.batch import Batch
+    from oncurve.core.records import Group
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("invariance", "distributed")]
 

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.policy.model_folder import load_model, save_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.policy import TrainedPolicy
 
 MakeModel = Callable[..., "PreTrainedModel"]
 

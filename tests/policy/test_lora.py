@@ -13,20 +13,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from oncurve.batch import Batch
 from oncurve.cli.app import app
+from oncurve.core.batch import Batch
+from oncurve.core.errors import CheckpointError, ConfigError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import Sampler, SamplingParams
 from oncurve.data.collate import collate
-from oncurve.errors import CheckpointError, ConfigError
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.records import Group, Prompt
 from oncurve.run.state import checksum
-from oncurve.sample.base import Sampler, SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
+from oncurve.core.errors import TrainingError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group
 from oncurve.data.collate import collate
-from oncurve.errors import TrainingError
 from oncurve.model.forward_backward import LayerPass
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

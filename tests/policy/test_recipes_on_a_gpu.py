@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 
 from oncurve.algorithm.presets import build
 from oncurve.cli.app import app
+from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.policy import TrainedPolicy
 
 pytestmark = [
     pytest.mark.gpu,

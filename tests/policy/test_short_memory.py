@@ -13,15 +13,15 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.cli import app
-from oncurve.errors import CheckpointError, OncurveError, SamplerError, TrainingError
+from oncurve.core import policy as policy_module
+from oncurve.core.errors import CheckpointError, OncurveError, SamplerError, TrainingError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Completion, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model.out_of_memory import Shortage, is_out_of_memory, memory_error_as
-from oncurve.policy import policy as policy_module
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.batch import Batch
+    from oncurve.core.batch import Batch
     from oncurve.run.services import Run
 
 MakePolicy = Callable[..., TrainedPolicy]

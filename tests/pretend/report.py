@@ -118,8 +118,8 @@ def counted_command() -> None:
 
 def watch() -> Report:
     """Count the parts of every command of this process from here on."""
+    from oncurve.core.policy import TrainedPolicy
     from oncurve.model.decoding import LayerDecoder
-    from oncurve.policy.policy import TrainedPolicy
     from oncurve.run.services import Run
     from oncurve.sample.row_batch import RowBatch
 

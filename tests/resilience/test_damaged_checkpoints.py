@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncurve.errors import CheckpointError
+from oncurve.core.errors import CheckpointError
 from oncurve.run.checkpoint_manifest import (
     MANIFEST,
     checkpoints_in,

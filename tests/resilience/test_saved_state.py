@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve.run.checkpointer as saving
 from oncurve.algorithm.presets import build
+from oncurve.core.errors import CheckpointError
 from oncurve.data.curriculum import Curriculum
-from oncurve.errors import CheckpointError
 from oncurve.run.checkpoint_manifest import verify
 from oncurve.run.checkpointer import Checkpointer, best_interval
 from oncurve.run.guards import Guards
@@ -27,8 +27,8 @@ from oncurve.run.snapshot import capture
 from oncurve.run.state import checksum, from_plain, restore, to_plain, write
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
-    from oncurve.records import Prompt
+    from oncurve.core.policy import TrainedPolicy
+    from oncurve.core.records import Prompt
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 

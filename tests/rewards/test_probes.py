@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from oncurve.core.errors import RewardError
+from oncurve.core.grading import RewardFunction, Term, WeightedSum, grade
+from oncurve.core.records import Prompt, Reward
 from oncurve.data.prompts import TEMPLATES, write_gold
-from oncurve.errors import RewardError
-from oncurve.records import Prompt, Reward
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import TagFormat
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics

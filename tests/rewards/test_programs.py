@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction, Term, WeightedSum, categorize
+from oncurve.core.records import Reward
 from oncurve.rewards.programs import Programs
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation
 

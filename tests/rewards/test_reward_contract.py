@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.records import Prompt
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize
+from oncurve.core.grading import RewardFunction, Term, WeightedSum, categorize
+from oncurve.core.records import Prompt
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
 from oncurve.rewards.json_schema import JsonSchema

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from reward_records import completion_of, prompt_of, with_tokens
 
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import WeightedSum
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import WeightedSum
 from oncurve.rewards.formats import BoxedFormat
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length

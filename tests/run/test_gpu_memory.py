@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.policy.gpu_memory import gpu_memory
-from oncurve.records import Group, Prompt
 from oncurve.run.guards import attempts
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.policy import TrainedPolicy
     from oncurve.run.services import Run
 
 GIB = 2**30

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from oncurve.algorithm.presets import build
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.record import read_metrics, read_rollouts
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
 from oncurve.run.profiling import Profiler
 from oncurve.run.services import Run
 from oncurve.sample import proof
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 SAMPLING = SamplingParams(max_completion_tokens=8)

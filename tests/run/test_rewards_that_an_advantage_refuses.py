@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.algorithm.advantages import group_relative, multi_objective
-from oncurve.batch import Rewards
 from oncurve.cli.app import app
+from oncurve.core.batch import Rewards
+from oncurve.core.errors import ConfigError, RewardError, TrainingError
+from oncurve.core.grading import Term, WeightedSum
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.data.collate import stack_rewards
-from oncurve.errors import ConfigError, RewardError, TrainingError
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import Term, WeightedSum
 from oncurve.rewards.custom import from_function
 from oncurve.run.verbs import Scores
 

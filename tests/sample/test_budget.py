@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
@@ -24,10 +27,7 @@ from oncurve.model.decode_memory import (
 )
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
 from oncurve.sample import budget as budget_module
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.budget import RowBudget, copied_bytes, free_bytes, widths_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sample.generic import RoundedMatrices

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw, first_above_by_parts, part_width, restrict
+from oncurve.core.draw import draw, first_above_by_parts, part_width, restrict
+from oncurve.core.sampler import SamplingParams
 from oncurve.sample.streams import stream_keys, uniforms
 
 DRAWS = 40_000

@@ -11,19 +11,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from oncurve.errors import SamplerError
+from oncurve.core import decoder as decoder_module
+from oncurve.core.decoder import RowCache, left_pad
+from oncurve.core.draw import draw
+from oncurve.core.errors import SamplerError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model import decoding
 from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample import decoder as decoder_module
 from oncurve.sample import generic as generic_module
 from oncurve.sample import layer_decoders, rows
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.budget import RowBudget
-from oncurve.sample.decoder import RowCache, left_pad
-from oncurve.sample.draw import draw
 from oncurve.sample.engine import InProcessEngine, occurrence_indices
 from oncurve.sample.streams import stream_keys, uniforms
 

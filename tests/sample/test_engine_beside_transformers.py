@@ -13,9 +13,9 @@ import torch
 from sampled_groups import ENDS, TEXTS, completions, ending, sampled, tokens
 from transformers import GenerationConfig
 
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

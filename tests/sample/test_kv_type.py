@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Completion, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decoding import LayerDecoder
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Prompt
 from oncurve.sample import layer_decoders
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.errors import SamplerError
+from oncurve.core import decoder as decoder_module
+from oncurve.core.decoder import ModuleDecoder, RowCache
+from oncurve.core.errors import SamplerError
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample import decoder as decoder_module
 from oncurve.sample import proof
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.decoder import ModuleDecoder, RowCache
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

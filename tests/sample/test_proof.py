@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from oncurve.core.decoder import ModuleDecoder
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
 from oncurve.sample import proof
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.decoder import ModuleDecoder
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sample.proof import Proof, objection
 

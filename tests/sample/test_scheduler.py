@@ -12,14 +12,14 @@ import torch
 from decode_ways import WAYS, take_way
 from sampled_groups import ending
 
+from oncurve.core.draw import draw
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.requests import Request
+from oncurve.core.sampler import Sampled, SamplingParams, end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.sample.base import Sampled, SamplingParams, end_token_ids
 from oncurve.sample.budget import RowBudget
-from oncurve.sample.draw import draw
 from oncurve.sample.layer_decoders import LayerDecoders
-from oncurve.sample.request import Request
-from oncurve.sample.scheduler import RowScheduler
 from oncurve.sample.streams import stream_keys, uniforms
 
 MakePolicy = Callable[..., TrainedPolicy]

@@ -12,21 +12,21 @@ import torch
 from tiny_models import make_tokenizer
 
 from oncurve.algorithm.presets import build
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.sampler import SamplingParams
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.recipe.load import parse_config
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.assemble import make_policy as policy_of_recipe
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.batch import Batch
+    from oncurve.core.batch import Batch
     from oncurve.run.services import Run
 
 MakePolicy = Callable[..., TrainedPolicy]
@@ -159,7 +159,7 @@ def test_rewards_and_advantages_stay_on_the_cpu(
     make_policy: MakePolicy,
     tiny_model: Callable[..., PreTrainedModel],
 ) -> None:
-    from oncurve.algorithm.algorithm import Algorithm
+    from oncurve.core.algorithm import Algorithm
 
     asked: list[torch.device] = []
     computed = Algorithm.advantages
@@ -180,7 +180,7 @@ def test_old_log_probabilities_are_computed_in_microbatches(
     make_policy: MakePolicy, random_groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rollouts in one forward pass would make logits of many gigabytes."""
-    from oncurve.policy import policy as module
+    from oncurve.core import policy as module
 
     policy = make_policy(tokens_per_microbatch=40)
     batch = collate(random_groups(6, 4), torch.ones(6, 4))

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from typer.testing import Result
 
-from oncurve.errors import ConfigError, Stopped
+from oncurve.core.errors import ConfigError, Stopped
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer
 from oncurve.trl.overridden import ATTRIBUTES, OF_TRL

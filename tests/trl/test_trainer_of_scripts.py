@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer

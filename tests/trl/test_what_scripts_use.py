@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, T
 from transformers.trainer_utils import get_last_checkpoint
 from typer.testing import Result
 
-from oncurve.errors import CheckpointError, ConfigError, Stopped
+from oncurve.core.errors import CheckpointError, ConfigError, Stopped
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser
 from oncurve.trl.names import SHOWING, named

@@ -51,7 +51,7 @@ def test_an_encoder_with_a_decoder_is_refused_by_check_and_when_it_is_loaded(
 ) -> None:
     from transformers import T5Config
 
-    from oncurve.errors import CheckpointError
+    from oncurve.core.errors import CheckpointError
     from oncurve.policy.model_folder import load_model, load_tokenizer
     from oncurve.recipe.load import parse_config
     from oncurve.run.ways import foresee_ways

@@ -125,7 +125,7 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
 ) -> None:
     from transformers import AutoModelForCausalLM, dynamic_module_utils
 
-    from oncurve.errors import CheckpointError
+    from oncurve.core.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
 
@@ -159,7 +159,7 @@ def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
     from typer.testing import CliRunner
 
     from oncurve.cli.app import app
-    from oncurve.errors import TrainingError
+    from oncurve.core.errors import TrainingError
     from oncurve.model.decoding import Angles, LayerDecoder
 
     make_model(model_config("qwen2", tokenizer)).save_pretrained(tmp_path / "base")
@@ -196,7 +196,7 @@ def test_a_model_that_is_no_causal_language_model_is_refused_when_it_is_loaded(
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from oncurve.errors import CheckpointError
+    from oncurve.core.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
 

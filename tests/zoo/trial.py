@@ -19,8 +19,8 @@ from families import make_zoo_model
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from oncurve.batch import Batch
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.batch import Batch
+    from oncurve.core.policy import TrainedPolicy
 
 LOGPROBS, GRADIENT = 2e-4, 1e-3
 """Largest difference of a log-probability, and of the gradient as a part of its size, that is rounding."""
@@ -53,7 +53,7 @@ class Trial:
 
     def attempt(self, cell: str, check: Callable[[], None]) -> bool:
         """Fill one cell; whether it is right."""
-        from oncurve.errors import OncurveError
+        from oncurve.core.errors import OncurveError
 
         try:
             check()
@@ -103,7 +103,7 @@ def _policy(place: Path, *overrides: str) -> TrainedPolicy:
 def batch_of_rows(rows: tuple[tuple[int, int], ...] = ROWS) -> Batch:
     import torch
 
-    from oncurve.batch import Batch, Size
+    from oncurve.core.batch import Batch, Size
 
     draw = torch.Generator().manual_seed(0)
     prompts, lengths = (torch.tensor(column) for column in zip(*rows, strict=True))
@@ -174,7 +174,7 @@ class _Steps:
         self.trial.attempt("plan", self.plan)
 
     def policy_context(self) -> int:
-        from oncurve.sample.base import context_of
+        from oncurve.core.sampler import context_of
 
         return context_of(self.policy.model.config) or 128
 
@@ -307,9 +307,9 @@ def compare_sampled(
     """
     import torch
 
+    from oncurve.core.records import Prompt
+    from oncurve.core.sampler import SamplingParams
     from oncurve.model.stand_in import nudged
-    from oncurve.records import Prompt
-    from oncurve.sample.base import SamplingParams
     from oncurve.sample.engine import InProcessEngine
 
     engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens), own_layers=not by_modules)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError, LostProcess
+from oncurve.core.errors import ConfigError, LostProcess
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.observe.record import write_text
 from oncurve.recipe.load import load_config

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from oncurve.errors import SamplerError, counted
+from oncurve.core.errors import SamplerError, counted
 from oncurve.fleet.servers.children import free_ports
 from oncurve.fleet.servers.client import ServerFailed, ServerLost
 from oncurve.fleet.servers.rollout_server import RolloutServer

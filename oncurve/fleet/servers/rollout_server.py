@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_manifest import Manifest

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Group, Prompt, VersionSpans
+from oncurve.core.sampler import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -34,8 +36,6 @@ from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
 from oncurve.model.same_model import why_another
-from oncurve.records import Group, Prompt, VersionSpans
-from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
 from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.event_loop import EventLoopThread
 from oncurve.sample.streams import stream_keys

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.requests import Request
+from oncurve.core.sampler import PolicyView, Sampled
+from oncurve.core.scheduler import RowScheduler
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
 from oncurve.policy.forward import row_logprobs
-from oncurve.sample.base import PolicyView, Sampled
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.layer_decoders import LayerDecoders
 from oncurve.sample.proof import Proof
-from oncurve.sample.request import Request
-from oncurve.sample.scheduler import RowScheduler
 
 
 class Paused(Exception):

@@ -16,8 +16,8 @@ from oncurve.algorithm.entropy import EntropyBonus, high_entropy
 from oncurve.algorithm.kl import importance_corrected, k3, per_completion
 from oncurve.algorithm.losses import sequence_ratio
 from oncurve.algorithm.normalize import token_mean
-from oncurve.batch import Batch, Rewards
-from oncurve.records import Mean
+from oncurve.core.batch import Batch, Rewards
+from oncurve.core.records import Mean
 
 TokenLoss = Callable[..., Tensor]
 """(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T]."""

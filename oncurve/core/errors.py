@@ -13,7 +13,7 @@ from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.batch import Batch
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch
+from oncurve.core.grading import RewardFunction
+from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import Mean
+from oncurve.core.sampler import Sampler
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.data.curriculum import Curriculum
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Mean
-from oncurve.rewards.base import RewardFunction
 from oncurve.run.scoring import grading, refill, score
 from oncurve.run.services import Run
-from oncurve.sample.base import Sampler
 
 
 def train(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oncurve.sample.base import Sampled, SamplingParams
+from oncurve.core.sampler import Sampled, SamplingParams
 from oncurve.sample.row_memory import KeptPrompt, KeptRow
 
 

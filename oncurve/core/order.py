@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Prompt
 from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.data.stored_rows import MANY_ROWS
-from oncurve.errors import ConfigError, DataError
-from oncurve.records import Prompt
 
 Places = np.ndarray[Any, Any]
 """Indices of prompts."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from oncurve.errors import ConfigError, Failure, RewardError, attempt, counted
-from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
+from oncurve.core.errors import ConfigError, Failure, RewardError, attempt, counted
+from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _OURS = Path(__file__).resolve().parents[1]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from oncurve.errors import SamplerError
-from oncurve.records import Completion, FinishReason, Group, Prompt
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Completion, FinishReason, Group, Prompt
 from oncurve.sample.settings import SamplingParams
 
 if TYPE_CHECKING:

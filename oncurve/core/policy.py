@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.algorithm.reference import move_reference
-from oncurve.batch import Batch
-from oncurve.errors import TrainingError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import TrainingError
+from oncurve.core.records import Mean
 from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.weights import set_trust, trust_of
@@ -35,7 +36,6 @@ from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
-from oncurve.records import Mean
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
 

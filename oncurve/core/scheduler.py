@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import torch
 
-from oncurve.errors import SamplerError
+from oncurve.core.decoder import Decoders
+from oncurve.core.errors import SamplerError
+from oncurve.core.requests import Request
+from oncurve.core.sampler import PolicyView, SamplingParams, check_ids
 from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
 from oncurve.model.out_of_memory import Shortage, release
-from oncurve.sample.base import PolicyView, SamplingParams, check_ids
-from oncurve.sample.decoder import Decoders
-from oncurve.sample.request import Request
 from oncurve.sample.row_batch import RowBatch
 from oncurve.sample.row_memory import RowMemory
 
