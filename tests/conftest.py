@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from oncurve.core.algorithm import Algorithm
     from oncurve.core.policy import TrainedPolicy
-    from oncurve.core.records import Completion, Group, Prompt, Reward
-    from oncurve.core.sampler import SamplingParams
+    from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 
 SLOW = (
     "algorithm/test_learning.py",

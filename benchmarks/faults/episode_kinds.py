@@ -118,7 +118,7 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     from oncurve.agents.agent_sampler import AgentSampler
     from oncurve.agents.agent_setup import AgentSetup
     from oncurve.agents.conversation_frames import TagFrames
-    from oncurve.core.sampler import SamplingParams
+    from oncurve.core.records import SamplingParams
     from oncurve.episodes.chat_dialect import ChatDialect
     from oncurve.episodes.dialects import TagDialect
     from oncurve.episodes.environments import Kind

@@ -15,8 +15,7 @@ import torch
 from gpu_first_probe import Answer, Setting, judged
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.policy.distributed import ALONE
 from oncurve.recipe.load import parse_config

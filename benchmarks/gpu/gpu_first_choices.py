@@ -16,7 +16,7 @@ from models import make_prompts
 from torch import Tensor
 
 from oncurve.core.draw import draw
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 
 HEADS, KV_HEADS, SIZE = 12, 2, 128
 """Attention of 1.5B."""

@@ -21,8 +21,7 @@ from oncurve.algorithm.presets import build as build_algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.draw import draw
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import backbone_of, head_matrix

@@ -120,8 +120,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
 
     from oncurve.algorithm.presets import build as build_algorithm
     from oncurve.core.policy import TrainedPolicy
-    from oncurve.core.records import Prompt, Reward
-    from oncurve.core.sampler import SamplingParams
+    from oncurve.core.records import Prompt, Reward, SamplingParams
     from oncurve.data.collate import collate, stack_rewards
     from oncurve.model.allocator import keep_freed_memory
     from oncurve.policy.lora import add_adapter

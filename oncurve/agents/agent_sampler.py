@@ -22,8 +22,8 @@ from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.chat_request import ChatError, ChatRequest
 from oncurve.agents.conversation_frames import Frames
 from oncurve.core.errors import Failure, SamplerError, attempt
-from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.core.sampler import PolicyView, SamplingParams, check_finite, context_of, end_token_ids, exact_text
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, check_finite, context_of, end_token_ids, exact_text
 from oncurve.episodes.environments import reward_of
 from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.sample.event_loop import EventLoopThread

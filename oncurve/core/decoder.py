@@ -15,7 +15,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from oncurve.algorithm.precision import arithmetic_type, head_type, wide_product
 from oncurve.core.draw import draw
-from oncurve.core.sampler import PolicyView, SamplingParams
+from oncurve.core.records import SamplingParams
+from oncurve.core.sampler import PolicyView
 from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of, head_matrix, is_plain_head
 from oncurve.sample.rows import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 
 SMALLEST_PART, LARGEST_PART = 64, 1024
 """Words of a part of the vocabulary, where a GPU looks for the next token."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oncurve.core.sampler import Sampled, SamplingParams
+from oncurve.core.records import SamplingParams
+from oncurve.core.sampler import Sampled
 from oncurve.sample.row_memory import KeptPrompt, KeptRow
 
 

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Completion, FinishReason, Group, Prompt
-from oncurve.sample.settings import SamplingParams
+from oncurve.core.records import Completion, FinishReason, Group, Prompt, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,9 @@ import torch
 
 from oncurve.core.decoder import Decoders
 from oncurve.core.errors import SamplerError
+from oncurve.core.records import SamplingParams
 from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, SamplingParams, check_ids
+from oncurve.core.sampler import PolicyView, check_ids
 from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
 from oncurve.model.out_of_memory import Shortage, release
 from oncurve.sample.row_batch import RowBatch

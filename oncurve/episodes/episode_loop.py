@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import PolicyView, Sampled, SamplingParams, check_finite, end_token_ids, exact_text
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampled, check_finite, end_token_ids, exact_text
 from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.streams import stream_keys
 from oncurve.sample.turns import Ask, Turns

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from oncurve.chat_messages import messages_of
 from oncurve.core.errors import Failure, SamplerError, attempt
-from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.core.sampler import PolicyView, SamplingParams, context_of, end_token_ids
+from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, context_of, end_token_ids
 from oncurve.episodes.dialects import Dialect
 from oncurve.episodes.environments import Environment, Kind, close_all, close_now, has_died, reward_of
 from oncurve.episodes.episode import Episode

@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 from oncurve.core.errors import DataError
 from oncurve.core.grading import FIXED_PARTS, RewardFunction, categorize, grade
-from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.core.sampler import Sampler, SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
 

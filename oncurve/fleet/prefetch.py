@@ -16,8 +16,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import PolicyView, Sampler, SamplingParams, TellsGroups
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampler, TellsGroups
 from oncurve.observe.ahead import block_steps
 
 T = TypeVar("T")

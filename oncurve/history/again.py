@@ -15,9 +15,9 @@ import torch
 
 from oncurve.core.errors import DataError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids
+from oncurve.core.sampler import PolicyView, Sampled, Sampler, end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.history.past import PastRun
 from oncurve.model.ops import operations

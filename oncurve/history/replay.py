@@ -20,8 +20,8 @@ from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import check_any_graded, grade
-from oncurve.core.records import Group, Prompt, Reward
-from oncurve.core.sampler import PolicyView, Sampler, SamplingParams
+from oncurve.core.records import Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampler
 from oncurve.data.given import NOTHING
 from oncurve.history.again import AgainSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare

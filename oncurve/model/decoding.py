@@ -11,7 +11,7 @@ from torch import Tensor
 from oncurve.algorithm.precision import head_type
 from oncurve.core.decoder import Choose, Chosen, fetched
 from oncurve.core.draw import draw
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import DeviceDraw, RecordedLayers

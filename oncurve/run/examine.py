@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError, counted
 from oncurve.core.grading import grade
-from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.core.sampler import SamplingParams, context_of
+from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import context_of
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import check_data, form_of
 from oncurve.data.datasets import statistics

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from oncurve.core.errors import ConfigError, Stopped, did_you_mean, listed
 from oncurve.core.grading import RewardFunction
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import Sampler, SamplingParams, context_of
+from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import Sampler, context_of
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompts import describe_chat
 from oncurve.evaluate.compare import compare

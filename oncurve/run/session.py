@@ -16,8 +16,8 @@ from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction, check_any_graded
 from oncurve.core.loop import train
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt, Reward
-from oncurve.core.sampler import Sampler, SamplingParams
+from oncurve.core.records import Prompt, Reward, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.data.collate import collate
 from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch

@@ -28,8 +28,8 @@ from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Mean, Prompt, Reward, html_table
-from oncurve.core.sampler import SamplingParams, context_of
+from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
+from oncurve.core.sampler import context_of
 from oncurve.data.collate import stack_rewards
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import as_list, reward_section

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, Prompt
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, Sampled, SamplingParams, end_token_ids, make_group
+from oncurve.core.sampler import PolicyView, Sampled, end_token_ids, make_group
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.allocator import give_back
 from oncurve.sample.budget import RowBudget

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from oncurve.core.decoder import NEWEST, AheadDrawer, Decoder, Drawn, fetched
 from oncurve.core.draw import draw
-from oncurve.core.records import FinishReason
+from oncurve.core.records import FinishReason, SamplingParams
 from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, Sampled, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampled
 from oncurve.model.weights import head_matrix
 from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
 from oncurve.sample.rows import PAST, PROMPT_TOKENS, SLOT, BufferSizes, Rows

@@ -10,8 +10,7 @@ import pytest
 from source import modules
 
 from oncurve.algorithm.presets import build
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.metrics import GLOSSARY, unknown_keys
 from oncurve.observe.record import read_metrics

@@ -14,8 +14,7 @@ from oncurve.agents.agent_programs import Agent, FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.episodes.settings import EpisodeSection
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler

@@ -21,8 +21,7 @@ import oncurve
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.grading import Term, WeightedSum, grade
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt, Reward
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler

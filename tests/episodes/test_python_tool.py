@@ -8,8 +8,7 @@ import pytest
 from scripted import make_sampler
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.episodes.tools import python_tool
 from oncurve.sandbox import describe_isolation
 from oncurve.sandbox.sessions import CodeFailed, PythonSessions

@@ -16,8 +16,7 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.data.given import NOTHING
 from oncurve.episodes.from_settings import make_tools
 from oncurve.episodes.tools import sandboxed_tool

@@ -20,8 +20,7 @@ from scripted import HOSTILE, make_sampler, one
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.episodes.tools import Tool, answer_text, calculator, sandboxed_tool
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oncurve.core.records import Completion, FinishReason, Group, Prompt, Reward
-from oncurve.core.sampler import PolicyView, SamplingParams
+from oncurve.core.records import Completion, FinishReason, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 

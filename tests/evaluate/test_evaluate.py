@@ -11,8 +11,7 @@ import pytest
 from evaluation_fakes import GREEDY, Anywhere, Boxed, Reciter, evaluation_of, prompts_of
 
 from oncurve.core.errors import DataError
-from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.metrics import unknown_keys

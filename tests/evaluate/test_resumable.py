@@ -10,8 +10,7 @@ import pytest
 from evaluation_fakes import Boxed, Reciter, prompts_of
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.evaluate import resumable as module
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation

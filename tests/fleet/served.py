@@ -13,8 +13,7 @@ import torch
 from aiohttp import web
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import SamplingServer

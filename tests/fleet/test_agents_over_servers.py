@@ -14,8 +14,7 @@ from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.sample.engine import InProcessEngine
 

@@ -22,8 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.inside_vllm.own_files import INDEX, OwnFiles
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from served import FAST, LocalServer
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import FILE

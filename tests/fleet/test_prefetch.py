@@ -14,8 +14,7 @@ import pytest
 from rich.console import Console
 
 from oncurve.core.errors import SamplerError, TrainingError
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder

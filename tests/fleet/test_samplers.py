@@ -17,8 +17,8 @@ from torch import Tensor
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import Sampler, SamplingParams, TellsGroups
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import Sampler, TellsGroups
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.sample.engine import InProcessEngine
 

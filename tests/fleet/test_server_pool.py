@@ -14,8 +14,7 @@ from served import FAST, Gate, Listener, Puppet, fail
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import client, protocol
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import register

@@ -20,8 +20,7 @@ from served import FAST, LocalServer, ThroughServers
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import check_host

@@ -19,8 +19,7 @@ from recorder import NCCL, broadcast, make_group
 from served import FAST, move
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.children import ChildServers, own_environment
 from oncurve.fleet.servers.nccl_group import GroupPush

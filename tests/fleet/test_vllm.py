@@ -29,8 +29,7 @@ from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler

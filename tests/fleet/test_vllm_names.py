@@ -17,8 +17,7 @@ from tiny_models import make_model
 from transformers import AutoConfig
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines

@@ -17,8 +17,7 @@ import torch
 from needs import NEEDS_VLLM
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush

@@ -15,8 +15,7 @@ from served import Listener, LocalServer
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed

@@ -20,7 +20,7 @@ from served import FAST, LocalServer, Puppet, move
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.weights import shards, store

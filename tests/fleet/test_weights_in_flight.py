@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest, read_response, response_body
 from oncurve.fleet.serving.sampling import Sampling

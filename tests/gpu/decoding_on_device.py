@@ -19,8 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "model"))
 from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model import decode_flash, decoding, recordings
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers

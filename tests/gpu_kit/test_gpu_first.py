@@ -221,7 +221,7 @@ def test_a_way_to_draw_by_two_levels_draws_the_same_tokens() -> None:
     from gpu_first_choices import two_levels
 
     from oncurve.core.draw import draw
-    from oncurve.core.sampler import SamplingParams
+    from oncurve.core.records import SamplingParams
 
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(64, 5000, generator=generator)

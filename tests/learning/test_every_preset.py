@@ -12,8 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, 
 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics
 from oncurve.policy.settings import OptimizerSettings
 

@@ -13,8 +13,7 @@ import pytest
 from torch import Tensor
 
 from oncurve.core import policy as policy_module
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.model import decoding
 from oncurve.model.build import library

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oncurve.core.draw import draw
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers, Shape, few_positions, write_numbers
 from oncurve.model.decode_flash import FlashLayers

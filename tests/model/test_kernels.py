@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oncurve.algorithm.logprobs import TorchHeadOps
 from oncurve.core.draw import draw
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.model import build, ops_torch
 from oncurve.model.build import library
 from oncurve.model.forward_backward import Angles

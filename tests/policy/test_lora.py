@@ -17,8 +17,8 @@ from oncurve.cli.app import app
 from oncurve.core.batch import Batch
 from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import Sampler, SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.data.collate import collate
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model

@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from oncurve.algorithm.presets import build
 from oncurve.cli.app import app
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model

@@ -16,8 +16,7 @@ from oncurve.cli import app
 from oncurve.core import policy as policy_module
 from oncurve.core.errors import CheckpointError, OncurveError, SamplerError, TrainingError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.model.out_of_memory import Shortage, is_out_of_memory, memory_error_as
 
 if TYPE_CHECKING:

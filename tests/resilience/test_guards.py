@@ -11,8 +11,7 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.core.errors import TrainingError
-from oncurve.core.records import Completion, Mean, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Mean, Prompt, SamplingParams
 from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.run.guards import Guards, KlAlarm

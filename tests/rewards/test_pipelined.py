@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncurve.core.grading import RewardFunction
-from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
 from oncurve.run.scoring import grading, score

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncurve.algorithm.presets import build
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.recipe.load import parse_config

@@ -11,8 +11,7 @@ import pytest
 
 from oncurve.algorithm.presets import build
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.run.profiling import Profiler

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from oncurve.algorithm.presets import build
 from oncurve.core.errors import RewardError
-from oncurve.core.records import Completion, Group, Mean, Prompt, Reward
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Mean, Prompt, Reward, SamplingParams
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oncurve.core.draw import draw, first_above_by_parts, part_width, restrict
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.sample.streams import stream_keys, uniforms
 
 DRAWS = 40_000

@@ -16,8 +16,7 @@ from oncurve.core.decoder import RowCache, left_pad
 from oncurve.core.draw import draw
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.model import decoding
 from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of

@@ -14,8 +14,7 @@ from sampled_groups import ENDS, TEXTS, completions, ending, sampled, tokens
 from transformers import GenerationConfig
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decoding import LayerDecoder
 from oncurve.sample import layer_decoders

@@ -15,8 +15,7 @@ from oncurve.core import decoder as decoder_module
 from oncurve.core.decoder import ModuleDecoder, RowCache
 from oncurve.core.errors import SamplerError
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.caches import LayerCache

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder

@@ -14,8 +14,9 @@ from sampled_groups import ending
 
 from oncurve.core.draw import draw
 from oncurve.core.policy import TrainedPolicy
+from oncurve.core.records import SamplingParams
 from oncurve.core.requests import Request
-from oncurve.core.sampler import Sampled, SamplingParams, end_token_ids
+from oncurve.core.sampler import Sampled, end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.sample.budget import RowBudget

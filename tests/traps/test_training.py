@@ -13,8 +13,7 @@ from tiny_models import make_tokenizer
 
 from oncurve.algorithm.presets import build
 from oncurve.core.policy import TrainedPolicy
-from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter

@@ -307,8 +307,7 @@ def compare_sampled(
     """
     import torch
 
-    from oncurve.core.records import Prompt
-    from oncurve.core.sampler import SamplingParams
+    from oncurve.core.records import Prompt, SamplingParams
     from oncurve.model.stand_in import nudged
     from oncurve.sample.engine import InProcessEngine
 

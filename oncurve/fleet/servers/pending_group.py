@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.protocol import GeneratedCompletion
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, Prompt, VersionSpans
-from oncurve.core.sampler import PolicyView, SamplingParams, end_token_ids, make_group
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import PolicyView, end_token_ids, make_group
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -39,6 +39,7 @@ from oncurve.model.same_model import why_another
 from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.event_loop import EventLoopThread
 from oncurve.sample.streams import stream_keys
+from oncurve.version_spans import VersionSpans
 
 
 class ServerSampler:

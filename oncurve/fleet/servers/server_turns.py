@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 
-from oncurve.core.sampler import SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.weights.weight_manifest import Manifest
