@@ -16,10 +16,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 from oncurve.algorithm.precision import arithmetic_type, head_type, wide_product
 from oncurve.core.draw import draw
 from oncurve.core.records import SamplingParams
+from oncurve.core.requests import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes, DecodeCall, KeptPrompt, KeptRow
 from oncurve.core.sampler import PolicyView
-from oncurve.model.decode_memory import DecodeCall
 from oncurve.model.weights import body_of, head_matrix, is_plain_head
-from oncurve.sample.rows import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes
 
 NEWEST = -1
 """Stands for the token that was drawn last for a slot, where a step is started before that token is known."""
@@ -40,24 +39,16 @@ class Drawn(Protocol):
 class RowKeeper(Protocol):
     """Takes keys and values out of a decoder, and puts them back."""
 
-    def row(self, slot: int, tokens: int) -> list[Tensor]:
-        """Copies of the keys and values of a row's first tokens, layer by layer."""
+    def keep(self, row: KeptRow, prompt: KeptPrompt, places: tuple[int, int, int]) -> None:
+        """Remember what a row has computed; ``places`` are its slot, its decoded tokens and its prompt's slot."""
         ...
 
-    def put_row(self, slot: int, held: Sequence[Tensor]) -> None:
-        """Let a row go on from such copies."""
+    def put_row(self, slot: int, row: KeptRow) -> bool:
+        """Let a row go on in a slot; False where what it had computed made room for others."""
         ...
 
-    def prompt(self, slot: int) -> list[tuple[Tensor, Tensor]]:
-        """Copies of the keys and values of a prompt, layer by layer."""
-        ...
-
-    def takes_prompt(self, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """There are copies, and of buffers of this size."""
-        ...
-
-    def put_prompt(self, slot: int, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """Put such copies into a prompt slot; False if there are none, or they are of buffers of another size."""
+    def put_prompt(self, slot: int, prompt: KeptPrompt) -> bool:
+        """Put a prompt into a prompt slot; False where it must be read again."""
         ...
 
 
@@ -142,8 +133,8 @@ class DecoderPlan:
 class Decoders(Protocol):
     """Makes decoders, as large as memory allows."""
 
-    max_rows: int | None
-    """Rows at a time at most; None: as many as fit."""
+    most_rows: int
+    """Rows at a time at most, however much memory there is."""
 
     @property
     def is_exact(self) -> bool:
@@ -165,6 +156,10 @@ class Decoders(Protocol):
 
         Raises SamplerError if that was one.
         """
+        ...
+
+    def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
+        """For each token id, whether it can end one of these strings behind any text; None where that is not known."""
         ...
 
     def forget_limit(self) -> None:

@@ -7,22 +7,387 @@ longer prompt.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from oncurve.core.decoder import Decoders
+from oncurve.core.decoder import NEWEST, AheadDrawer, Decoder, Decoders, Drawn, fetched
+from oncurve.core.draw import StopStrings, draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import SamplingParams
-from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, check_ids
-from oncurve.model.decode_memory import MOST_ROWS, DecodeCall
+from oncurve.core.records import FinishReason, Group, Prompt, SamplingParams
+from oncurve.core.requests import (
+    PAST,
+    PROMPT_TOKENS,
+    SLOT,
+    BufferSizes,
+    DecodeCall,
+    KeptPrompt,
+    KeptRow,
+    Request,
+    Rows,
+    Sampled,
+)
+from oncurve.core.sampler import PolicyView, check_ids, end_token_ids, make_group
 from oncurve.model.out_of_memory import Shortage, release
-from oncurve.sample.row_batch import RowBatch
-from oncurve.sample.row_memory import RowMemory
+from oncurve.model.weights import head_matrix
+
+ADMIT_SHARE = 0.25
+"""Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawUnderWay:
+    """A step that was started and whose tokens nobody has looked at."""
+
+    rows: np.ndarray
+    serials: np.ndarray
+    """Serial numbers of these rows when it began."""
+    drawn: Drawn
+
+
+@dataclass(eq=False)
+class PromptSlot:
+    """A prompt that is held."""
+
+    slot: int
+    num_requests: int = 0
+    """Requests that read it and have not ended."""
+    is_read: bool = False
+    """Its keys and values are in the slot."""
+
+
+class RowBatch:
+    """Rows that are drawn with the same settings, and requests whose rows wait for slots."""
+
+    def __init__(
+        self,
+        policy: PolicyView,
+        decoder: Decoder,
+        params: SamplingParams,
+        end_ids: tuple[int, ...],
+        sizes: BufferSizes,
+        *,
+        is_closed: bool,
+        version: str | None = None,
+        can_end: np.ndarray | None = None,
+    ) -> None:
+        """``is_closed``: no request comes later than the first turn, and none has earlier turns. ``version`` names the
+        weights where they may change under the rows; then rows have the same bits whoever is beside them."""
+        self.version, self._policy = version, policy
+        self._decoder, self.params, self.end_ids, self.sizes = decoder, params, end_ids, sizes
+        self.is_closed = is_closed
+        self.stops = StopStrings(params.stop, policy.tokenizer, can_end=can_end)
+        self.waiting: deque[Request] = deque()
+        """Requests some of whose rows have not begun."""
+        self.rows = Rows(sizes)
+        self._entered: dict[Request, None] = {}
+        """Requests some of whose rows run or have ended."""
+        self._prompts: dict[KeptPrompt, PromptSlot] = {}
+        self._free_prompts = list(range(sizes.prompts - 1, -1, -1))
+        self._first_logits: dict[Request, Tensor] = {}
+        """Behind the prompts of requests some of whose rows still wait."""
+        self._heard: set[int] = set()
+        """Rows of requests that hear of each token."""
+        self._under_way: DrawUnderWay | None = None
+
+    def renew(self, version: str) -> None:
+        """The weights have changed: rows that run go on with them, behind the keys and values that they have."""
+        self._finish_step()
+        self._decoder.renew(head_matrix(self._policy.model))
+        self.version = version
+        for row in self.rows.running.tolist():
+            request, place = self.rows.owners[row]
+            written = int(self.rows.lengths[row] - self.rows.begins[row])
+            known = [one for one in request.versions[place] if one[0] < written]
+            request.versions[place] = [*known, (written, version)]
+
+    def close(self) -> None:
+        """Give back what decoding has taken of a GPU's memory."""
+        self._first_logits.clear()
+        self._under_way = None
+        self._decoder.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self.waiting and not len(self.rows.running)
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that have not ended."""
+        return list(dict.fromkeys([*self._entered, *self.waiting]))
+
+    def add(self, request: Request) -> None:
+        """Let the rows of a request wait for slots."""
+        if request.rows and self._decoder.keeper is None:
+            request.read_again()
+        self.waiting.append(request)
+
+    def turn(self) -> None:
+        """Let rows enter, then one more token for every running row."""
+        while self.waiting and (entering := self._admit()):
+            self._begin(entering)
+        if self.is_closed and not self.waiting:
+            self._decoder.end_prompts()
+        if (ahead := self._ahead()) is not None:
+            self._start_step(ahead)
+        else:
+            self._finish_step()
+            if len(self.rows.running):
+                self._compact()
+                self._step()
+
+    def abort(self, chosen: Callable[[Request], bool]) -> None:
+        """Cut off the rows of some requests; what they have so far is given as it is."""
+        self._finish_step()
+        for request in [request for request in self.waiting if chosen(request)]:
+            self.waiting.remove(request)
+            self._first_logits.pop(request, None)
+            for place in range(request.started, request.count):
+                self._give(request, place, ([], [], "abort"))
+            request.started = request.count
+        running = self.rows.running.tolist()
+        self._leave([(row, "abort") for row in running if chosen(self.rows.owners[row][0])])
+
+    def _admit(self) -> list[tuple[Request, np.ndarray]]:
+        """Requests some of whose rows enter now, and the rows of each; their prompts are read then."""
+        rows, free = self.rows, self.rows.num_free
+        entering: list[tuple[Request, np.ndarray]] = []
+        fresh: list[Request] = []
+        if len(rows.running) and free < max(1, int(ADMIT_SHARE * self.sizes.rows)):
+            return []
+        while self.waiting and free:
+            request = self.waiting[0]
+            held = self._prompts.get(request.prompt)
+            if held is None:
+                if not self._free_prompts:
+                    break
+                held = self._prompts[request.prompt] = PromptSlot(self._free_prompts.pop())
+            if not request.started:
+                fresh.append(request)
+                held.num_requests += 1
+                self._entered[request] = None
+            count = min(request.count - request.started, free)
+            entering.append((request, rows.enter(request, request.started, count, prompt_slot=held.slot)))
+            request.started += count
+            free -= count
+            if request.started == request.count:
+                self.waiting.popleft()
+        self._read(fresh)
+        return entering
+
+    def _read(self, fresh: list[Request]) -> None:
+        """Compute the prompts of requests whose first row enters, or put those back that were kept."""
+        first = [request for request in fresh if not request.own]
+        later = dict.fromkeys(request.prompt for request in fresh if request.own)
+        lost = [prompt for prompt in later if not self._holds(prompt)]
+        if asked := [*(request.prompt for request in first), *lost]:
+            slots = [self._prompts[prompt].slot for prompt in asked]
+            read = self._decoder.prefill([prompt.token_ids for prompt in asked], slots)
+            self._first_logits.update(zip(first, read, strict=False))
+        for request in fresh:
+            self._prompts[request.prompt].is_read = True
+            request.read_under = self.version or ""
+
+    def _holds(self, prompt: KeptPrompt) -> bool:
+        """The prompt is in its slot, or was kept and is put there."""
+        held = self._prompts[prompt]
+        keeper = self._decoder.keeper
+        return held.is_read or (keeper is not None and keeper.put_prompt(held.slot, prompt))
+
+    def _begin(self, entering: list[tuple[Request, np.ndarray]]) -> None:
+        """Draw the first tokens of rows that begin, and let those run that did not end with them."""
+        rows, entered = self.rows, np.concatenate([chosen for _, chosen in entering])
+        for request, chosen in entering:
+            if request.on_tokens is not None:
+                self._heard.update(chosen.tolist())
+        if self.version is not None:
+            self._note_versions(entered)
+        returns = rows.lengths[entered] > 0
+        logits = [self._first_logits[request] for request, chosen in entering if not request.own for _ in chosen]
+        for request, _ in entering:
+            if request.started == request.count:
+                self._first_logits.pop(request, None)
+        serials = rows.serials[entered]
+        if logits:
+            self._take(torch.stack(logits), entered[~returns])
+        rows.start(entered[rows.are_there(entered, serials)])
+        if returns.any():
+            self._return(entered[returns])
+
+    def _note_versions(self, entered: np.ndarray) -> None:
+        """The first token comes from the weights that read the prompt, also where others came before the row began."""
+        for row in entered.tolist():
+            request, place = self.rows.owners[row]
+            request.versions[place] = [(0, request.read_under)]
+            if request.read_under != self.version:
+                request.versions[place].append((1, str(self.version)))
+
+    def _return(self, returning: np.ndarray) -> None:
+        """Give rows back what they had computed before they left; where it had to make room, compute it again.
+
+        Kernels do that before the batch goes on, so that it is the same batch; without them all rows are computed in
+        every step, so that a lost one catches up among them.
+        """
+        rows, lost, keeper = self.rows, [], self._decoder.keeper
+        for row in returning.tolist():
+            if keeper is None or not keeper.put_row(int(rows.places[row, SLOT]), self._kept(row)):
+                lost.append(row)
+        left = np.array(lost, dtype=np.int64)
+        until = rows.places[left, PAST]
+        rows.places[left, PAST] = 0
+        if self._decoder.mover is None:
+            for past in range(int(until.max(initial=0))):
+                self._decode(left[until > past])
+
+    def _kept(self, row: int) -> KeptRow:
+        request, place = self.rows.owners[row]
+        return request.rows[place]
+
+    def _decode(self, chosen: np.ndarray) -> Tensor:
+        """Decode one more token of each row; the last hidden states."""
+        rows = self.rows
+        places = rows.places[chosen]
+        past = places[:, PAST]
+        rows.places[chosen, PAST] = past + 1
+        tokens, positions = rows.tokens[chosen, past], places[:, PROMPT_TOKENS] + past
+        return self._decoder.hidden(*(torch.from_numpy(part) for part in (tokens, positions, places)))
+
+    def _step(self) -> None:
+        """Decode one more token of every running row, and draw the next of those that have read all they were told."""
+        rows, running = self.rows, self.rows.running
+        hidden = self._decode(running)
+        ready = rows.places[running, PAST] == rows.lengths[running]
+        if not ready.all():
+            running, hidden = running[ready], hidden[torch.from_numpy(ready).to(hidden.device)]
+        if len(running):
+            self._take(self._decoder.logits(hidden), running)
+
+    def _ahead(self) -> AheadDrawer | None:
+        """Starts the next step, where nothing but uniform numbers decides about its tokens."""
+        if (ahead := self._decoder.ahead) is None or self.params.cuts or not len(self.rows.running):
+            return None
+        rows, running = self.rows, self.rows.running
+        is_late = rows.lengths[running] - rows.begins[running] >= self.params.min_completion_tokens
+        has_read = rows.places[running, PAST] + 1 >= rows.lengths[running]
+        return ahead if (is_late & has_read).all() else None
+
+    def _start_step(self, ahead: AheadDrawer) -> None:
+        """Start a step, and only then look at the tokens of the step before.
+
+        Rows that turn out to have ended with these are computed once more for nothing.
+        """
+        rows = self.rows
+        if self._decoder.mover is not None and rows.are_sparse:
+            self._finish_step()
+            self._compact()
+        running = rows.running
+        written = rows.places[running, PAST] + 1 - rows.begins[running]
+        goes = written < rows.limits[running]
+        started = None
+        if goes.any():
+            running, written = running[goes], written[goes]
+            places = rows.places[running]
+            past = places[:, PAST]
+            tokens = np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)
+            rows.places[running, PAST] = past + 1
+            given, at, where = (torch.from_numpy(one) for one in (tokens, places[:, PROMPT_TOKENS] + past, places))
+            drawn = ahead.draw(given, at, where, uniforms(rows.keys[running], written), self._choose)
+            started = DrawUnderWay(running, rows.serials[running], drawn)
+        self._finish_step()
+        self._under_way = started
+
+    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        return draw(logits, uniform, self.params, forbidden=[])
+
+    def _finish_step(self) -> None:
+        """Write down the tokens that are under way, but those of rows that have ended since they were asked for."""
+        step, self._under_way = self._under_way, None
+        if step is not None:
+            tokens, logprobs = step.drawn.get()
+            runs = self.rows.are_there(step.rows, step.serials)
+            self._record(step.rows[runs], tokens[runs], logprobs[runs])
+
+    def _compact(self) -> None:
+        """Move rows next to each other, where they cost by the slots that they span."""
+        if (mover := self._decoder.mover) is not None and self.rows.are_sparse:
+            moved, to = self.rows.compact()
+            tokens = int(self.rows.places[self.rows.running, PAST].max())
+            mover.move(torch.from_numpy(moved), torch.from_numpy(to), tokens)
+
+    def _take(self, logits: Tensor, chosen: np.ndarray) -> None:
+        """Draw the next token of some rows, and let those that ended leave."""
+        written = self.rows.lengths[chosen] - self.rows.begins[chosen]
+        self._record(chosen, *self._draw(logits, self.rows.keys[chosen], written))
+
+    def _draw(self, logits: Tensor, keys: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The next token of each row and its log-probability."""
+        params, uniform = self.params, torch.from_numpy(uniforms(keys, positions))
+        early = positions < params.min_completion_tokens
+        if not early.any():
+            return self._decoder.choose(logits, uniform, params)
+        uniform = uniform.to(logits.device)
+        drawn_tokens, drawn_logprobs = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.float32)
+        for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
+            if chosen.any():
+                places = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
+                tokens, logprobs = draw(logits[places], uniform[places], params, forbidden=forbidden)
+                drawn_tokens[chosen], drawn_logprobs[chosen] = fetched(tokens, logprobs)
+        return drawn_tokens, drawn_logprobs
+
+    def _record(self, chosen: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+        """Write down the next token of some rows, and let those that ended leave."""
+        rows = self.rows
+        written = rows.record(chosen, tokens, logprobs)
+        for row in self._heard.intersection(chosen.tolist()) if self._heard else ():
+            if (hear := rows.owners[row][0].on_tokens) is not None:
+                hear(rows.recent(row, int(rows.lengths[row])))
+        stopped = (tokens[:, None] == np.asarray(self.end_ids, dtype=np.int64)).any(axis=1)
+        if self.stops.stop:
+            found = self.stops.ended_by(tokens, lambda place: rows.recent(int(chosen[place]), self.stops.window))
+            stopped = stopped | (found & (written >= self.params.min_completion_tokens))
+        over = stopped | (written >= rows.limits[chosen])
+        if over.any():
+            ended = zip(chosen[over].tolist(), stopped[over].tolist(), strict=True)
+            self._leave([(row, "stop" if is_stop else "length") for row, is_stop in ended])
+
+    def _leave(self, ended: list[tuple[int, FinishReason]]) -> None:
+        """Give the completions of rows to their requests, and free their slots."""
+        given = []
+        for row, reason in ended:
+            request = self.rows.owners[row][0]
+            if request.rows and (reason == "stop" or request.keeps):
+                self._keep(row)
+            sampled = self.rows.result(row, reason)
+            self._heard.discard(row)
+            given.append((*self.rows.leave(row), sampled))
+        self.rows.drop_left()
+        for request, place, sampled in given:
+            self._give(request, place, sampled)
+
+    def _give(self, request: Request, place: int, sampled: Sampled) -> None:
+        """Hand over one completion; after the last one of the last request, nobody needs the prompt."""
+        is_last = len(request.sampled) + 1 == request.count
+        if is_last and request in self._entered:
+            del self._entered[request]
+            held = self._prompts[request.prompt]
+            held.num_requests -= 1
+            if not held.num_requests:
+                self._free_prompts.append(self._prompts.pop(request.prompt).slot)
+        request.give(place, sampled)
+
+    def _keep(self, row: int) -> None:
+        """Remember what a row has computed: it may return."""
+        slot, past, prompt_slot, _ = self.rows.places[row].tolist()
+        if (keeper := self._decoder.keeper) is not None:
+            keeper.keep(self._kept(row), self.rows.owners[row][0].prompt, (slot, past, prompt_slot))
+
 
 SMALLEST = 64
 """Tokens of prompts and completions for which buffers are made at least where requests may come later; they double as
@@ -53,7 +418,6 @@ class RowScheduler:
         self.policy, self.decoders, self.key = policy, decoders, key
         self.is_closed, self.shares_weights = is_closed, shares_weights
         self.version = version
-        self._memory = RowMemory()
         self._arrived: deque[Request] = deque()
         self._batch: RowBatch | None = None
         self._tokens = (SMALLEST, SMALLEST)
@@ -78,8 +442,8 @@ class RowScheduler:
             batch.close()
 
     def expect(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Make buffers for so many from the beginning, and give up nothing that a row goes on from later."""
-        self._tokens, self._memory = (prompt_tokens, completion_tokens), RowMemory(2**62)
+        """Make buffers for so many from the beginning."""
+        self._tokens = (prompt_tokens, completion_tokens)
 
     def renew(self, version: str) -> None:
         """The weights have changed, and rows go on with them."""
@@ -162,7 +526,7 @@ class RowScheduler:
         """Any number of requests, to the rule for memory."""
         prompt_tokens, completion_tokens = self._tokens
         return DecodeCall(
-            num_prompts=max(MOST_ROWS, self.decoders.max_rows or 0),
+            num_prompts=self.decoders.most_rows,
             group_size=1,
             is_open=True,
             prompt_tokens=prompt_tokens,
@@ -216,9 +580,9 @@ class RowScheduler:
             params,
             end_ids,
             plan.sizes,
-            self._memory,
             is_closed=self.is_closed,
             version=self.version,
+            can_end=self.decoders.ending_tokens(params.stop, self.policy),
         )
 
 
@@ -231,3 +595,71 @@ def _double_until(size: int, needed: int) -> int:
     while size < needed:
         size *= 2
     return size
+
+
+class Engine:
+    """Samples in process from the policy's own weights.
+
+    Each prompt is read once for its group, finished rows leave at once and waiting ones enter. There is nothing to
+    synchronize; the memory for keys and values is given back after each call.
+    """
+
+    def __init__(self, params: SamplingParams, decoders: Decoders) -> None:
+        self.params, self.decoders = params, decoders
+        self.on_group: Callable[[Group], None] | None = None
+        self._policy: PolicyView | None = None
+        self._version = 0
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """Remember the policy: its module holds the current weights already."""
+        self._policy, self._version = policy, version
+
+    def close(self) -> None:
+        """Let go of the policy."""
+        self._policy = None
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """One group per prompt. A prompt that occurs twice gets different completions each time."""
+        if self._policy is None:
+            raise SamplerError("the engine has no weights yet; call load_weights before sample")
+        if not prompts:
+            return []
+        params = params or self.params
+        policy, model = self._policy, self._policy.model
+        end_ids = end_token_ids(model, policy.tokenizer)
+        numbers = np.repeat(np.array([prompt.index for prompt in prompts], dtype=np.int64), group_size)
+        indices = np.array(occurrence_indices(prompts, group_size)).reshape(-1)
+        keys = stream_keys(params.seed, step, numbers, indices).reshape(len(prompts), group_size)
+        groups: dict[int, Group] = {}
+
+        def finish(place: int, sampled: list[Sampled]) -> None:
+            groups[place] = make_group(
+                prompts[place], sampled, tokenizer=policy.tokenizer, end_ids=end_ids, version=self._version
+            )
+            if self.on_group is not None:
+                self.on_group(groups[place])
+
+        scheduler = RowScheduler(policy, self.decoders, is_closed=True)
+        for place, prompt in enumerate(prompts):
+            scheduler.add(Request(prompt.prompt_ids, keys[place], params, end_ids, on_done=partial(finish, place)))
+        was_training = model.training
+        model.eval()
+        try:
+            scheduler.run()
+        finally:
+            scheduler.forget()
+            model.train(was_training)
+        return [groups[place] for place in range(len(prompts))]
+
+
+def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:
+    """The numbers of each prompt's completions in its random streams; a repeated prompt continues the count."""
+    seen: Counter[int] = Counter()
+    indices: list[list[int]] = []
+    for prompt in prompts:
+        first = seen[prompt.index] * group_size
+        indices.append(list(range(first, first + group_size)))
+        seen[prompt.index] += 1
+    return indices

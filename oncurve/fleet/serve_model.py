@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from oncurve.agents.recipe_agent import make_frames
-from oncurve.core.sampler import context_of
 from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
+from oncurve.model.context import context_of
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.ways import describe_sampling

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import head_type
-from oncurve.core.decoder import Choose, Chosen, fetched
+from oncurve.core.decoder import Choose, Chosen, RowKeeper, fetched
 from oncurve.core.draw import draw
 from oncurve.core.records import SamplingParams
 from oncurve.model.allocator import give_back
@@ -24,6 +24,7 @@ from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import prompt_layout
 from oncurve.model.weights import Backbone
+from oncurve.sample.draw_by_parts import first_above_on_device
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
@@ -58,6 +59,8 @@ class LayerDecoder:
         self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, backbone.wide))
         self.words, self.slots, self.records = len(head), slots, records
         self.apart = apart and on_cpu
+        self.keeper: RowKeeper | None = None
+        """Takes rows out and puts them back; whoever makes the decoder may give it one."""
         own_type = prompt_type = compute_type
         if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
@@ -164,11 +167,6 @@ class LayerDecoder:
         return True
 
     @property
-    def keeper(self) -> LayerDecoder:
-        """This decoder: keys and values of rows can be taken out and put back."""
-        return self
-
-    @property
     def ahead(self) -> LayerDecoder | None:
         """This decoder where tokens are drawn where logits are computed, by ``draw``."""
         return self if isinstance(self.layers, RecordedLayers) else None
@@ -214,7 +212,7 @@ class LayerDecoder:
         if isinstance(self.wide_ops, NativeOps) and not params.cuts:
             tokens, logprobs = self.wide_ops.draw(logits.contiguous(), uniform, params.temperature)
             return tokens.numpy(), logprobs.numpy()
-        return fetched(*draw(logits, uniform.to(logits.device), params, forbidden=[]))
+        return fetched(*draw(logits, uniform.to(logits.device), params, find=first_above_on_device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [R, H], by the products of training."""

@@ -19,7 +19,7 @@ from oncurve.algorithm.logprobs import from_logits
 from oncurve.algorithm.precision import in_full_precision
 from oncurve.core.batch import Batch, Size
 from oncurve.core.errors import CheckpointError
-from oncurve.core.sampler import context_of
+from oncurve.model.context import context_of
 from oncurve.model.stand_in import FAILURES, ROUNDINGS, allowed, changes_with_length, find_stand_in, nudged
 from oncurve.model.weights import Trust, set_trust
 from oncurve.policy.forward import completion_logprobs, has_own_layers, join_rows

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError, counted
 from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import context_of
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import check_data, form_of
 from oncurve.data.datasets import statistics
@@ -34,6 +33,7 @@ from oncurve.data.prompts import (
 from oncurve.data.settings import DataSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
+from oncurve.model.context import context_of
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer

@@ -16,13 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from oncurve.core.errors import ConfigError, Stopped, did_you_mean, listed
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt, SamplingParams
-from oncurve.core.sampler import Sampler, context_of
+from oncurve.core.sampler import Sampler
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompts import describe_chat
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.model.context import context_of
 from oncurve.observe.record import RunFolder
 from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.schema import Config

@@ -18,13 +18,14 @@ from oncurve.core.errors import ConfigError, counted
 from oncurve.core.grading import RewardFunction
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import SOURCE_ROW, Group, Prompt
-from oncurve.core.sampler import PolicyView, Sampler, check_ids, context_of
+from oncurve.core.sampler import PolicyView, Sampler, check_ids
 from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.extensions import extension
+from oncurve.model.context import context_of
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.observe.run_model import resolve_model

@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group
-from oncurve.core.sampler import context_of
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.evaluate.evaluation import Evaluation
+from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.recipe.load import validate_tree

@@ -29,11 +29,11 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
-from oncurve.core.sampler import context_of
 from oncurve.data.collate import stack_rewards
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
+from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.recipe.load import validate_tree

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import numpy as np
+
 from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
+from oncurve.core.requests import BufferSizes, DecodeCall
 from oncurve.core.sampler import PolicyView, padding_id
-from oncurve.model.decode_memory import DecodeCall
+from oncurve.model.decode_memory import MOST_ROWS
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, head_matrix
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.generic import RoundedMatrices, way_of
 from oncurve.sample.proof import Proof
-from oncurve.sample.rows import BufferSizes
+from oncurve.sample.row_memory import LayerKeeper, RowMemory
+from oncurve.sample.stops import ending_tokens
 
 
 class LayerDecoders:
     """Makes the fastest decoder that computes what the model does."""
 
-    def __init__(self, budget: RowBudget | None = None, proof: Proof | None = None) -> None:
-        self.budget, self.proof = budget or RowBudget(), proof or Proof()
+    def __init__(
+        self, budget: RowBudget | None = None, proof: Proof | None = None, memory: RowMemory | None = None
+    ) -> None:
+        """``memory`` holds keys and values of rows that wait for an answer."""
+        self.budget, self.proof, self.memory = budget or RowBudget(), proof or Proof(), memory or RowMemory()
 
     @property
-    def max_rows(self) -> int | None:
+    def most_rows(self) -> int:
         """See ``Decoders``."""
-        return self.budget.max_rows
+        return max(MOST_ROWS, self.budget.max_rows or 0)
 
     @property
     def is_exact(self) -> bool:
@@ -41,7 +48,9 @@ class LayerDecoders:
         def make() -> Decoder:
             if backbone is None:
                 return self._by_modules(policy, sizes, end_ids, rounds=not is_shared and version is None)
-            return _by_layers(policy, backbone, sizes, apart=version is not None)
+            decoder = _by_layers(policy, backbone, sizes, apart=version is not None)
+            decoder.keeper = LayerKeeper(decoder, self.memory)
+            return decoder
 
         return DecoderPlan(sizes, make)
 
@@ -56,6 +65,10 @@ class LayerDecoders:
     def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
         """See ``Decoders``."""
         self.budget.shrink(rows, reason, call, key=key)
+
+    def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
+        """See ``Decoders``."""
+        return ending_tokens(stop, policy.tokenizer) if stop else None
 
     def forget_limit(self) -> None:
         """See ``Decoders``."""

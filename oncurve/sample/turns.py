@@ -10,11 +10,10 @@ import numpy as np
 
 from oncurve.core.decoder import Decoders
 from oncurve.core.records import SamplingParams
-from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, Sampled, end_token_ids
+from oncurve.core.requests import KeptRow, Request, Sampled
+from oncurve.core.sampler import PolicyView, end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.allocator import give_back
-from oncurve.sample.row_memory import KeptRow
 
 
 class Deliver(Protocol):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from test_environments import Echoing
 
-from oncurve.core import scheduler
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.requests import KeptPrompt, KeptRow
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -21,8 +21,9 @@ from oncurve.episodes.settings import EpisodeSection
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
+from oncurve.sample import layer_decoders
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
+from oncurve.sample.row_memory import RowMemory
 
 MakePrompts = Callable[..., list[Prompt]]
 PARAMS = SamplingParams(max_completion_tokens=60, stop=("a", "e", "1", " "), seed=5)
@@ -103,7 +104,7 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
     assert sorted(read) == sorted(4 * [len(prompt.prompt_ids) for prompt in prompts]), "no turn is read again"
     given.clear()
     one_row = sum(part.nbytes for part in _largest_row(policy)) + max(prompt_bytes)
-    monkeypatch.setattr(scheduler, "RowMemory", partial(RowMemory, 0 if limit == "none" else 4 * one_row))
+    monkeypatch.setattr(layer_decoders, "RowMemory", partial(RowMemory, 0 if limit == "none" else 4 * one_row))
     again = sample(policy, prompts, factory)
     assert len(given) == 0 if limit == "none" else 0 < len(given) < returns
     assert tokens(again) == tokens(kept)

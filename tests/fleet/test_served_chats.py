@@ -20,8 +20,8 @@ from served import Listener
 
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.core.policy import TrainedPolicy
+from oncurve.core.scheduler import RowBatch
 from oncurve.fleet.serving.http_app import SamplingServer
-from oncurve.sample.row_batch import RowBatch
 
 if TYPE_CHECKING:
     from nursery import Nursery

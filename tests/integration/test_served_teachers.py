@@ -15,9 +15,9 @@ import torch
 
 import oncurve
 from oncurve.core.errors import ConfigError, DataError, SamplerError
-from oncurve.core.sampler import context_of
 from oncurve.fleet.servers.teacher_server import TeacherServer
 from oncurve.fleet.settings import Deadlines
+from oncurve.model.context import context_of
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config

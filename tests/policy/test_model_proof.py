@@ -18,7 +18,7 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError, SamplerError, TrainingError
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
-from oncurve.core.sampler import context_of
+from oncurve.model.context import context_of
 from oncurve.observe.tokens import token_lengths
 from oncurve.policy.forward import join_rows
 from oncurve.policy.lora import Adapter

@@ -119,9 +119,9 @@ def counted_command() -> None:
 def watch() -> Report:
     """Count the parts of every command of this process from here on."""
     from oncurve.core.policy import TrainedPolicy
+    from oncurve.core.scheduler import RowBatch
     from oncurve.model.decoding import LayerDecoder
     from oncurve.run.services import Run
-    from oncurve.sample.row_batch import RowBatch
 
     report = Report()
     for owner, method, name in (

@@ -11,19 +11,11 @@ import torch
 
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.requests import USUAL_ROWS, DecodeCall
 from oncurve.model import decoding, ops_torch
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decode_memory import (
-    MOST_ROWS,
-    USED_SHARE,
-    USUAL_ROWS,
-    DecodeCall,
-    Widths,
-    cache_bytes,
-    decoding_bytes,
-    most_rows,
-)
+from oncurve.model.decode_memory import MOST_ROWS, USED_SHARE, Widths, cache_bytes, decoding_bytes, most_rows
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of
 from oncurve.sample import budget as budget_module

@@ -12,16 +12,15 @@ import torch
 from decode_ways import WAYS, take_way
 from sampled_groups import ending
 
-from oncurve.core.draw import draw
+from oncurve.core.draw import draw, stream_keys, uniforms
 from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import SamplingParams
-from oncurve.core.requests import Request
-from oncurve.core.sampler import Sampled, end_token_ids
+from oncurve.core.requests import Request, Sampled
+from oncurve.core.sampler import end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.layer_decoders import LayerDecoders
-from oncurve.sample.streams import stream_keys, uniforms
 
 MakePolicy = Callable[..., TrainedPolicy]
 PARAMS = SamplingParams(seed=5)

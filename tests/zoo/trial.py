@@ -174,7 +174,7 @@ class _Steps:
         self.trial.attempt("plan", self.plan)
 
     def policy_context(self) -> int:
-        from oncurve.core.sampler import context_of
+        from oncurve.model.context import context_of
 
         return context_of(self.policy.model.config) or 128
 

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from oncurve.core.draw import stream_keys
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.sampler import PolicyView, end_token_ids, make_group
+from oncurve.core.scheduler import occurrence_indices
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -36,9 +38,7 @@ from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
 from oncurve.model.same_model import why_another
-from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.streams import stream_keys
 from oncurve.version_spans import VersionSpans
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.requests import Request
-from oncurve.core.sampler import PolicyView, Sampled
+from oncurve.core.requests import Request, Sampled
+from oncurve.core.sampler import PolicyView
 from oncurve.core.scheduler import RowScheduler
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
 from oncurve.policy.forward import row_logprobs
