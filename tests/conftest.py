@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
     from oncurve.core.algorithm import Algorithm
-    from oncurve.core.policy import TrainedPolicy
     from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 SLOW = (
     "algorithm/test_learning.py",
@@ -179,8 +179,8 @@ def make_policy(
     tokenizer: PreTrainedTokenizerFast, tiny_model: Callable[..., PreTrainedModel]
 ) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
-    from oncurve.core.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))

@@ -66,8 +66,8 @@ class Counts:
 def make_policies(seed: int = 0) -> tuple[Any, list[Any]]:
     """A small model in training in float32, and two in float64 beside it: packed and padded."""
     from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
-    from oncurve.core.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     tags = ("<tool>", "</tool>", "<result>", "</result>")
     tokenizer = tiny_tokenizer(["a bead and a cab", "take one", "Talk."], num_merges=16, more_tags=tags)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from gpu_first_probe import Answer, Setting, judged
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.policy.distributed import ALONE
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
 from oncurve.sample.engine import InProcessEngine

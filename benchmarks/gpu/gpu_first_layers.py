@@ -18,9 +18,9 @@ from gpu_first_timing import checkpoint, is_gpu, memory, seconds_of, wait
 from torch import Tensor, nn
 from transformers.models.qwen2 import modeling_qwen2
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.policy import packed_attention
 from oncurve.policy.flash_varlen import attend
+from oncurve.policy.trained_policy import TrainedPolicy
 
 ROTATE = modeling_qwen2.apply_rotary_pos_emb
 FAR = 0.05

@@ -20,13 +20,13 @@ from roofline import backward, decode, forward
 from oncurve.algorithm.presets import build as build_algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.draw import draw
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024)
 CONTEXT = 4096

@@ -8,11 +8,11 @@ from functools import partial
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.grading import RewardFunction
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Mean
 from oncurve.core.sampler import Sampler
 from oncurve.data.collate import collate, stack_rewards
 from oncurve.data.curriculum import Curriculum
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.scoring import grading, refill, score
 from oncurve.run.services import Run
 

@@ -3,120 +3,213 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve.algorithm.reference import move_reference
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError
+from oncurve.core.logprobs import PaddedScorer
 from oncurve.core.records import Mean
-from oncurve.model.allocator import give_back
-from oncurve.model.lora_weights import LoraWeights
-from oncurve.model.weights import set_trust, trust_of
-from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
-from oncurve.policy.backend import Backend, OneDevice
-from oncurve.policy.deepspeed import Zero
-from oncurve.policy.deepspeed_settings import ZeroSettings
-from oncurve.policy.distributed import ALONE, Processes, own_rows
-from oncurve.policy.forward import completion_logprobs
-from oncurve.policy.fsdp import Fsdp
-from oncurve.policy.lora import Adapter
-from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only
-from oncurve.policy.road import find_road
-from oncurve.policy.settings import OptimizerSettings
-from oncurve.policy.sharding import Sharding
-from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
-from oncurve.policy.unread_model import ReplicaPlace, Unread
 
 ComputeType = Literal["float32", "bfloat16", "float16", "float64"]
+Pair = tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]
+"""Log-probabilities and entropies of completion tokens."""
+T = TypeVar("T")
 
 
-class Scorer(nn.Module):
-    """The pass over a batch as a module, around which the weights of a model in parts can be put together."""
+class ProcessGroup(Protocol):
+    """The processes that train one policy, seen from one of them."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+        ...
 
-    def forward(
-        self, batch: Batch, temperature: float, packed: bool, recompute: bool = False
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Log-probabilities and entropies of the completion tokens."""
-        return completion_logprobs(self.model, batch, temperature=temperature, packed=packed, recompute=recompute)
+    def own_rows(self, batch: Batch, *, share_prompts: bool) -> Int[Tensor, " b"]:
+        """The rows that this process computes; with ``share_prompts`` those of a prompt stay together."""
+        ...
+
+    def all_gather(self, value: T) -> list[T]:
+        """The values of all processes. All must call it, here and below."""
+        ...
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the processes."""
+        ...
+
+    def all_true(self, is_true: bool) -> bool:
+        """It is true in every process."""
+        ...
+
+    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace every gradient by its sum over the processes."""
+        ...
 
 
-class TrainedPolicy:
+class OneProcess:
+    """A run in one process: every exchange is with itself."""
+
+    count = 1
+
+    def own_rows(self, batch: Batch, *, share_prompts: bool) -> Int[Tensor, " b"]:
+        """All rows."""
+        return torch.arange(len(batch))
+
+    def all_gather(self, value: T) -> list[T]:
+        """The value."""
+        return [value]
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The tensor."""
+        return tensor
+
+    def all_true(self, is_true: bool) -> bool:
+        """It is true here."""
+        return is_true
+
+    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Gradients stay what they are."""
+
+
+class Backend(Protocol):
+    """The weights in training: where they are, how a batch is scored by them, and how they are moved."""
+
+    optimizer: Any
+    replica: PreTrainedModel | None
+    """A copy of all weights to sample from, where those in training are in parts and this process is to have them."""
+    is_lockstep: bool
+    """All processes take every pass together, so that all must make as many, and none can begin one anew."""
+
+    def scorer(self, model: PreTrainedModel) -> nn.Module:
+        """Scores a batch by a model, the one in training or its reference.
+
+        From (batch, temperature, is_training) to the log-probabilities and entropies of the completion tokens, 0
+        outside the mask.
+        """
+        ...
+
+    def after_scoring(self, model: PreTrainedModel) -> None:
+        """Give back what passes without gradients put together."""
+        ...
+
+    def publish(self) -> None:
+        """Bring the replica up to date."""
+        ...
+
+    def follow(self) -> PreTrainedModel:
+        """The model in training with weights in the form that those of its reference have."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a microbatch."""
+        ...
+
+    def move(self, rate: float, *, is_allowed: bool) -> float:
+        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
+        ...
+
+
+class OneDevice:
+    """Every process has all weights on its device, and gradients are added up before an update."""
+
+    replica: PreTrainedModel | None = None
+    is_lockstep = False
+    has_own_rates = False
+    """The optimizer came with a schedule that sets the rate of each of its groups."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optimizer: Any,
+        scorers: Mapping[int, nn.Module] | None = None,
+        *,
+        max_gradient_norm: float = 1.0,
+        processes: ProcessGroup | None = None,
+    ) -> None:
+        """``scorers`` score a batch by a model, each by the id of its model; None: by padded rows."""
+        self.model, self.optimizer, self.scorers = model, optimizer, dict(scorers or {})
+        self.max_gradient_norm = max_gradient_norm
+        """0 clips nothing."""
+        self.processes: ProcessGroup = processes or OneProcess()
+
+    def scorer(self, model: PreTrainedModel) -> nn.Module:
+        """The pass over a batch."""
+        return self.scorers.setdefault(id(model), PaddedScorer(model))
+
+    def after_scoring(self, model: PreTrainedModel) -> None:
+        """Nothing was put together."""
+
+    def publish(self) -> None:
+        """The sampler reads the weights themselves."""
+
+    def follow(self) -> PreTrainedModel:
+        """The model in training: its reference has the form of its weights."""
+        return self.model
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a microbatch."""
+        loss.backward()
+
+    def move(self, rate: float, *, is_allowed: bool) -> float:
+        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
+        norm = self._clip(self.max_gradient_norm or math.inf)
+        if is_allowed and math.isfinite(norm) and norm > 0:
+            for group in self.optimizer.param_groups if not self.has_own_rates else ():
+                group["lr"] = rate
+            self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)  # also of weights that an optimizer of a script's own leaves out
+        return norm
+
+    def _clip(self, limit: float) -> float:
+        """Add up the gradients of all processes and scale them down to a norm; the norm before."""
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self.processes.add_gradients(trained)
+        norm = nn.utils.get_total_norm([weight.grad for weight in trained if weight.grad is not None])
+        nn.utils.clip_grads_with_norm_(trained, limit, norm)
+        return float(norm)
+
+
+class Policy:
     """The model in training: weights and optimizer state in float32, arithmetic in the compute type.
 
     bfloat16 has 8 bits of mantissa, so that an update of 1e-6 to a weight of 0.02 is lost in it: the master weights
     stay in float32 and only the products are done in the smaller type.
     """
 
+    is_packed = False
+    """Rows of a prompt share its tokens in a pass."""
+
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
         *,
-        optimizer: OptimizerSettings,
-        total_updates: int = 1,
+        rate: float | Callable[[int], float],
         temperature: float = 1.0,
         compute_type: ComputeType = "float32",
         tokens_per_microbatch: int = 8192,
-        gradient_checkpointing: bool = False,
-        offload_activations: bool = False,
-        packing: bool = True,
         reference: PreTrainedModel | None = None,
-        adapter: Adapter | None = None,
-        processes: Processes = ALONE,
-        sharding: Sharding | ZeroSettings | None = None,
-        replica_place: ReplicaPlace = "device",
-        unread: Unread | None = None,
-        teacher: OutsideTeacher | None = None,
+        processes: ProcessGroup | None = None,
     ) -> None:
-        """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
-        without a ``reference``, the base under it is the reference.
-
-        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``replica_place``
-        says where this process has all of them, to sample or to publish from. ``unread`` says where the weights of
-        model and reference are, if they are to be read when they are in parts. A ``teacher`` outside stands for the
-        reference.
-        """
-        self._model, self._tokenizer, self.reference = model, tokenizer, reference
-        self.adapter, self.processes, self.teacher = adapter, processes, teacher
-        self.reference_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
-        """The prompt of the reference for each prompt of the policy; empty where it is the same."""
-        self.settings, self.total_updates, self.temperature = optimizer, total_updates, temperature or 1.0
-        self.compute_type: ComputeType = compute_type
+        """``rate`` is the learning rate, or that of each update, counted from 0."""
+        self._model, self._tokenizer, self.backend, self.reference = model, tokenizer, backend, reference
+        self.rate_of: Callable[[int], float] = rate if callable(rate) else lambda update: rate
+        self.temperature, self.compute_type = temperature or 1.0, compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
-        self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
-        self.device = model.device if unread is None else unread.device
+        self.processes: Any = processes or OneProcess()
+        self.device = model.device
         """Device of the passes; weights in parts may lie elsewhere in between."""
-        find = find_road if unread is None else unread.find_road
-        parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
-        cuts = cuts_weights(sharding, processes)
-        roads = [find(part, kind, packing=packing, in_parts=cuts) for part in parts]
-        if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
-            roads = [find(part, kind, packing=False, in_parts=cuts) for part in parts]
-        self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
-        self._offloads_activations = offload_activations
-        self.backend = self._make_backend(sharding, replica_place, unread)
-        if self.backend.replica is not None:
-            set_trust(self.backend.replica, trust_of(model))
-        for part in parts if self.backend.is_divided else ():
-            set_trust(part, replace(trust_of(part), layers=False))  # they need whole weights
         self.num_updates, self.num_scheduled = 0, 0
-        self.rate_of: Callable[[int], float] = partial(self.settings.rate, total_updates=total_updates)
-        self.last_rate = 0.0
         """Updates that moved the weights; and all of them, by which the schedule counts."""
+        self.last_rate = 0.0
         self._is_loss_finite = True
 
     @property
@@ -126,7 +219,7 @@ class TrainedPolicy:
 
     @property
     def trained_model(self) -> PreTrainedModel:
-        """The module in training; under sharding its weights are parts."""
+        """The module in training, whose weights may be parts."""
         return self._model
 
     @property
@@ -139,29 +232,21 @@ class TrainedPolicy:
         return compute_context(self.device, self.compute_type)
 
     def ordinary_weights(self) -> dict[str, Tensor]:
-        """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
-        return self.model.state_dict() if self.adapter is None else merged_weights(self.model)
+        """The weights under the names of an ordinary checkpoint."""
+        return self.model.state_dict()
 
-    def adapter_weights(self) -> LoraWeights | None:
-        """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
-        return adapter_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+    def adapter_weights(self) -> object | None:
+        """None: all weights are trained."""
+        return None
 
-    def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    def logprobs(self, batch: Batch) -> Pair:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
         with self.compute(), self._training_pass():
-            return self.backend.scorer(self._model)(batch, self.temperature, self.is_packed, bool(self._recomputed))
+            return self.backend.scorer(self._model)(batch, self.temperature, True)
 
-    @contextmanager
-    def _training_pass(self) -> Iterator[None]:
-        """The surroundings of a pass with gradients: recompute, drop, move activations away."""
-        with ExitStack() as stack:
-            if self.adapter is not None:
-                stack.enter_context(self.adapter.dropping_out())
-            if self._offloads_activations:
-                pinned = self.device.type == "cuda"
-                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
-            stack.enter_context(recomputing(self._recomputed, self.adapter))
-            yield
+    def _training_pass(self) -> AbstractContextManager[None]:
+        """The surroundings of a pass with gradients."""
+        return nullcontext()
 
     @torch.no_grad()
     def annotate(self, batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
@@ -174,51 +259,15 @@ class TrainedPolicy:
         return batch
 
     def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
-        """Under the reference: a teacher outside, a model of its own, or the base with the adapter switched off."""
-        if self.reference_prompts:
-            batch = with_prompts(batch, self.reference_prompts)
-        if self.teacher is not None:
-            return taught_logprobs(self.teacher, batch, self.processes, share_prompts=self.is_packed)
-        if self.reference is not None:
-            return self._fixed(self.reference, batch)[0]
-        if self.adapter is None:
+        """Under the reference."""
+        if self.reference is None:
             raise TrainingError("a KL term needs a reference, and this policy was made without one")
-        with self.adapter.off():
-            return self._fixed(self._model, batch)[0]
+        return self._fixed(self.reference, batch)[0]
 
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the copy to sample from up to date, where there is one. All processes must call it."""
         self.backend.publish()
-
-    def _make_backend(
-        self, sharding: Sharding | ZeroSettings | None, replica_place: ReplicaPlace, unread: Unread | None
-    ) -> Backend:
-        """The backend that holds the weights from here on; weights that are to be cut are cut here."""
-        model, compute = self._model, torch_type(self.compute_type)
-        scorers = {id(part): Scorer(part) for part in (model, self.reference) if part is not None}
-        if isinstance(sharding, ZeroSettings):
-            return Zero(
-                model,
-                scorers,
-                sharding,
-                self.settings,
-                self.processes,
-                compute_type=compute,
-                replica_place=replica_place,
-            )
-        if isinstance(sharding, Sharding) and cuts_weights(sharding, self.processes):
-            return Fsdp(
-                model,
-                scorers,
-                self.settings,
-                self.processes,
-                sharding=sharding,
-                compute_type=compute,
-                replica_place=replica_place,
-                unread=unread,
-            )
-        return OneDevice(model, scorers, self.settings, self.processes)
 
     def _fixed(self, model: PreTrainedModel, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         logprobs, entropies = torch.zeros_like(batch.sampler_logprobs), torch.zeros_like(batch.sampler_logprobs)
@@ -227,14 +276,18 @@ class TrainedPolicy:
         def compute() -> None:
             for rows, part in self._own_parts(batch):
                 with self.compute():
-                    pieces = scorer(part, self.temperature, self.is_packed)
+                    pieces = scorer(part, self.temperature, False)
                 for full, piece in zip((logprobs, entropies), pieces, strict=True):
                     if len(rows):
                         full[rows, : piece.shape[1]] = piece.to(full)
 
-        in_smaller_parts(self, batch, compute)
+        self._in_parts(batch, compute)
         self.backend.after_scoring(model)
         return self.processes.all_reduce(logprobs), self.processes.all_reduce(entropies)
+
+    def _in_parts(self, batch: Batch, compute: Callable[[], None]) -> None:
+        """Compute something over the microbatches of a batch."""
+        compute()
 
     def _own_parts(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """Rows and microbatches of this process's share, at most ``tokens_per_microbatch`` tokens each.
@@ -242,7 +295,7 @@ class TrainedPolicy:
         Weights in parts are put together by all processes at once, so all must make as many passes: who has fewer
         microbatches adds passes over a row of which nothing is trained.
         """
-        mine = own_rows(batch, self.processes, share_prompts=self.is_packed)
+        mine = self.processes.own_rows(batch, share_prompts=self.is_packed)
         own = batch.select(mine)
         plan = list(own.plan_microbatches(self.tokens_per_microbatch, share_prompts=self.is_packed))
         missing = 0 if not self.backend.is_lockstep else max(self.processes.all_gather(len(plan))) - len(plan)
@@ -275,9 +328,7 @@ class TrainedPolicy:
         rate = self.last_rate = self.rate_of(self.num_scheduled)
         self.num_scheduled += 1  # without a signal too: the plan is of steps
         is_finite = self.processes.all_true(self._is_loss_finite)
-        with moving_weights(self.num_updates + 1):
-            norm = self.backend.move(rate, is_allowed=is_finite)
-        give_back()
+        norm = self._move(rate, is_allowed=is_finite)
         is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True
         count = Mean(0, 1 / self.processes.count)  # of updates; the microbatches of all processes gave the loss
         if not is_finite or norm == 0:
@@ -295,12 +346,9 @@ class TrainedPolicy:
             "policy/loss": count,
         }
 
-
-def cuts_weights(sharding: Sharding | ZeroSettings | None, processes: Processes) -> bool:
-    """Each process will have a part of each weight only."""
-    if isinstance(sharding, ZeroSettings):
-        return sharding.stage == 3
-    return sharding is not None and processes.count > 1
+    def _move(self, rate: float, *, is_allowed: bool) -> float:
+        """Let the optimizer make an update; the norm of the gradient."""
+        return self.backend.move(rate, is_allowed=is_allowed)
 
 
 def torch_type(compute_type: ComputeType) -> torch.dtype:
@@ -313,3 +361,27 @@ def compute_context(device: torch.device, compute_type: ComputeType) -> Abstract
     if compute_type in ("float32", "float64"):
         return nullcontext()
     return torch.autocast(device.type, dtype=torch_type(compute_type))
+
+
+@torch.no_grad()
+def move_reference(reference: nn.Module, policy: nn.Module, *, share: float) -> None:
+    """Move the weights of the reference toward those of the policy, in place.
+
+        theta_ref <- (1 - share) theta_ref + share theta      TR-DPO, arXiv:2404.09656
+        theta_ref <- theta                                    share=1; DeepSeekMath, arXiv:2402.03300, algorithm 1
+
+    share=1 every n steps is the outer iteration of DeepSeekMath; a small share after every step is an exponential
+    moving average, which has the memory of about 1 / share steps.
+
+    Raises ValueError if the two are not the same model.
+    """
+    targets, sources = dict(reference.named_parameters()), dict(policy.named_parameters())
+    if targets.keys() != sources.keys():
+        strange = sorted(targets.keys() ^ sources.keys())[0]
+        raise ValueError(f"the reference cannot follow the policy: only one of them has the weight {strange}")
+    for name, target in targets.items():
+        source = sources[name].to(target)
+        if share == 1:
+            target.copy_(source)
+        else:
+            target.lerp_(source, share)

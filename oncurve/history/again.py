@@ -15,7 +15,6 @@ import torch
 
 from oncurve.core.draw import GOLDEN, stream_keys
 from oncurve.core.errors import DataError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.core.requests import KeptRow, Request, Sampled
 from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
@@ -25,6 +24,7 @@ from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
 from oncurve.sample.layer_decoders import LayerDecoders
 from oncurve.sample.row_memory import RowMemory

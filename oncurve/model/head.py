@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
+from oncurve.algorithm.logprobs import HeadOps, from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type
 from oncurve.core.errors import TrainingError
+from oncurve.core.logprobs import from_logits
 from oncurve.model.weights import is_plain_head
 
 

@@ -107,6 +107,10 @@ class Processes:
                 sums[key] = sums[key] + mean if key in sums else mean
         return sums
 
+    def own_rows(self, batch: Batch, *, share_prompts: bool) -> Int[Tensor, " b"]:
+        """See ``own_rows``."""
+        return own_rows(batch, self, share_prompts=share_prompts)
+
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace every gradient by its sum over the processes; none counts as zero. Does nothing alone."""
         if self.count == 1:

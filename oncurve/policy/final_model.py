@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.policy.lora import Adapter
 from oncurve.policy.model_folder import is_converted, save_model, write_around
 from oncurve.policy.tensor_files import tensor_writer
+from oncurve.policy.trained_policy import TrainedPolicy
 
 FILE_BYTES = 50 * 10**9
 """Files of a model become no larger than this, as with transformers."""

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import from_logits
 from oncurve.core.batch import Batch
+from oncurve.core.logprobs import from_logits, join_rows, spread
 from oncurve.model import forward_backward
 from oncurve.model.head import head
 from oncurve.model.ops import operations
@@ -37,7 +37,7 @@ def completion_logprobs(
     if not trust.head:
         ids, predicts = join_rows(batch)
         logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
-        return _spread(batch, from_logits(logits, targets, temperature=temperature))
+        return spread(batch, from_logits(logits, targets, temperature=temperature))
     backbone = backbone_of(model) if packed and device.type == "cpu" else None
     ops = None
     with ExitStack() as stack:
@@ -55,7 +55,7 @@ def completion_logprobs(
             ids, predicts = join_rows(batch)
             places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
             selected = hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
-        return _spread(batch, head(model, selected, targets, temperature, ops=ops))
+        return spread(batch, head(model, selected, targets, temperature, ops=ops))
 
 
 def _one_by_one(
@@ -80,29 +80,9 @@ def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
 
 
-def _spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Log-probabilities and entropies of the trained tokens [M] at their places, 0 elsewhere."""
-    mask = batch.mask.to(of_tokens[0].device)
-    first, second = (torch.zeros(mask.shape, dtype=part.dtype, device=part.device) for part in of_tokens)
-    return first.masked_scatter(mask, of_tokens[0]), second.masked_scatter(mask, of_tokens[1])
-
-
 def has_own_layers(model: PreTrainedModel) -> bool:
     """Packed rows go through our own layers: those of a CPU."""
     return model.device.type == "cpu" and supports(model)
-
-
-def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Token ids of prompt and completion side by side [B, L], and the places whose output predicts a trained token."""
-    width = int(batch.row_lengths.max())
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    predicts = torch.zeros(len(batch), width, dtype=torch.bool)
-    for row in range(len(batch)):
-        prompt, completion = int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])
-        ids[row, :prompt] = batch.prompt_ids[row, :prompt]
-        ids[row, prompt : prompt + completion] = batch.completion_ids[row, :completion]
-        predicts[row, prompt - 1 : prompt - 1 + completion] = batch.mask[row, :completion]
-    return ids, predicts
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:

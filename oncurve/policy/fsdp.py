@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from oncurve.policy.activation_checkpointing import recomputable_layers
-from oncurve.policy.backend import OneDevice, Scorers, trained_parameters
+from oncurve.policy.backend import DataParallel, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import (
@@ -25,7 +25,7 @@ from oncurve.policy.sharding import (
 from oncurve.policy.unread_model import ReplicaPlace, Unread, fill_copy, make_replica
 
 
-class Fsdp(OneDevice):
+class Fsdp(DataParallel):
     """Weights in parts; the reference is cut as well."""
 
     is_divided = True

@@ -18,7 +18,6 @@ from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Rewards
 from oncurve.core.errors import ConfigError, Failure, RewardError, TrainingError, attempt
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.sampler import Sampler, end_token_ids
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
@@ -45,6 +44,7 @@ from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.teacher import load_teacher
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights

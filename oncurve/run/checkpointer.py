@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.errors import CheckpointError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group
 from oncurve.data.curriculum import Curriculum
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
 from oncurve.run.snapshot import Snapshot, capture

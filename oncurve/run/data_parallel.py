@@ -8,10 +8,10 @@ from typing import TypeVar, cast
 
 from oncurve.core.errors import OncurveError
 from oncurve.core.grading import RewardFunction, grade
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import PolicyView, Sampler
 from oncurve.policy.distributed import Processes
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.interruption import Interrupted, Interruption
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from typing import Any
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Mean
 from oncurve.model.out_of_memory import is_out_of_memory, release
 from oncurve.policy.shortage import check_alone, check_smaller
+from oncurve.policy.trained_policy import TrainedPolicy
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10

@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.errors import ConfigError, counted
 from oncurve.core.grading import RewardFunction
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import SOURCE_ROW, Group, Prompt
 from oncurve.core.sampler import PolicyView, Sampler, check_ids
 from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
@@ -31,6 +30,7 @@ from oncurve.observe.redact import redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.teacher import OutsideTeacher
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes

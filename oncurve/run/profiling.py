@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from oncurve.core.decoder import ModuleDecoder
-from oncurve.core.policy import TrainedPolicy
 from oncurve.model.decoding import LayerDecoder
+from oncurve.policy.trained_policy import TrainedPolicy
 
 _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
     (

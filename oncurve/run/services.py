@@ -12,11 +12,11 @@ from torch import Tensor
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import CheckpointError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Mean, Reward
 from oncurve.model.out_of_memory import memory_error_as
 from oncurve.observe.step_record import step_path, write_step
 from oncurve.observe.tokens import TokenRecord
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption

@@ -15,7 +15,6 @@ from rich.console import Console
 from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction, check_any_graded
 from oncurve.core.loop import train
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, Reward, SamplingParams
 from oncurve.core.sampler import Sampler
 from oncurve.data.collate import collate
@@ -31,6 +30,7 @@ from oncurve.observe.redact import redact_tree
 from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import write_model
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.terms import describe_correct, make_loose_reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward

@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.from_settings import shared_columns
@@ -26,6 +25,7 @@ from oncurve.evaluate.evaluation import Evaluation
 from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config

@@ -27,7 +27,6 @@ from oncurve.algorithm.presets import build
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
 from oncurve.data.collate import stack_rewards
 from oncurve.data.datasets import adapt_given_rows
@@ -36,6 +35,7 @@ from oncurve.data.prompts import render_prompts
 from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.parameters import columns_of

@@ -14,13 +14,13 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oncurve.core.errors import OncurveError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.model.count_weights import count
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.model_folder import unloadable
 from oncurve.policy.road import find_road
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
 from oncurve.sample.generic import reasons_of, way_of
 

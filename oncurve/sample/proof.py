@@ -10,8 +10,9 @@ import logging
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
+from oncurve.core.logprobs import from_logits
 from oncurve.core.sampler import PolicyView
 from oncurve.model.agreement import agreement, mean, worst_step
 from oncurve.model.decode_memory import GROWTH

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 
 
 class _Flow(DefaultFlowCallback):

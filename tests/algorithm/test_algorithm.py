@@ -13,9 +13,9 @@ from toy import Toy, annotate, make_batch, rewards_of
 
 from oncurve.algorithm.entropy import EntropyBonus, high_entropy
 from oncurve.algorithm.presets import build
-from oncurve.algorithm.reference import move_reference
 from oncurve.core.algorithm import Algorithm, EffectiveFraction, Largest
 from oncurve.core.batch import Batch, Rewards
+from oncurve.core.policy import move_reference
 
 
 def make(name: str = "grpo", **choices: Any) -> Algorithm:

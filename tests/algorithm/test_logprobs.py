@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.precision import head_type
+from oncurve.core.logprobs import from_logits
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

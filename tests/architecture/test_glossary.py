@@ -19,7 +19,7 @@ from oncurve.sample.engine import InProcessEngine
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)

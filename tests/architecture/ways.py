@@ -19,8 +19,8 @@ from rich.console import Console
 
 import oncurve
 from oncurve.core.batch import Batch
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.training import run_recipe

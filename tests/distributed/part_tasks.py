@@ -13,9 +13,9 @@ from typing import Any
 import tasks
 import torch
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.checkpoint_manifest import verify

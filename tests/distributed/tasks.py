@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import Batch
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Mean, Prompt
 from oncurve.data.collate import collate
 from oncurve.policy.deepspeed_settings import ZeroSettings
@@ -21,6 +20,7 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.sharding import Sharding
+from oncurve.policy.trained_policy import TrainedPolicy
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 

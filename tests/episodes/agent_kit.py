@@ -18,7 +18,7 @@ from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.episodes.settings import EpisodeSection
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 HERMES = """{% if tools %}<tools>{{ tools | tojson }}<|end|>
 {% endif %}{% for m in messages %}\

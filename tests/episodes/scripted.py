@@ -15,7 +15,7 @@ from oncurve.episodes.tools import tools_of
 from oncurve.sample.turns import Ask
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 Script = Callable[[str], str]
 """From everything that was read so far to the next turn; "<|end|>" ends it, a turn without it is cut at the limit."""

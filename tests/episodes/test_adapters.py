@@ -14,11 +14,11 @@ from scripted import make_sampler, one
 
 from oncurve.agents.foreign_environments import environment_of
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, Reward
 from oncurve.data.given import Given
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.from_settings import make_kinds
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 
 MakePrompts = Callable[..., list[Prompt]]

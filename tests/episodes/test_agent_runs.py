@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics
+from oncurve.policy.trained_policy import TrainedPolicy
 
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {

@@ -20,10 +20,10 @@ from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent
 from oncurve.agents.conversation_frames import ChatFrames, Frames
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.data.collate import collate
 from oncurve.episodes.settings import EpisodeSection
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.environment_reward import EnvironmentReward
 
 MakePrompts = Callable[..., list[Prompt]]

@@ -20,13 +20,13 @@ from scripted import make_sampler, one
 import oncurve
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.grading import Term, WeightedSum, grade
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.environment_reward import EnvironmentReward
 from oncurve.sample.engine import InProcessEngine

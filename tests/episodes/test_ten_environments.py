@@ -13,9 +13,9 @@ import torch
 from scripted import make_sampler, one
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt
 from oncurve.observe.episode_metrics import episode_metrics
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePrompts = Callable[..., list[Prompt]]
 

@@ -19,9 +19,9 @@ from hanging import Hanging
 from scripted import HOSTILE, make_sampler, one
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.episodes.tools import Tool, answer_text, calculator, sandboxed_tool
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from oncurve.core.records import Completion

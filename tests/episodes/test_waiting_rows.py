@@ -10,7 +10,6 @@ import pytest
 import torch
 from test_environments import Echoing
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.requests import KeptPrompt, KeptRow
 from oncurve.episodes.dialects import TagDialect
@@ -21,6 +20,7 @@ from oncurve.episodes.settings import EpisodeSection
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample import layer_decoders
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sample.row_memory import RowMemory

@@ -13,9 +13,9 @@ from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
 PARAMS = SamplingParams(max_completion_tokens=24, seed=5)

@@ -21,7 +21,6 @@ from tiny_models import make_model, model_config
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.inside_vllm.own_files import INDEX, OwnFiles
 from oncurve.fleet.servers import protocol
@@ -33,6 +32,7 @@ from oncurve.model.lora_weights import AnotherModel
 from oncurve.model.same_model import told_config, why_another
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

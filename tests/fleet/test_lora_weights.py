@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from served import FAST, LocalServer
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import FILE
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
 PARAMS = SamplingParams(max_completion_tokens=12, seed=3)

@@ -16,10 +16,10 @@ from served import ThroughServers
 from torch import Tensor
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.core.sampler import Sampler, TellsGroups
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from aiohttp import web
 from served import FAST, Gate, Listener, Puppet, fail
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import client, protocol
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import register
 from oncurve.fleet.servers.server_sampler import ServerSampler
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MakeSampler = Callable[..., ServerSampler]
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)

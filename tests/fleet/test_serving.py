@@ -19,7 +19,6 @@ from served import FAST, LocalServer, ThroughServers
 
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.errors import ConfigError, SamplerError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
@@ -33,6 +32,7 @@ from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample import proof
 from oncurve.sample.engine import InProcessEngine
 

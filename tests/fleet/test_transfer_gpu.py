@@ -13,7 +13,6 @@ import pytest
 import torch
 from needs import NEEDS_VLLM
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -23,6 +22,7 @@ from oncurve.fleet.settings import Deadlines
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 GPUS = torch.cuda.device_count()
 pytestmark = [

@@ -28,7 +28,6 @@ from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -42,6 +41,7 @@ from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from nursery import Nursery

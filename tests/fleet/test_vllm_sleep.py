@@ -16,7 +16,6 @@ import pytest
 import torch
 from needs import NEEDS_VLLM
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -27,6 +26,7 @@ from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

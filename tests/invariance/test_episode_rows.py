@@ -15,9 +15,10 @@ from torch import Tensor
 from oncurve.algorithm.presets import build
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, Rewards
-from oncurve.core.policy import OptimizerSettings, TrainedPolicy
+from oncurve.core.policy import OptimizerSettings
 from oncurve.core.records import Completion, Group, Segment
 from oncurve.data.collate import collate
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,10 +14,10 @@ from torch import Tensor
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, Rewards
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Mean
 from oncurve.data.collate import collate
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

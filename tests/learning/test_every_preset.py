@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from oncurve.algorithm.presets import PRESETS, build
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from oncurve.run.services import Run

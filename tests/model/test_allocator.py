@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from oncurve.core import policy as policy_module
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.model import decoding
 from oncurve.model.build import library
+from oncurve.policy import trained_policy as policy_module
 from oncurve.sample import engine as engine_module
 
 START = """

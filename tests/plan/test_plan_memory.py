@@ -209,8 +209,8 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     packed: bool, checkpointing: bool, compute: Literal["float32", "bfloat16"]
 ) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
-    from oncurve.core.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     config = Qwen2Config(
         vocab_size=SMALL.vocabulary,

@@ -19,7 +19,7 @@ from oncurve.policy.model_folder import load_model, save_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakeModel = Callable[..., "PreTrainedModel"]
 

@@ -14,7 +14,7 @@ from oncurve.core.records import Group
 from oncurve.data.collate import collate
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 
 def test_padded_rows_ask_for_causal_attention_without_a_mask(

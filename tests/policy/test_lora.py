@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from oncurve.cli.app import app
 from oncurve.core.batch import Batch
 from oncurve.core.errors import CheckpointError, ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.sampler import Sampler
 from oncurve.data.collate import collate
@@ -26,6 +25,7 @@ from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.state import checksum
 from oncurve.sample.engine import InProcessEngine
 

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 import oncurve
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group
 from oncurve.data.collate import collate
 from oncurve.policy.distributed import Processes
 from oncurve.policy.from_settings import make_sharding
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.trainer import Trainer
 

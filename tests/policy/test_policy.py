@@ -15,11 +15,11 @@ from torch import Tensor
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group
 from oncurve.data.collate import collate
 from oncurve.model.forward_backward import LayerPass
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

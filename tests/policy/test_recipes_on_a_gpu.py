@@ -27,7 +27,7 @@ from oncurve.policy.model_folder import load_model
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 pytestmark = [
     pytest.mark.gpu,

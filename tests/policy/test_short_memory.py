@@ -13,11 +13,11 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.cli import app
-from oncurve.core import policy as policy_module
 from oncurve.core.errors import CheckpointError, OncurveError, SamplerError, TrainingError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.model.out_of_memory import Shortage, is_out_of_memory, memory_error_as
+from oncurve.policy import trained_policy as policy_module
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from oncurve.core.batch import Batch

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
     from transformers import PreTrainedModel
 
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 MakeModel = Callable[..., "PreTrainedModel"]

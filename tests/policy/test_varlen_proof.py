@@ -18,7 +18,7 @@ from oncurve.policy import forward, packed_attention, road, self_check
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 MakeModel = Callable[..., "PreTrainedModel"]

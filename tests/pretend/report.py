@@ -118,9 +118,9 @@ def counted_command() -> None:
 
 def watch() -> Report:
     """Count the parts of every command of this process from here on."""
-    from oncurve.core.policy import TrainedPolicy
     from oncurve.core.scheduler import RowBatch
     from oncurve.model.decoding import LayerDecoder
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
     report = Report()

@@ -17,7 +17,7 @@ from oncurve.observe.record import read_metrics
 from oncurve.run.guards import Guards, KlAlarm
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)

@@ -27,8 +27,8 @@ from oncurve.run.snapshot import capture
 from oncurve.run.state import checksum, from_plain, restore, to_plain, write
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
     from oncurve.core.records import Prompt
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 

@@ -19,7 +19,7 @@ from oncurve.policy.gpu_memory import gpu_memory
 from oncurve.run.guards import attempts
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 GIB = 2**30

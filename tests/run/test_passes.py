@@ -14,7 +14,7 @@ from oncurve.observe.summary import batch_arithmetic
 from oncurve.recipe.load import parse_config
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from oncurve.algorithm.presets import build
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.record import read_metrics, read_rollouts
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.profiling import Profiler
 from oncurve.run.services import Run
 from oncurve.sample import proof

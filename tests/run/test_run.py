@@ -25,7 +25,7 @@ from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
 
 if TYPE_CHECKING:
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))

@@ -16,12 +16,12 @@ from oncurve.core import requests as rows
 from oncurve.core.decoder import RowCache, left_pad
 from oncurve.core.draw import draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.requests import DecodeCall
 from oncurve.core.scheduler import occurrence_indices
 from oncurve.model import decoding
 from oncurve.model.weights import body_of
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample import generic as generic_module
 from oncurve.sample import layer_decoders
 from oncurve.sample.budget import RowBudget

@@ -13,8 +13,8 @@ import torch
 from sampled_groups import ENDS, TEXTS, completions, ending, sampled, tokens
 from transformers import GenerationConfig
 
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

@@ -13,12 +13,12 @@ from decode_ways import WAYS, take_way
 from sampled_groups import ending
 
 from oncurve.core.draw import draw, stream_keys, uniforms
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import SamplingParams
 from oncurve.core.requests import Request, Sampled
 from oncurve.core.sampler import end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.layer_decoders import LayerDecoders
 

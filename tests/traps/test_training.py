@@ -12,12 +12,12 @@ import torch
 from tiny_models import make_tokenizer
 
 from oncurve.algorithm.presets import build
-from oncurve.core.policy import TrainedPolicy
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy as policy_of_recipe
 from oncurve.sample.engine import InProcessEngine
@@ -179,7 +179,7 @@ def test_old_log_probabilities_are_computed_in_microbatches(
     make_policy: MakePolicy, random_groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rollouts in one forward pass would make logits of many gigabytes."""
-    from oncurve.core import policy as module
+    from oncurve.policy import trained_policy as module
 
     policy = make_policy(tokens_per_microbatch=40)
     batch = collate(random_groups(6, 4), torch.ones(6, 4))

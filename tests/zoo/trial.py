@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from oncurve.core.batch import Batch
-    from oncurve.core.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 LOGPROBS, GRADIENT = 2e-4, 1e-3
 """Largest difference of a log-probability, and of the gradient as a part of its size, that is rounding."""
