@@ -11,12 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.correction import without_off_policy
-from oncurve.algorithm.entropy import EntropyBonus, high_entropy
-from oncurve.algorithm.kl import importance_corrected, k3, per_completion
-from oncurve.algorithm.losses import sequence_ratio
-from oncurve.algorithm.normalize import token_mean
 from oncurve.core.batch import Batch, Rewards
+from oncurve.core.formulas import (
+    EntropyBonus,
+    high_entropy,
+    importance_corrected,
+    k3,
+    per_completion,
+    sequence_ratio,
+    token_mean,
+    without_off_policy,
+)
 from oncurve.core.records import Mean
 
 TokenLoss = Callable[..., Tensor]

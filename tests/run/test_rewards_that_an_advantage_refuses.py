@@ -10,10 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 import oncurve
-from oncurve.algorithm.advantages import group_relative, multi_objective
+from oncurve.algorithm.advantages import multi_objective
 from oncurve.cli.app import app
 from oncurve.core.batch import Rewards
 from oncurve.core.errors import ConfigError, RewardError, TrainingError
+from oncurve.core.formulas import group_relative
 from oncurve.core.grading import Term, WeightedSum
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.data.collate import stack_rewards
