@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from oncurve.core.batch import Batch
+    from oncurve.core.batch import Batch, collate
     from oncurve.core.errors import OncurveError
     from oncurve.core.records import Completion, Group, Prompt, Reward
-    from oncurve.data.collate import collate
     from oncurve.evaluate.evaluation import Evaluation
     from oncurve.history.past import PastRun, PastStep, open_run
     from oncurve.history.regrade import Regrade, regrade

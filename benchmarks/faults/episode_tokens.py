@@ -196,7 +196,7 @@ def one_step(
     step: int, policy: Any, doubles: Sequence[Any], samplers: dict[str, Any], algorithm: Any, counts: Counts
 ) -> None:
     """Sample all kinds, check, and train on all of them at once."""
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     groups: list[Any] = []
     for kind, (sampler, recorder, rows) in samplers.items():

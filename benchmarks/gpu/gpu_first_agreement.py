@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from gpu_first_probe import Answer, Setting, judged
 
+from oncurve.core.batch import collate
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.data.collate import collate
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config

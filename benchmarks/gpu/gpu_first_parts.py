@@ -14,9 +14,9 @@ from gpu_first_probe import Answer, Setting, judged
 from gpu_first_timing import checkpoint, is_gpu, wait
 from torch import distributed
 
+from oncurve.core.batch import collate
 from oncurve.core.policy import torch_type
 from oncurve.core.records import Completion, Group
-from oncurve.data.collate import collate
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.distributed import ALONE, join_alone
 from oncurve.policy.forward import completion_logprobs

@@ -18,10 +18,9 @@ from models import FIRST_WORD, SHAPES, Shape, build, make_prompts
 from roofline import backward, decode, forward
 
 from oncurve.algorithm.presets import build as build_algorithm
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.draw import draw
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.data.collate import collate
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.policy.model_folder import load_model

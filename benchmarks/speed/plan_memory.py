@@ -119,8 +119,8 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     import torch
 
     from oncurve.algorithm.presets import build as build_algorithm
+    from oncurve.core.batch import collate, stack_rewards
     from oncurve.core.records import Prompt, Reward, SamplingParams
-    from oncurve.data.collate import collate, stack_rewards
     from oncurve.model.allocator import keep_freed_memory
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model

@@ -62,8 +62,8 @@ def step(num_rows: int, num_tokens: int) -> dict[str, Any]:
     """A step behind the sampling: parse, grade, collate, lay out, record. Runs with older trees, too."""
     import torch
 
+    from oncurve.core.batch import collate
     from oncurve.core.records import Completion, Group, Prompt
-    from oncurve.data.collate import collate
     from oncurve.model.packing import make_layout
     from oncurve.observe.record import RunFolder
     from oncurve.rewards.mathematics import Mathematics

@@ -9,9 +9,9 @@ from dataclasses import fields
 from typing import Any
 
 from oncurve.algorithm import advantages, correction, kl, losses, normalize
-from oncurve.core import formulas, policy
 from oncurve.algorithm.pairings import RULES
 from oncurve.algorithm.table import CHOICES, PRESETS, Preset
+from oncurve.core import formulas, policy
 
 Piece = Callable[..., Any] | type
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,12 +12,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from oncurve.algorithm.precision import arithmetic_type, head_type, wide_product
 from oncurve.core.draw import draw
+from oncurve.core.errors import SamplerError
 from oncurve.core.records import SamplingParams
-from oncurve.core.requests import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes, DecodeCall, KeptPrompt, KeptRow
-from oncurve.core.sampler import PolicyView
-from oncurve.model.weights import body_of, head_matrix, is_plain_head
+from oncurve.core.requests import (
+    COMPACT_BELOW,
+    PAST,
+    PROMPT_SLOT,
+    SLOT,
+    USUAL_ROWS,
+    BufferSizes,
+    DecodeCall,
+    KeptPrompt,
+    KeptRow,
+)
+from oncurve.core.sampler import PolicyView, padding_id
 
 NEWEST = -1
 """Stands for the token that was drawn last for a slot, where a step is started before that token is known."""
@@ -109,7 +117,7 @@ class Decoder(Protocol):
         """The next token of each row by its uniform number, as ``draw`` defines it, none forbidden."""
         ...
 
-    def renew(self, head: Tensor) -> None:
+    def renew(self) -> None:
         """Go on with the weights as they are now; keys and values stay what they are."""
         ...
 
@@ -296,6 +304,20 @@ class _Lane:
         self.filled, self.is_short, self.slots = self.filled[index], self.is_short[rows], self.slots[rows]
 
 
+class ModuleForward:
+    """The model's own forward pass, of which the logits behind the last of the new tokens are wanted."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    def __call__(self, inputs: dict[str, Any]) -> Tensor:
+        """Logits [B, V] for the arguments of a forward pass."""
+        return self.model(**inputs, logits_to_keep=1).logits[:, -1]
+
+    def renew(self) -> None:
+        """The weights have changed; nothing is kept of them here."""
+
+
 class ModuleDecoder:
     """Decodes with the model's own forward pass.
 
@@ -312,17 +334,15 @@ class ModuleDecoder:
         *,
         pad_id: int = 0,
         kind: CacheKind = KEYS_AND_VALUES,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        forward: ModuleForward | None = None,
     ) -> None:
-        """``around`` makes the surroundings of every forward pass."""
         self._policy, self._model, self._sizes = policy, policy.model, sizes
-        self._pad_id, self._kind, self._around = pad_id, kind, around
+        self._pad_id, self._kind, self._forward = pad_id, kind, forward or ModuleForward(policy.model)
         self._prompts: dict[int, tuple[int, ...]] = {}
         """The tokens in each prompt slot."""
         self._read: list[_Lane] = []
         """Prompts behind which no row has started."""
         self._lanes: list[_Lane] = []
-        self._head: Tensor | None = None
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """See ``Decoder``."""
@@ -340,7 +360,7 @@ class ModuleDecoder:
         cache, is_short = self._kind.make(self._model, capacity), np.array([len(ids[0]) > len(p) for p in prompts])
         lane = _Lane(cache, torch.cat([mask, room], dim=1), ids.shape[1], is_short, np.array(slots))
         self._read.append(lane)
-        return self._forward(lane, ids)
+        return self._logits(lane, ids)
 
     def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         """The logits themselves: those of the model's own forward pass, or of its head's matrix."""
@@ -360,7 +380,7 @@ class ModuleDecoder:
             ids = torch.full((len(lane.slots),), self._pad_id, dtype=torch.long)
             ids[torch.from_numpy(at)] = tokens[rows]
             lane.width += 1
-            logits = self._forward(lane, ids[:, None].to(self._model.device))
+            logits = self._logits(lane, ids[:, None].to(self._model.device))
             found.append((rows, logits[torch.from_numpy(at).to(logits.device)]))
         [(_, first), *_] = found
         out = first.new_empty(len(where), first.shape[1])
@@ -387,23 +407,12 @@ class ModuleDecoder:
                 self._lanes.append(lane)
         self._read = [lane for lane in self._read if lane not in self._lanes]
 
-    def _forward(self, lane: _Lane, ids: Tensor) -> Tensor:
+    def _logits(self, lane: _Lane, ids: Tensor) -> Tensor:
         """Logits of the next token [B, V], for new tokens at the right end of a lane."""
         filled = lane.filled[:, : lane.width]
         inputs = lane.cache.inputs(ids, filled if lane.is_short.any() else None, filled)
-        with self._policy.compute(), self._around():
-            if not is_plain_head(self._model):
-                return self._model(**inputs, logits_to_keep=1).logits[:, -1]
-            return self._product(body_of(self._model)(**inputs).last_hidden_state[:, -1])
-
-    def _product(self, hidden: Tensor) -> Tensor:
-        """Logits of last hidden states [B, H], by the products of training."""
-        device = hidden.device
-        if self._head is None:
-            dtype = head_type(device, arithmetic_type(device, hidden.dtype), hidden.dtype)
-            self._head = head_matrix(self._model).to(dtype)
-        with torch.autocast(device.type, enabled=False):
-            return wide_product(hidden.to(self._head.dtype), self._head.T)
+        with self._policy.compute():
+            return self._forward(inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What ``hidden`` gave."""
@@ -413,13 +422,47 @@ class ModuleDecoder:
         """See ``Decoder``."""
         return fetched(*draw(logits, uniform.to(logits.device), params, forbidden=[]))
 
-    def renew(self, head: Tensor) -> None:
-        """Forget the head in the type of the arithmetic; everything else is read from the model at each step."""
-        self._head = None
+    def renew(self) -> None:
+        """Weights are read from the model at each step."""
+        self._forward.renew()
 
     def end_prompts(self) -> None:
         """Nothing is held for prompts alone."""
 
     def close(self) -> None:
         """Drop all keys and values."""
-        self._read, self._lanes, self._head = [], [], None
+        self._read, self._lanes = [], []
+
+
+class ModuleDecoders:
+    """Makes decoders of the model's own forward pass, a fixed number of rows at a time."""
+
+    is_exact = False
+
+    def __init__(self, max_rows: int = USUAL_ROWS) -> None:
+        self.most_rows = self._rows = max_rows
+
+    def plan(
+        self, policy: PolicyView, call: DecodeCall, end_ids: tuple[int, ...], *, is_shared: bool, version: str | None
+    ) -> DecoderPlan:
+        """See ``Decoders``."""
+        rows = min(self._rows, call.rows)
+        sizes = BufferSizes(rows, call.prompts(rows), call.prompt_tokens, call.completion_tokens)
+        return DecoderPlan(sizes, lambda: ModuleDecoder(policy, sizes, pad_id=padding_id(policy, end_ids)))
+
+    def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
+        """See ``Decoders``."""
+        if rows <= 1:
+            raise SamplerError(
+                f"there is not enough memory to sample one completion of up to {call.completion_tokens} tokens behind "
+                f"a prompt of {call.prompt_tokens} ({reason}). Lower the limits on both, or take a smaller model"
+            )
+        self._rows = rows // 2
+
+    def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
+        """See ``Decoders``."""
+        return None
+
+    def forget_limit(self) -> None:
+        """See ``Decoders``."""
+        self._rows = self.most_rows

@@ -20,9 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oncurve.core.batch import Rewards, Size
-
-EQUAL_WITHIN = 1e-6
-"""Rewards of a group that differ by less than this count as equal."""
+from oncurve.core.records import EQUAL_WITHIN
 
 
 def group_relative(

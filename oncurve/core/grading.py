@@ -1,24 +1,18 @@
-"""Reward functions, their weighted sum, and the boundary where their failures stop."""
+"""Grading: reward functions, the boundary where their failures stop, and the rewards of a step's groups."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
 
-from oncurve.core.errors import ConfigError, Failure, RewardError, attempt, counted
-from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
+from oncurve.core.errors import Failure, attempt
+from oncurve.core.order import PromptSource
+from oncurve.core.records import EQUAL_WITHIN, Completion, Group, Prompt, Reward
+from oncurve.core.sampler import Sampler, TellsGroups
 
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-_OURS = Path(__file__).resolve().parents[1]
-
-Category = Literal["correct", "wrong", "bad_format", "graded", "error"]
-"""Category of a completion in an evaluation; "graded" where no reward says what is correct."""
-
-FIXED_PARTS = ("correct", "format")
-"""Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""
+Graded = list[list[Reward]]
+"""The rewards of the completions of some groups."""
 
 
 @runtime_checkable
@@ -90,10 +84,12 @@ def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: S
         raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions")
     rewards = list(function(prompts, completions))
     if len(rewards) != len(completions):
-        given = counted(len(completions), "completion")
-        few = f"{counted(len(rewards), 'reward')} for {given}"
-        more = f"more rewards than the {given} that it was given"
-        raise ValueError(f"{function.name} returned {few if len(rewards) < len(completions) else more}")
+        plural = "" if len(completions) == 1 else "s"
+        raise ValueError(
+            f"{function.name} returned {len(rewards)} rewards for {len(completions):,} completion{plural}"
+            if len(rewards) < len(completions)
+            else f"{function.name} returned more rewards than the {len(completions):,} completion{plural} it was given"
+        )
     for reward in rewards:
         if not isinstance(reward, Reward):
             raise TypeError(f"{function.name} returned {type(reward).__name__} where a Reward was expected")
@@ -109,181 +105,96 @@ def _group_slices(prompts: Sequence[Prompt]) -> list[slice]:
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(prompts)], strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One row of a weighted sum."""
+class EarlyGrading(Protocol):
+    """The groups of one step on their way to their rewards."""
 
-    function: RewardFunction
-    weight: float = 1.0
-    """Factor of this function's value in the sum; negative turns a reward into a penalty."""
-    name: str | None = None
-    """Key of the value in ``Reward.parts``; None takes the function's own name."""
-    only_if_correct: bool = False
-    """Pay this term only when the answer is right: a well-formed wrong answer earns nothing from it."""
-    clip: tuple[float, float] | None = None
-    """Bounds of the value before it is weighted; None leaves it as it is."""
-    decides: bool = False
-    """Its value says what is correct, where no function has a part "correct": from ``correct_at`` on, or 1 as long as
-    all its values are 0 or 1."""
-    correct_at: float | None = None
-    """Lowest value of a correct answer; None: a function with other values than 0 and 1 says nothing about that."""
-    is_limited: bool = True
-    """Without a part "correct": pay no more, together with others, than the terms that have one."""
+    def take(self, group: Group) -> None:
+        """Grade a group when its turn comes; called from any thread."""
+        ...
 
-    @property
-    def key(self) -> str:
-        """The name under which the value of this term is kept."""
-        return self.name or self.function.name
+    def finish(self, groups: Sequence[Group]) -> Graded:
+        """The rewards of every completion of every group, in their order."""
+        ...
+
+    def abandon(self) -> None:
+        """Begin nothing more: the step is left."""
+        ...
 
 
-class WeightedSum:
-    """Several reward functions added up, every part kept by name.
+@runtime_checkable
+class EarlyRewards(Protocol):
+    """A reward function that may be given the groups of a step one after another, while others are sampled."""
 
-        value = sum over terms of  weight * clip(value)
-
-    A term that fails makes the whole reward an error, since a sum with a missing term is another number; only
-    "not_applicable" leaves its term out. The terms that do not know whether the answer is right can together add or
-    take at most the weight of those that do, so that no style outranks a right answer by more than the answer itself is
-    worth; terms with ``is_limited=False`` pay in full.
-    """
-
-    def __init__(self, terms: Sequence[Term], *, name: str = "total") -> None:
-        if not terms:
-            raise ConfigError("rewards: the list is empty. Name at least one reward function.")
-        keys = [term.key for term in terms]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ConfigError(f"rewards: two of them are named {key!r}. Give one of them another name.")
-        self.name = name
-        self.terms = tuple(terms)
-        self._is_graded = False
-        """The deciding term gave a value other than 0 and 1, so that 1 need not mean correct."""
-
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        """One reward per completion, its parts unweighted."""
-        columns = [grade(term.function, prompts, completions) for term in self.terms]
-        for term, column in zip(self.terms, columns, strict=True):
-            if term.decides and any(reward.value not in (None, 0.0, 1.0) for reward in column):
-                self._is_graded = True
-        return [self._combine(row) for row in zip(*columns, strict=True)]
-
-    def close(self) -> None:
-        """Closes every function."""
-        for term in self.terms:
-            term.function.close()
-
-    def _combine(self, rewards: Sequence[Reward]) -> Reward:
-        parts = _merged_parts(self.terms, rewards)
-        failed = [(term, reward) for term, reward in zip(self.terms, rewards, strict=True) if reward.is_failure]
-        if failed:
-            term, reward = failed[0]
-            return Reward(
-                value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
-            )
-        if all(reward.value is None for reward in rewards):
-            why = "; ".join(f"{term.key}: {one.detail}" for term, one in zip(self.terms, rewards, strict=True))
-            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail=why)
-        if "correct" not in parts and (verdict := self._verdict(rewards)) is not None:
-            parts["correct"] = verdict
-        if "correct" not in parts and self._is_graded and any(term.only_if_correct for term in self.terms):
-            detail = (
-                "a term is only_if_correct, and no reward says what is correct. Set correct_at of the one that does"
-            )
-            return Reward(value=None, parts=parts, error="no_verdict", detail=detail)
-        detail = "; ".join(reward.detail for reward in rewards if reward.detail)
-        total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
-        return Reward(value=total, parts=parts, detail=detail)
-
-    def _verdict(self, rewards: Sequence[Reward]) -> float | None:
-        """1 for a correct answer, 0 for a wrong one; None where no term decides or it does not apply."""
-        for term, reward in zip(self.terms, rewards, strict=True):
-            if term.decides and reward.value is not None and (term.correct_at is not None or not self._is_graded):
-                return float(reward.value >= (1.0 if term.correct_at is None else term.correct_at))
-        return None
-
-    def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
-        total, shaping, limit = 0.0, 0.0, 0.0
-        for term, reward in zip(self.terms, rewards, strict=True):
-            if reward.value is None or (term.only_if_correct and not is_correct):
-                continue
-            value = reward.value if term.clip is None else min(max(reward.value, term.clip[0]), term.clip[1])
-            if "correct" in reward.parts:
-                total += term.weight * value
-                limit += abs(term.weight)
-            elif term.is_limited:
-                shaping += term.weight * value
-            else:
-                total += term.weight * value
-        return total + (min(max(shaping, -limit), limit) if limit > 0 else shaping)
+    def begin(self) -> EarlyGrading:
+        """The grading of one step."""
+        ...
 
 
-def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:
-    """The value of every term by its name, and the functions' own parts; of a fixed part the lowest counts."""
-    parts = {term.key: reward.value for term, reward in zip(terms, rewards, strict=True) if reward.value is not None}
-    own_names = set(parts)
-    for term, reward in zip(terms, rewards, strict=True):
-        for part, value in reward.parts.items():
-            if part in FIXED_PARTS:
-                parts[part] = min(value, parts.get(part, value))
-            elif part not in parts:
-                parts[part] = value
-            elif part in own_names and part != term.key:
-                parts[f"{term.key}.{part}"] = value
-    return parts
-
-
-def categorize(reward: Reward) -> Category:
-    """The category of a completion in an evaluation: form first, since an answer in the wrong form was not given.
-
-    >>> categorize(Reward(value=0.0, parts={"correct": 0.0, "format": 1.0}))
-    'wrong'
-    """
-    if reward.error is not None:
-        return "error"
-    if reward.parts.get("format", 1.0) < 1.0:
-        return "bad_format"
-    if "correct" not in reward.parts:
-        return "graded"
-    return "correct" if reward.parts["correct"] >= 1.0 else "wrong"
-
-
-def check_errors(rewards: Sequence[Reward], *, max_error_fraction: float = 0.2, step: int | None = None) -> None:
-    """Refuses a batch in which too many completions could not be graded; ``step`` is named where there is one.
-
-    "not_applicable" is no failure of a grader and does not count.
-
-    Raises RewardError with the most frequent kind and an example.
-    """
-    failed = [reward for reward in rewards if reward.is_failure]
-    if len(failed) <= max_error_fraction * len(rewards):
+@contextmanager
+def grading(sampler: Sampler, reward_function: RewardFunction) -> Iterator[EarlyGrading | None]:
+    """While it lasts, groups are graded as soon as they are whole; None where the sampler or the rewards cannot."""
+    if not isinstance(sampler, TellsGroups) or not isinstance(reward_function, EarlyRewards):
+        yield None
         return
-    where = "" if step is None else f"step {step}: "
-    raise RewardError(
-        f"{where}grading failed for {len(failed)} of {len(rewards)} completions (at most {max_error_fraction:.0%} may "
-        f"fail), {describe_failures(failed)}. Correct the reward function or the data, or allow more failures with "
-        f"run.max_error_fraction={_next_tenth(len(failed) / len(rewards)):g}"
-    )
+    early = reward_function.begin()
+    sampler.on_group = early.take
+    try:
+        yield early
+    except BaseException:
+        early.abandon()
+        raise
+    finally:
+        sampler.on_group = None
 
 
-def check_any_graded(rewards: Sequence[Reward], *, where: str) -> None:
-    """Refuses a batch in which nothing was graded at all; ``where`` begins the message.
+def score(groups: Sequence[Group], reward_function: RewardFunction, early: EarlyGrading | None = None) -> Graded:
+    """The reward of every completion of every group, in their order.
 
-    Raises RewardError with what each reward gave.
+    All of a step in one call, or what ``early`` has not graded yet.
     """
-    if not rewards or any(reward.value is not None for reward in rewards):
-        return
-    raise RewardError(f"{where}: none of the {len(rewards)} completions was graded, {describe_failures(rewards)}")
+    if early is not None:
+        return early.finish(groups)
+    completions = [completion for group in groups for completion in group.completions]
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    rewards = iter(grade(reward_function, prompts, completions))
+    return [[next(rewards) for _ in group.completions] for group in groups]
 
 
-def describe_failures(failed: Sequence[Reward]) -> str:
-    """The most frequent kind of failure with an example and where in the user's code it happened."""
-    kinds = [str(reward.error) for reward in failed]
-    kind = max(sorted(set(kinds)), key=kinds.count)
-    example = next(reward for reward in failed if reward.error == kind)
-    found = [place for place in _PLACE.findall(example.trace) if not Path(place[0]).is_relative_to(_OURS)]
-    place = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
-    return f"most often as {kind!r}: {example.detail or 'no detail'}{place}"
+def has_signal(rewards: Sequence[Reward]) -> bool:
+    """At least two graded completions of the group earned different rewards."""
+    values = [reward.value for reward in rewards if reward.value is not None]
+    return len(values) > 1 and max(values) - min(values) >= EQUAL_WITHIN
 
 
-def _next_tenth(fraction: float) -> float:
-    return min(1.0, (int(10 * fraction) + 1) / 10)
+def replace_silent(
+    groups: list[Group],
+    graded: Graded,
+    data: PromptSource,
+    sampler: Sampler,
+    reward_function: RewardFunction,
+    *,
+    step: int,
+    rounds: int,
+) -> tuple[list[Group], Graded]:
+    """Replace groups without a signal by groups of further prompts, for at most some rounds.
+
+    Dynamic sampling, DAPO, arXiv:2503.14476, section 3.2, with an end: what is left without a signal after the last
+    round stays, so that a step always has the same number of groups. Which prompts are tried is a function of
+    (seed, step), so nothing needs to be saved.
+    """
+    size = len(groups[0].completions)
+    useful = [(group, rewards) for group, rewards in zip(groups, graded, strict=True) if has_signal(rewards)]
+    useless = [(group, rewards) for group, rewards in zip(groups, graded, strict=True) if not has_signal(rewards)]
+    taken = {group.prompt.index for group in groups}
+    for _ in range(rounds):
+        missing = len(groups) - len(useful)
+        prompts = data.more(step, missing, taken) if missing else []
+        if not prompts:
+            break
+        taken |= {prompt.index for prompt in prompts}
+        fresh = sampler.sample(prompts, size, step=step)
+        rewards = score(fresh, reward_function)
+        data.observe(fresh, rewards, step=step)
+        useful += [pair for pair in zip(fresh, rewards, strict=True) if has_signal(pair[1])]
+    chosen = (useful + useless)[: len(groups)]
+    return [group for group, _ in chosen], [rewards for _, rewards in chosen]

@@ -293,6 +293,8 @@ class SamplingParams:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+EQUAL_WITHIN = 1e-6
+"""Rewards of a group that differ by less than this count as equal."""
 NOT_APPLICABLE = "not_applicable"
 """``Reward.error`` of a completion that the function has no opinion on: it returned None or NaN."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from oncurve.core.decoder import NEWEST, AheadDrawer, Decoder, Decoders, Drawn, fetched
 from oncurve.core.draw import StopStrings, draw, stream_keys, uniforms
-from oncurve.core.errors import SamplerError
+from oncurve.core.errors import SamplerError, Shortage, release
 from oncurve.core.records import FinishReason, Group, Prompt, SamplingParams
 from oncurve.core.requests import (
     PAST,
@@ -34,8 +34,6 @@ from oncurve.core.requests import (
     Sampled,
 )
 from oncurve.core.sampler import PolicyView, check_ids, end_token_ids, make_group
-from oncurve.model.out_of_memory import Shortage, release
-from oncurve.model.weights import head_matrix
 
 ADMIT_SHARE = 0.25
 """Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
@@ -99,7 +97,7 @@ class RowBatch:
     def renew(self, version: str) -> None:
         """The weights have changed: rows that run go on with them, behind the keys and values that they have."""
         self._finish_step()
-        self._decoder.renew(head_matrix(self._policy.model))
+        self._decoder.renew()
         self.version = version
         for row in self.rows.running.tolist():
             request, place = self.rows.owners[row]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from oncurve import tables
-from oncurve.core.errors import counted
-from oncurve.core.grading import Category
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
+from oncurve.rewards.failures import Category
+from oncurve.wording import counted
 
 TITLES = {
     "correct": "Right answer in the right form",

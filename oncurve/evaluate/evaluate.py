@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 from oncurve.core.errors import DataError
-from oncurve.core.grading import FIXED_PARTS, RewardFunction, categorize, grade
+from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import Sampler
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
+from oncurve.rewards.failures import categorize
+from oncurve.rewards.weighted_sum import FIXED_PARTS
 
 
 class Kept:

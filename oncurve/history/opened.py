@@ -14,10 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.core.algorithm import Algorithm
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, stack_rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group, Reward
-from oncurve.data.collate import stack_rewards
 from oncurve.policy.trained_policy import TrainedPolicy
 
 Gradient = Mapping[str, Tensor]

@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate, stack_rewards
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.data.collate import collate, stack_rewards
 from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
 from oncurve.recipe.run_folder import read_run_config

@@ -19,7 +19,7 @@ from rich.console import Console
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.core.grading import check_any_graded, grade
+from oncurve.core.grading import grade
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import PolicyView, Sampler
 from oncurve.data.given import NOTHING
@@ -34,6 +34,7 @@ from oncurve.observe.step_record import read_step
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
+from oncurve.rewards.failures import check_any_graded
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify

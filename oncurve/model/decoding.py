@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -64,7 +64,9 @@ class LayerDecoder:
         own_type = prompt_type = compute_type
         if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
-        self.renew(head)
+        self.head_of: Callable[[], Tensor] = lambda: head
+        """Gives the head as it is now."""
+        self.renew()
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = 0 if on_cpu else whole_blocks(completion_tokens)
@@ -75,10 +77,10 @@ class LayerDecoder:
                 LayerCache(self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in backbone.layers
             ]
 
-    def renew(self, head: Tensor) -> None:
+    def renew(self) -> None:
         """Go on with the weights as they are now; keys and values stay what they are."""
         backbone, ops, given = self.backbone, self.ops, self.compute_type
-        self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide))
+        self.head = ops.head_matrix(self.head_of().detach(), head_type(self.device, given, backbone.wide))
         self.weights = backbone.weights(given)
         self.layers: NativeLayers | TorchLayers
         if isinstance(ops, NativeOps):

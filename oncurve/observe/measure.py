@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from oncurve.core.records import NOT_APPLICABLE, Group, Mean, Reward
+from oncurve.core.records import EQUAL_WITHIN, NOT_APPLICABLE, Group, Mean, Reward
 from oncurve.observe.episode_metrics import episode_metrics
 
 OF_SAMPLING = (
@@ -15,8 +15,6 @@ OF_SAMPLING = (
     "completion/max_staleness", "completion/truncated", "time/sample", "time/grade", "memory/sample", "memory/grade",
 )  # fmt: skip
 """Prefixes of metrics that mean nothing without sampling and grading."""
-EQUAL_WITHIN = 1e-6
-"""Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
 
 
 def rollout_metrics(

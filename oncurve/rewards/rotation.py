@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.grading import FIXED_PARTS, RewardFunction, grade
+from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.weighted_sum import FIXED_PARTS
 
 
 class Rotating:

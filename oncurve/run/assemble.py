@@ -17,7 +17,7 @@ from oncurve.algorithm.presets import Advantage, build
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Rewards
-from oncurve.core.errors import ConfigError, Failure, RewardError, TrainingError, attempt
+from oncurve.core.errors import ConfigError, Failure, RewardError, TrainingError, attempt, is_out_of_memory
 from oncurve.core.sampler import Sampler, end_token_ids
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
@@ -27,7 +27,6 @@ from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
-from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import (
     LoadedModel,

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from oncurve.core.errors import ConfigError, counted
+from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.data.chat_template import Chat, prepare_tokenizer
@@ -48,6 +48,7 @@ from oncurve.run.rendered import make_prompts, split_rows
 from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
+from oncurve.wording import counted
 
 CHECKED_ROWS = 10_000
 """Rows that are checked where rows are read on demand."""

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.core.batch import Batch
-from oncurve.core.errors import TrainingError
+from oncurve.core.errors import TrainingError, is_out_of_memory, release
+from oncurve.core.policy import Policy
 from oncurve.core.records import Mean
-from oncurve.model.out_of_memory import is_out_of_memory, release
 from oncurve.policy.shortage import check_alone, check_smaller
-from oncurve.policy.trained_policy import TrainedPolicy
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10
@@ -166,7 +165,7 @@ class Guards:
 class OomRetry:
     """One try at the gradient of an update, as a context: it forgives running out of memory, and nothing else."""
 
-    policy: TrainedPolicy
+    policy: Policy
     longest: int
     """Tokens of the longest row: a smaller budget would change nothing."""
     sums: dict[str, Mean]
@@ -191,9 +190,7 @@ class OomRetry:
         return True
 
 
-def attempts(
-    policy: TrainedPolicy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]
-) -> Iterator[OomRetry]:
+def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]) -> Iterator[OomRetry]:
     """Tries at the gradient of an update, each with half the token budget of the one before, until memory suffices.
 
     A try that failed leaves nothing behind: the gradient is made anew from all rows, and ``sums`` is put back. The

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.algorithm import Algorithm
-from oncurve.core.errors import ConfigError, counted
+from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW, Group, Prompt
 from oncurve.core.sampler import PolicyView, Sampler, check_ids
@@ -40,6 +40,7 @@ from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, S
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, make_prompts, split_rows
 from oncurve.run.state import checksum
+from oncurve.wording import counted
 
 
 class ServerSide(Sampler, Protocol):

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from oncurve.core.errors import ConfigError, DataError, counted
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat
 from oncurve.data.datasets import hold_out
@@ -23,6 +23,7 @@ from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import have_right_answer
+from oncurve.wording import counted
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from oncurve.core.errors import CheckpointError, ConfigError, DataError, Stopped, counted
+from oncurve.core.errors import CheckpointError, ConfigError, DataError, Stopped
 from oncurve.data.given import NOTHING, Given
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.extensions import extension
@@ -34,6 +34,7 @@ from oncurve.run.session import Session, keep_evaluation, make_session
 from oncurve.run.state import read_ahead
 from oncurve.run.ways import describe_ways
 from oncurve.section import harmless_keys
+from oncurve.wording import counted
 
 Load = Callable[..., Parts]
 """Loads the parts of a run; see ``make_parts``."""

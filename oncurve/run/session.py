@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from oncurve.core.batch import collate
 from oncurve.core.errors import RewardError, SamplerError
-from oncurve.core.grading import RewardFunction, check_any_graded
+from oncurve.core.grading import RewardFunction
 from oncurve.core.loop import train
 from oncurve.core.records import Prompt, Reward, SamplingParams
 from oncurve.core.sampler import Sampler
-from oncurve.data.collate import collate
 from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
 from oncurve.evaluate.analysis import analysis_markdown
@@ -31,6 +31,7 @@ from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import write_model
 from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.rewards.failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward

@@ -13,7 +13,6 @@ from pathlib import Path
 from torch import Tensor
 
 from oncurve.core.errors import TrainingError
-from oncurve.core.grading import check_any_graded, check_errors, describe_failures
 from oncurve.core.records import Group, Mean, Reward, html_table
 from oncurve.doctor.live import Watch
 from oncurve.observe.measure import age_metrics, rollout_metrics, supervised_metrics
@@ -21,6 +20,7 @@ from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
+from oncurve.rewards.failures import check_any_graded, check_errors, describe_failures
 from oncurve.run.checkpointer import Checkpointer
 
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from oncurve.algorithm.presets import build
 from oncurve.core.algorithm import Algorithm
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, stack_rewards
 from oncurve.core.errors import ConfigError
+from oncurve.core.grading import score as grade_groups
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
-from oncurve.data.collate import stack_rewards
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
@@ -41,7 +41,6 @@ from oncurve.recipe.schema import Config
 from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_policy
-from oncurve.run.scoring import score as grade_groups
 from oncurve.sample.engine import InProcessEngine
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from oncurve.algorithm.precision import in_full_precision
-from oncurve.core.decoder import KEYS_AND_VALUES, CacheKind, cached_inputs, left_pad
-from oncurve.core.errors import SamplerError
+from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision, wide_product
+from oncurve.core.decoder import KEYS_AND_VALUES, CacheKind, ModuleForward, cached_inputs, left_pad
+from oncurve.core.errors import SamplerError, first_line
 from oncurve.model.lora_linear import linear_layers
-from oncurve.model.out_of_memory import first_line
 from oncurve.model.stand_in import FAILURES, allowed, find_stand_in, nudged
+from oncurve.model.weights import body_of, head_matrix, is_plain_head
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,32 @@ class RoundedMatrices:
         finally:
             for (weight, _), whole in zip(self._rounded, exact, strict=True):
                 weight.data = whole
+
+
+class OwnHead(ModuleForward):
+    """The model's own forward pass up to its head, which is multiplied as in training."""
+
+    def __init__(self, model: PreTrainedModel, *, rounds: bool) -> None:
+        """With ``rounds``, matrices are rounded once, which whoever reads the weights meanwhile would see."""
+        super().__init__(model)
+        self._around: Callable[[], AbstractContextManager[None]] = RoundedMatrices(model) if rounds else nullcontext
+        self._head: Tensor | None = None
+
+    def __call__(self, inputs: dict[str, Any]) -> Tensor:
+        """Logits [B, V]; by the model itself where its head is more than a matrix."""
+        with self._around():
+            if not is_plain_head(self.model):
+                return super().__call__(inputs)
+            hidden = body_of(self.model)(**inputs).last_hidden_state[:, -1]
+        if self._head is None:
+            dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), hidden.dtype)
+            self._head = head_matrix(self.model).to(dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return wide_product(hidden.to(self._head.dtype), self._head.T)
+
+    def renew(self) -> None:
+        """Forget the head in the type of the arithmetic."""
+        self._head = None
 
 
 class OwnCache:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from oncurve.model.decode_memory import MOST_ROWS
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, head_matrix
 from oncurve.sample.budget import RowBudget
-from oncurve.sample.generic import RoundedMatrices, way_of
+from oncurve.sample.generic import OwnHead, way_of
 from oncurve.sample.proof import Proof
 from oncurve.sample.row_memory import LayerKeeper, RowMemory
 from oncurve.sample.stops import ending_tokens
@@ -59,8 +59,7 @@ class LayerDecoders:
     ) -> ModuleDecoder:
         """Through the model's modules; where nobody else reads its matrices, they are rounded once."""
         kind, pad_id = way_of(policy.model), padding_id(policy, end_ids)
-        around = RoundedMatrices(policy.model) if rounds else nullcontext
-        return ModuleDecoder(policy, sizes, pad_id=pad_id, kind=kind, around=around)
+        return ModuleDecoder(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
 
     def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
         """See ``Decoders``."""
@@ -76,7 +75,7 @@ class LayerDecoders:
 
 
 def _by_layers(policy: PolicyView, backbone: Backbone, sizes: BufferSizes, *, apart: bool) -> LayerDecoder:
-    return LayerDecoder(
+    decoder = LayerDecoder(
         backbone,
         head_matrix(policy.model),
         backbone.compute_type(),
@@ -86,3 +85,5 @@ def _by_layers(policy: PolicyView, backbone: Backbone, sizes: BufferSizes, *, ap
         completion_tokens=sizes.completion_tokens,
         apart=apart,
     )
+    decoder.head_of = partial(head_matrix, policy.model)
+    return decoder

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
+from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
 from oncurve.core.logprobs import from_logits
 from oncurve.core.sampler import PolicyView
 from oncurve.model.agreement import agreement, mean, worst_step
 from oncurve.model.decode_memory import GROWTH
 from oncurve.model.decoding import LayerDecoder
-from oncurve.model.out_of_memory import Shortage, first_line, is_out_of_memory, release
 from oncurve.model.weights import Backbone, backbone_of, body_of, head_matrix
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import stack_rewards
 from oncurve.core.records import SOURCE_ROW
-from oncurve.data.collate import stack_rewards
 from oncurve.run.step_log import Step
 
 

@@ -16,11 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerContro
 from transformers.trainer_utils import TrainOutput
 
 from oncurve.core.errors import CheckpointError, ConfigError, OncurveError, Stopped
+from oncurve.core.grading import score
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.parts import Parts
-from oncurve.run.scoring import score
 from oncurve.run.snapshot import is_trained_whole
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer

@@ -14,7 +14,7 @@ import torch
 import trl_reference
 
 from oncurve.algorithm.presets import build
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
 from oncurve.data.demonstrations import Demonstration, demonstrated_row, render_demonstrations
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler

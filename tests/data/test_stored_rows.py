@@ -28,7 +28,7 @@ ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "extra": "ä" * 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "MANY_ROWS", 100)
-    monkeypatch.setattr(order, "MANY_ROWS", 100)
+    monkeypatch.setattr(order, "LONG_ORDER", 100)
 
 
 def lines_file(folder: Path) -> Path:

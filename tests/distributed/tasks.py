@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oncurve.algorithm.presets import build
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Mean, Prompt
-from oncurve.data.collate import collate
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter

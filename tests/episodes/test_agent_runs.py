@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
+from oncurve.core.batch import collate
 from oncurve.core.errors import ConfigError
-from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics
 from oncurve.policy.trained_policy import TrainedPolicy
 

@@ -19,7 +19,7 @@ from scripted import make_sampler, one
 
 import oncurve
 from oncurve.core.errors import ConfigError, SamplerError
-from oncurve.core.grading import Term, WeightedSum, grade
+from oncurve.core.grading import grade
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
@@ -29,6 +29,7 @@ from oncurve.episodes.settings import EpisodeSection
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.environment_reward import EnvironmentReward
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.sample.engine import InProcessEngine
 
 MakePrompts = Callable[..., list[Prompt]]
@@ -366,7 +367,7 @@ def test_an_episode_is_the_same_alone_and_among_63_others(policy: TrainedPolicy,
 
 
 def test_log_probabilities_of_sampler_and_trainer_agree(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     for inner in (InProcessEngine(PARAMS), InProcessEngine(PARAMS, own_layers=False)):
         sampler = real(inner, policy, PARAMS)

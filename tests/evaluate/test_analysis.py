@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncurve.core.grading import Category
 from oncurve.evaluate.analysis import TITLES, analysis_markdown
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
+from oncurve.rewards.failures import Category
 
 
 def example(index: int, category: Category, text: str, *, anyway: bool | None = None) -> Example:

@@ -14,10 +14,9 @@ from doubles import in_double
 from torch import Tensor
 
 from oncurve.algorithm.presets import build
-from oncurve.core.batch import Batch, Size
+from oncurve.core.batch import Batch, Size, collate
 from oncurve.core.policy import OptimizerSettings
 from oncurve.core.records import Completion, Group, Segment
-from oncurve.data.collate import collate
 from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from oncurve.algorithm.logprobs import from_hidden
 from oncurve.algorithm.presets import build
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Group
-from oncurve.data.collate import collate
 from oncurve.policy.lora import Adapter, add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.core.algorithm import Algorithm
-from oncurve.core.batch import Batch, Rewards
+from oncurve.core.batch import Batch, Rewards, collate
 from oncurve.core.records import Group, Mean
-from oncurve.data.collate import collate
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 

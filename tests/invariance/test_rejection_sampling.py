@@ -10,9 +10,8 @@ from doubles import in_double
 
 from oncurve.algorithm.presets import build
 from oncurve.core.algorithm import Algorithm
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Prompt
-from oncurve.data.collate import collate
 from oncurve.data.demonstrations import render_demonstrations
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from oncurve.core.batch import collate
 from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.data.collate import collate
 from oncurve.model import decoding
 from oncurve.model.build import library
 from oncurve.policy import trained_policy as policy_module

@@ -23,7 +23,7 @@ def make_batch(random_groups: Callable[..., list[Group]]) -> Callable[[str], Bat
     """A batch of one of the kinds that layouts differ in."""
     import torch
 
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     def of(groups: list[Group]) -> Batch:
         size = len(groups[0].completions)

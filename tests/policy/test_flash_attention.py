@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from oncurve.core.batch import collate
 from oncurve.core.records import Group
-from oncurve.data.collate import collate
 
 if TYPE_CHECKING:
     from oncurve.policy.trained_policy import TrainedPolicy

@@ -14,11 +14,10 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.errors import CheckpointError, ConfigError
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.sampler import Sampler
-from oncurve.data.collate import collate
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices

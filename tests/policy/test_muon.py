@@ -12,9 +12,9 @@ import torch
 from transformers import PreTrainedModel
 
 import oncurve
+from oncurve.core.batch import collate
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
-from oncurve.data.collate import collate
 from oncurve.policy.distributed import Processes
 from oncurve.policy.from_settings import make_sharding
 from oncurve.policy.settings import OptimizerSettings

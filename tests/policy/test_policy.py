@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.errors import TrainingError
 from oncurve.core.records import Group
-from oncurve.data.collate import collate
 from oncurve.model.forward_backward import LayerPass
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy

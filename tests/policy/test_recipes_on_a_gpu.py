@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from oncurve.algorithm.presets import build
 from oncurve.cli.app import app
+from oncurve.core.batch import collate
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.sample.engine import InProcessEngine

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
-from oncurve.core.errors import TrainingError
+from oncurve.core.errors import TrainingError, is_out_of_memory
 from oncurve.core.records import Completion, Mean, Prompt, SamplingParams
-from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.observe.record import read_metrics
 from oncurve.run.guards import Guards, KlAlarm
 

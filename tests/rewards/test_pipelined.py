@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.core.grading import RewardFunction
+from oncurve.core.grading import RewardFunction, grading, score
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
-from oncurve.run.scoring import grading, score
 
 MakeGroups = Callable[..., list[Group]]
 SOON = 30.0

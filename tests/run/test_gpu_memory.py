@@ -83,7 +83,7 @@ def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
 def test_memory_is_given_back_before_an_update_is_tried_again(
     two_gpus: list[str], make_policy: Callable[..., TrainedPolicy], random_groups: Callable[..., list[Group]]
 ) -> None:
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     groups = random_groups(2, 2)
     batch = collate(groups, torch.ones(2, 2))

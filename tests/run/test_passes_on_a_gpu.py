@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Group
-from oncurve.data.collate import collate
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.packed_attention import use_packed_attention
 

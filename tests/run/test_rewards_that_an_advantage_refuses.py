@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.algorithm.advantages import multi_objective
 from oncurve.cli.app import app
-from oncurve.core.batch import Rewards
+from oncurve.core.batch import Rewards, stack_rewards
 from oncurve.core.errors import ConfigError, RewardError, TrainingError
 from oncurve.core.formulas import group_relative
-from oncurve.core.grading import Term, WeightedSum
 from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.data.collate import stack_rewards
 from oncurve.rewards.custom import from_function
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.run.verbs import Scores
 
 RECIPE = [

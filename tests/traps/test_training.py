@@ -12,8 +12,8 @@ import torch
 from tiny_models import make_tokenizer
 
 from oncurve.algorithm.presets import build
+from oncurve.core.batch import collate
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.data.collate import collate
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
