@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,20 +28,9 @@ from oncurve.core.requests import (
 )
 from oncurve.core.sampler import PolicyView, padding_id
 
-NEWEST = -1
-"""Stands for the token that was drawn last for a slot, where a step is started before that token is known."""
-Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
+T = TypeVar("T")
 Chosen = tuple[np.ndarray, np.ndarray]
 """Tokens and their log-probabilities, on the CPU."""
-
-
-class Drawn(Protocol):
-    """Tokens that are being drawn on a device."""
-
-    def get(self) -> Chosen:
-        """Wait for them."""
-        ...
 
 
 class RowKeeper(Protocol):
@@ -68,17 +57,6 @@ class RowMover(Protocol):
         ...
 
 
-class AheadDrawer(Protocol):
-    """Starts a step of a decoder before the tokens of the step before it are known."""
-
-    def draw(self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Choose) -> Drawn:
-        """A step and the token drawn after it for each row; a token of ``NEWEST`` is the one drawn last for its slot.
-
-        ``choose`` is the same in all calls and reads nothing back from the device.
-        """
-        ...
-
-
 class Decoder(Protocol):
     """Computes the logits of the next token of many rows, each in a slot of its own.
 
@@ -94,11 +72,6 @@ class Decoder(Protocol):
     @property
     def mover(self) -> RowMover | None:
         """Rows should lie close together; None where they cost the same wherever they lie."""
-        ...
-
-    @property
-    def ahead(self) -> AheadDrawer | None:
-        """Steps can be started ahead; None where tokens are drawn from logits that are there."""
         ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
@@ -168,6 +141,10 @@ class Decoders(Protocol):
 
     def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
         """For each token id, whether it can end one of these strings behind any text; None where that is not known."""
+        ...
+
+    def batch_type(self, plain: type[T]) -> type[T]:
+        """The class of batches that suits these decoders: the plain one, or one that is derived from it."""
         ...
 
     def forget_limit(self) -> None:
@@ -325,7 +302,7 @@ class ModuleDecoder:
     finish are computed on until a quarter of their lane has finished, since a cut copies the others.
     """
 
-    keeper = mover = ahead = None
+    keeper = mover = None
 
     def __init__(
         self,
@@ -462,6 +439,10 @@ class ModuleDecoders:
     def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
         """See ``Decoders``."""
         return None
+
+    def batch_type(self, plain: type[T]) -> type[T]:
+        """The plain one."""
+        return plain
 
     def forget_limit(self) -> None:
         """See ``Decoders``."""

@@ -24,58 +24,32 @@ Pair = tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]
 T = TypeVar("T")
 
 
-class ProcessGroup(Protocol):
-    """The processes that train one policy, seen from one of them."""
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
-        ...
-
-    def own_rows(self, batch: Batch, *, share_prompts: bool) -> Int[Tensor, " b"]:
-        """The rows that this process computes; with ``share_prompts`` those of a prompt stay together."""
-        ...
-
-    def all_gather(self, value: T) -> list[T]:
-        """The values of all processes. All must call it, here and below."""
-        ...
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over the processes."""
-        ...
-
-    def all_true(self, is_true: bool) -> bool:
-        """It is true in every process."""
-        ...
-
-    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace every gradient by its sum over the processes."""
-        ...
-
-
 class OneProcess:
-    """A run in one process: every exchange is with itself."""
+    """The processes that train one policy, seen from one of them: here one, whose every exchange is with itself.
 
-    count = 1
+    ``policy.distributed.Processes`` derives from it. What is asked of all must be called by all.
+    """
+
+    count: int = 1
 
     def own_rows(self, batch: Batch, *, share_prompts: bool) -> Int[Tensor, " b"]:
-        """All rows."""
+        """The rows that this process computes: all. With ``share_prompts`` those of a prompt stay together."""
         return torch.arange(len(batch))
 
     def all_gather(self, value: T) -> list[T]:
-        """The value."""
+        """The values of all processes."""
         return [value]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The tensor."""
+        """The sum of a tensor over the processes."""
         return tensor
 
     def all_true(self, is_true: bool) -> bool:
-        """It is true here."""
+        """It is true in every process."""
         return is_true
 
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Gradients stay what they are."""
+        """Replace every gradient by its sum over the processes."""
 
 
 class Backend(Protocol):
@@ -131,13 +105,13 @@ class OneDevice:
         scorers: Mapping[int, nn.Module] | None = None,
         *,
         max_gradient_norm: float = 1.0,
-        processes: ProcessGroup | None = None,
+        processes: OneProcess | None = None,
     ) -> None:
         """``scorers`` score a batch by a model, each by the id of its model; None: by padded rows."""
         self.model, self.optimizer, self.scorers = model, optimizer, dict(scorers or {})
         self.max_gradient_norm = max_gradient_norm
         """0 clips nothing."""
-        self.processes: ProcessGroup = processes or OneProcess()
+        self.processes: OneProcess = processes or OneProcess()
 
     def scorer(self, model: PreTrainedModel) -> nn.Module:
         """The pass over a batch."""
@@ -197,7 +171,7 @@ class Policy:
         compute_type: ComputeType = "float32",
         tokens_per_microbatch: int = 8192,
         reference: PreTrainedModel | None = None,
-        processes: ProcessGroup | None = None,
+        processes: OneProcess | None = None,
     ) -> None:
         """``rate`` is the learning rate, or that of each update, counted from 0."""
         self._model, self._tokenizer, self.backend, self.reference = model, tokenizer, backend, reference

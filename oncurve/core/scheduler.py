@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oncurve.core.decoder import NEWEST, AheadDrawer, Decoder, Decoders, Drawn, fetched
+from oncurve.core.decoder import Decoder, Decoders, fetched
 from oncurve.core.draw import StopStrings, draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError, Shortage, release
 from oncurve.core.records import FinishReason, Group, Prompt, SamplingParams
@@ -37,16 +37,6 @@ from oncurve.core.sampler import PolicyView, check_ids, end_token_ids, make_grou
 
 ADMIT_SHARE = 0.25
 """Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class DrawUnderWay:
-    """A step that was started and whose tokens nobody has looked at."""
-
-    rows: np.ndarray
-    serials: np.ndarray
-    """Serial numbers of these rows when it began."""
-    drawn: Drawn
 
 
 @dataclass(eq=False)
@@ -78,7 +68,7 @@ class RowBatch:
         """``is_closed``: no request comes later than the first turn, and none has earlier turns. ``version`` names the
         weights where they may change under the rows; then rows have the same bits whoever is beside them."""
         self.version, self._policy = version, policy
-        self._decoder, self.params, self.end_ids, self.sizes = decoder, params, end_ids, sizes
+        self.decoder, self.params, self.end_ids, self.sizes = decoder, params, end_ids, sizes
         self.is_closed = is_closed
         self.stops = StopStrings(params.stop, policy.tokenizer, can_end=can_end)
         self.waiting: deque[Request] = deque()
@@ -92,12 +82,11 @@ class RowBatch:
         """Behind the prompts of requests some of whose rows still wait."""
         self._heard: set[int] = set()
         """Rows of requests that hear of each token."""
-        self._under_way: DrawUnderWay | None = None
 
     def renew(self, version: str) -> None:
         """The weights have changed: rows that run go on with them, behind the keys and values that they have."""
-        self._finish_step()
-        self._decoder.renew()
+        self.settle()
+        self.decoder.renew()
         self.version = version
         for row in self.rows.running.tolist():
             request, place = self.rows.owners[row]
@@ -108,8 +97,7 @@ class RowBatch:
     def close(self) -> None:
         """Give back what decoding has taken of a GPU's memory."""
         self._first_logits.clear()
-        self._under_way = None
-        self._decoder.close()
+        self.decoder.close()
 
     @property
     def is_idle(self) -> bool:
@@ -123,7 +111,7 @@ class RowBatch:
 
     def add(self, request: Request) -> None:
         """Let the rows of a request wait for slots."""
-        if request.rows and self._decoder.keeper is None:
+        if request.rows and self.decoder.keeper is None:
             request.read_again()
         self.waiting.append(request)
 
@@ -132,18 +120,21 @@ class RowBatch:
         while self.waiting and (entering := self._admit()):
             self._begin(entering)
         if self.is_closed and not self.waiting:
-            self._decoder.end_prompts()
-        if (ahead := self._ahead()) is not None:
-            self._start_step(ahead)
-        else:
-            self._finish_step()
-            if len(self.rows.running):
-                self._compact()
-                self._step()
+            self.decoder.end_prompts()
+        self.advance()
+
+    def advance(self) -> None:
+        """One more token for every running row."""
+        if len(self.rows.running):
+            self.compact()
+            self.step()
+
+    def settle(self) -> None:
+        """Look at the tokens of a step that was started, where steps are started before they are looked at."""
 
     def abort(self, chosen: Callable[[Request], bool]) -> None:
         """Cut off the rows of some requests; what they have so far is given as it is."""
-        self._finish_step()
+        self.settle()
         for request in [request for request in self.waiting if chosen(request)]:
             self.waiting.remove(request)
             self._first_logits.pop(request, None)
@@ -187,7 +178,7 @@ class RowBatch:
         lost = [prompt for prompt in later if not self._holds(prompt)]
         if asked := [*(request.prompt for request in first), *lost]:
             slots = [self._prompts[prompt].slot for prompt in asked]
-            read = self._decoder.prefill([prompt.token_ids for prompt in asked], slots)
+            read = self.decoder.prefill([prompt.token_ids for prompt in asked], slots)
             self._first_logits.update(zip(first, read, strict=False))
         for request in fresh:
             self._prompts[request.prompt].is_read = True
@@ -196,7 +187,7 @@ class RowBatch:
     def _holds(self, prompt: KeptPrompt) -> bool:
         """The prompt is in its slot, or was kept and is put there."""
         held = self._prompts[prompt]
-        keeper = self._decoder.keeper
+        keeper = self.decoder.keeper
         return held.is_read or (keeper is not None and keeper.put_prompt(held.slot, prompt))
 
     def _begin(self, entering: list[tuple[Request, np.ndarray]]) -> None:
@@ -233,14 +224,14 @@ class RowBatch:
         Kernels do that before the batch goes on, so that it is the same batch; without them all rows are computed in
         every step, so that a lost one catches up among them.
         """
-        rows, lost, keeper = self.rows, [], self._decoder.keeper
+        rows, lost, keeper = self.rows, [], self.decoder.keeper
         for row in returning.tolist():
             if keeper is None or not keeper.put_row(int(rows.places[row, SLOT]), self._kept(row)):
                 lost.append(row)
         left = np.array(lost, dtype=np.int64)
         until = rows.places[left, PAST]
         rows.places[left, PAST] = 0
-        if self._decoder.mover is None:
+        if self.decoder.mover is None:
             for past in range(int(until.max(initial=0))):
                 self._decode(left[until > past])
 
@@ -255,9 +246,9 @@ class RowBatch:
         past = places[:, PAST]
         rows.places[chosen, PAST] = past + 1
         tokens, positions = rows.tokens[chosen, past], places[:, PROMPT_TOKENS] + past
-        return self._decoder.hidden(*(torch.from_numpy(part) for part in (tokens, positions, places)))
+        return self.decoder.hidden(*(torch.from_numpy(part) for part in (tokens, positions, places)))
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """Decode one more token of every running row, and draw the next of those that have read all they were told."""
         rows, running = self.rows, self.rows.running
         hidden = self._decode(running)
@@ -265,56 +256,11 @@ class RowBatch:
         if not ready.all():
             running, hidden = running[ready], hidden[torch.from_numpy(ready).to(hidden.device)]
         if len(running):
-            self._take(self._decoder.logits(hidden), running)
+            self._take(self.decoder.logits(hidden), running)
 
-    def _ahead(self) -> AheadDrawer | None:
-        """Starts the next step, where nothing but uniform numbers decides about its tokens."""
-        if (ahead := self._decoder.ahead) is None or self.params.cuts or not len(self.rows.running):
-            return None
-        rows, running = self.rows, self.rows.running
-        is_late = rows.lengths[running] - rows.begins[running] >= self.params.min_completion_tokens
-        has_read = rows.places[running, PAST] + 1 >= rows.lengths[running]
-        return ahead if (is_late & has_read).all() else None
-
-    def _start_step(self, ahead: AheadDrawer) -> None:
-        """Start a step, and only then look at the tokens of the step before.
-
-        Rows that turn out to have ended with these are computed once more for nothing.
-        """
-        rows = self.rows
-        if self._decoder.mover is not None and rows.are_sparse:
-            self._finish_step()
-            self._compact()
-        running = rows.running
-        written = rows.places[running, PAST] + 1 - rows.begins[running]
-        goes = written < rows.limits[running]
-        started = None
-        if goes.any():
-            running, written = running[goes], written[goes]
-            places = rows.places[running]
-            past = places[:, PAST]
-            tokens = np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)
-            rows.places[running, PAST] = past + 1
-            given, at, where = (torch.from_numpy(one) for one in (tokens, places[:, PROMPT_TOKENS] + past, places))
-            drawn = ahead.draw(given, at, where, uniforms(rows.keys[running], written), self._choose)
-            started = DrawUnderWay(running, rows.serials[running], drawn)
-        self._finish_step()
-        self._under_way = started
-
-    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        return draw(logits, uniform, self.params, forbidden=[])
-
-    def _finish_step(self) -> None:
-        """Write down the tokens that are under way, but those of rows that have ended since they were asked for."""
-        step, self._under_way = self._under_way, None
-        if step is not None:
-            tokens, logprobs = step.drawn.get()
-            runs = self.rows.are_there(step.rows, step.serials)
-            self._record(step.rows[runs], tokens[runs], logprobs[runs])
-
-    def _compact(self) -> None:
+    def compact(self) -> None:
         """Move rows next to each other, where they cost by the slots that they span."""
-        if (mover := self._decoder.mover) is not None and self.rows.are_sparse:
+        if (mover := self.decoder.mover) is not None and self.rows.are_sparse:
             moved, to = self.rows.compact()
             tokens = int(self.rows.places[self.rows.running, PAST].max())
             mover.move(torch.from_numpy(moved), torch.from_numpy(to), tokens)
@@ -322,14 +268,14 @@ class RowBatch:
     def _take(self, logits: Tensor, chosen: np.ndarray) -> None:
         """Draw the next token of some rows, and let those that ended leave."""
         written = self.rows.lengths[chosen] - self.rows.begins[chosen]
-        self._record(chosen, *self._draw(logits, self.rows.keys[chosen], written))
+        self.record(chosen, *self._draw(logits, self.rows.keys[chosen], written))
 
     def _draw(self, logits: Tensor, keys: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The next token of each row and its log-probability."""
         params, uniform = self.params, torch.from_numpy(uniforms(keys, positions))
         early = positions < params.min_completion_tokens
         if not early.any():
-            return self._decoder.choose(logits, uniform, params)
+            return self.decoder.choose(logits, uniform, params)
         uniform = uniform.to(logits.device)
         drawn_tokens, drawn_logprobs = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.float32)
         for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
@@ -339,7 +285,7 @@ class RowBatch:
                 drawn_tokens[chosen], drawn_logprobs[chosen] = fetched(tokens, logprobs)
         return drawn_tokens, drawn_logprobs
 
-    def _record(self, chosen: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
+    def record(self, chosen: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
         """Write down the next token of some rows, and let those that ended leave."""
         rows = self.rows
         written = rows.record(chosen, tokens, logprobs)
@@ -383,7 +329,7 @@ class RowBatch:
     def _keep(self, row: int) -> None:
         """Remember what a row has computed: it may return."""
         slot, past, prompt_slot, _ = self.rows.places[row].tolist()
-        if (keeper := self._decoder.keeper) is not None:
+        if (keeper := self.decoder.keeper) is not None:
             keeper.keep(self._kept(row), self.rows.owners[row][0].prompt, (slot, past, prompt_slot))
 
 
@@ -572,7 +518,7 @@ class RowScheduler:
             )
             self._rows = plan.sizes.rows
             decoder = plan.make()
-        self._batch = RowBatch(
+        self._batch = self.decoders.batch_type(RowBatch)(
             self.policy,
             decoder,
             params,

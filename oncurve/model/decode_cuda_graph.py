@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oncurve.core.decoder import NEWEST, Choose
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_memory import BLOCK
 from oncurve.model.decode_torch import PrefixGroups, StepInputs, TorchLayers
@@ -24,6 +23,11 @@ from oncurve.model.forward_backward import Angles
 from oncurve.model.ops import Ops
 from oncurve.model.recordings import Recordings
 from oncurve.model.weights import Backbone, LayerWeights
+
+NEWEST = -1
+"""Instead of a token: the one that was drawn last for this slot, which the device holds."""
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes hidden states [span, H] and a uniform number each; gives tokens and their log-probabilities."""
 
 
 class Shape(NamedTuple):

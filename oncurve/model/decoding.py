@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import head_type
-from oncurve.core.decoder import Choose, Chosen, RowKeeper, fetched
+from oncurve.core.decoder import Chosen, RowKeeper, fetched
 from oncurve.core.draw import draw
 from oncurve.core.records import SamplingParams
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
-from oncurve.model.decode_cuda_graph import DeviceDraw, RecordedLayers
+from oncurve.model.decode_cuda_graph import Choose, DeviceDraw, RecordedLayers
 from oncurve.model.decode_flash import FlashLayers, can_decode
 from oncurve.model.decode_memory import PREFILL_TOKENS, grown, whole_blocks
 from oncurve.model.decode_native import NativeLayers
@@ -169,9 +169,9 @@ class LayerDecoder:
         return True
 
     @property
-    def ahead(self) -> LayerDecoder | None:
-        """This decoder where tokens are drawn where logits are computed, by ``draw``."""
-        return self if isinstance(self.layers, RecordedLayers) else None
+    def draws(self) -> bool:
+        """Tokens may be drawn where logits are computed, by ``draw``."""
+        return isinstance(self.layers, RecordedLayers)
 
     @property
     def mover(self) -> LayerDecoder | None:

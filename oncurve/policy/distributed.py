@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import OncurveError, Stopped, TrainingError
+from oncurve.core.policy import OneProcess
 from oncurve.core.records import Mean
 from oncurve.policy.environment import read_place
 from oncurve.policy.heartbeat import Heartbeat
@@ -30,7 +31,7 @@ BUCKET_NUMBERS = 1 << 25
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(OneProcess):
     """The processes of a run, seen from one of them. Alone, every exchange is with itself."""
 
     rank: int = 0

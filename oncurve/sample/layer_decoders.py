@@ -9,9 +9,11 @@ import numpy as np
 from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
 from oncurve.core.requests import BufferSizes, DecodeCall
 from oncurve.core.sampler import PolicyView, padding_id
+from oncurve.core.scheduler import RowBatch
 from oncurve.model.decode_memory import MOST_ROWS
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, head_matrix
+from oncurve.sample.ahead_batch import AheadBatch
 from oncurve.sample.budget import RowBudget
 from oncurve.sample.generic import OwnHead, way_of
 from oncurve.sample.proof import Proof
@@ -68,6 +70,10 @@ class LayerDecoders:
     def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
         """See ``Decoders``."""
         return ending_tokens(stop, policy.tokenizer) if stop else None
+
+    def batch_type(self, plain: type[RowBatch]) -> type[RowBatch]:
+        """One that starts steps ahead, which on a CPU is the plain one."""
+        return AheadBatch
 
     def forget_limit(self) -> None:
         """See ``Decoders``."""

@@ -19,14 +19,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "model"))
 from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
-from oncurve.core import scheduler as row_batch
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model import decode_flash, decoding, recordings
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone
-from oncurve.sample import proof
+from oncurve.sample import ahead_batch, proof
 from oncurve.sample.engine import InProcessEngine
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
@@ -187,7 +186,7 @@ def engine_ahead() -> dict[str, Any]:
     """Drawn completions: by steps that start before the tokens of the one before were seen, and one after another."""
     model, params = model_of("qwen3"), SamplingParams(max_completion_tokens=40, seed=3)
     ahead = sampled(model, params)
-    with patch.object(row_batch.RowBatch, "_draws_ahead", lambda *_: False):
+    with patch.object(ahead_batch.AheadBatch, "_ahead", lambda *_: None):
         after = sampled(model, params)
     return {"ahead": ahead, "after": after}
 
