@@ -77,7 +77,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
         {
             "truncate": correction.truncate,
             "mask": correction.mask_out,
-            "off_policy_threshold": formulas.without_off_policy,
+            "off_policy_threshold": correction.without_off_policy,
         },
     ),
     "Entropy": (

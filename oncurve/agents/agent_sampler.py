@@ -21,7 +21,6 @@ from oncurve.agents.agent_session import AgentSession, PendingTurn, SessionLimit
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.chat_request import ChatError, ChatRequest
 from oncurve.agents.conversation_frames import Frames
-from oncurve.core.draw import turn_key
 from oncurve.core.errors import Failure, SamplerError, attempt
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import PolicyView, check_finite, end_token_ids, exact_text
@@ -29,6 +28,7 @@ from oncurve.episodes.environments import reward_of
 from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.model.context import context_of
 from oncurve.sample.event_loop import EventLoopThread
+from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
 if TYPE_CHECKING:

@@ -64,6 +64,28 @@ def mask_out(
 
 
 @torch.no_grad()
+def without_off_policy(
+    logprobs: Float[Tensor, "B T"],
+    sampler_logprobs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    threshold: float,
+) -> Float[Tensor, "B T"]:
+    """0 on a completion that is worse than its baseline and far from the policy by now, 1 elsewhere.
+
+        d = 1/|o| sum_t (log p_sampler,t - log p_t)
+        weight = 0 if A < 0 and d > threshold else 1  off-policy sequence mask, DeepSeek-V3.2, arXiv:2512.02556
+
+    The policy no longer writes such a completion, and its unbounded penalty only disturbs. ``logprobs`` are those of
+    the policy now, so that the distance grows with every update on the batch and with the age of the completion.
+    """
+    distance = torch.where(mask, sampler_logprobs - logprobs, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    is_left_out = (advantages < 0) & (distance > threshold)
+    return (~is_left_out)[:, None].expand_as(logprobs).to(logprobs.dtype)
+
+
+@torch.no_grad()
 def sampler_ratio(
     trainer_logprobs: Float[Tensor, "B T"],
     sampler_logprobs: Float[Tensor, "B T"],

@@ -218,6 +218,21 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 """The functions by the names of the table, which says of each whose ratio it takes and what limits it."""
 
 
+def is_clipped(
+    ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    ratio_max: float | None = None,
+) -> Bool[Tensor, "B T"]:
+    """Tokens whose gradient a clipped loss removes: the ratio left the bounds in the direction of the advantage."""
+    weight = advantages[:, None]
+    highest = 1 + clip_high if ratio_max is None else min(1 + clip_high, ratio_max)
+    removed = ((ratio > highest) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
+    return removed if ratio_max is None else removed | ((ratio > max(1 + clip_high, ratio_max)) & (weight < 0))
+
+
 def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], *, ratio_max: float) -> Bool[Tensor, "B T"]:
     """Tokens whose weight truncated importance holds back; their gradient is smaller, not gone."""
     return (ratio > ratio_max) & (advantages[:, None] != 0)

@@ -69,7 +69,9 @@ def build(
             share=row.reference_share if row.reference == "average" else 1.0,
         ),
         correction=find_correction(row),
-        off_policy_threshold=row.off_policy_threshold,
+        leave_out=None
+        if row.off_policy_threshold is None
+        else partial(correction.without_off_policy, threshold=row.off_policy_threshold),
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
         high_entropy_share=row.high_entropy_share,
         old_logprobs=row.old_logprobs,
@@ -116,7 +118,7 @@ def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
     match LOSSES[row.loss].limit:
         case "clip":
             bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
-            return partial(formulas.is_clipped, **bounds)
+            return partial(losses.is_clipped, **bounds)
         case "cap":
             return partial(losses.is_capped, ratio_max=row.ratio_max or RATIO_CAP)
         case None:

@@ -28,19 +28,8 @@ def stream_keys(seed: int, step: int, prompts: np.ndarray, indices: np.ndarray) 
     mask = (1 << 64) - 1
     key = np.full(len(prompts), np.uint64(seed & mask))
     for part in (np.full(len(prompts), np.uint64(step & mask)), prompts.astype(np.uint64), indices.astype(np.uint64)):
-        key = _mix(key + GOLDEN * (part + np.uint64(1)))
+        key = mix(key + GOLDEN * (part + np.uint64(1)))
     return key
-
-
-def turn_key(key: int, turn: int) -> int:
-    """The key of a later turn of an episode; its first turn has the completion's own.
-
-    It is a number of the completion's stream beyond every position in a turn.
-    """
-    if turn == 0:
-        return key
-    steps = np.array([(1 << 40) + turn], dtype=np.uint64)
-    return int(_mix(np.array([key], dtype=np.uint64) + GOLDEN * steps)[0])
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -48,11 +37,11 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
     With a bit more, the largest number would round to 1 and draw a token that lies outside the distribution.
     """
-    bits = _mix(keys + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
+    bits = mix(keys + GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
     return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
-def _mix(value: np.ndarray) -> np.ndarray:
+def mix(value: np.ndarray) -> np.ndarray:
     """The finalizer of splitmix64; arrays wrap around modulo 2^64."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -52,31 +52,10 @@ class SamplerError(OncurveError, RuntimeError):
     exit_code = 5
 
 
-class CheckpointError(OncurveError, RuntimeError):
-    """A model or checkpoint could not be read or written."""
-
-    exit_code = 6
-
-
 class TrainingError(OncurveError, RuntimeError):
     """The run cannot go on: a loss that is not finite, a batch without a token to train on."""
 
     exit_code = 7
-
-
-class LostProcess(TrainingError):
-    """Another process of the run is gone; nothing is wrong with what this one was asked to do."""
-
-    exit_code = 75
-    """A failure that may pass, by the numbers of sysexits: whoever started the run may start it again."""
-
-
-class Stopped(OncurveError):
-    """The run was told to go by a signal, before or after its steps; or another process said already why it ends."""
-
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,21 +114,6 @@ def sequence_ratio(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -
     return torch.exp(total / mask.sum(dim=1, keepdim=True).clamp(min=1))
 
 
-def is_clipped(
-    ratio: Float[Tensor, "B T"],
-    advantages: Float[Tensor, " B"],
-    *,
-    clip_low: float,
-    clip_high: float,
-    ratio_max: float | None = None,
-) -> Bool[Tensor, "B T"]:
-    """Tokens whose gradient a clipped loss removes: the ratio left the bounds in the direction of the advantage."""
-    weight = advantages[:, None]
-    highest = 1 + clip_high if ratio_max is None else min(1 + clip_high, ratio_max)
-    removed = ((ratio > highest) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
-    return removed if ratio_max is None else removed | ((ratio > max(1 + clip_high, ratio_max)) & (weight < 0))
-
-
 def sequence_mean(
     loss: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
@@ -195,28 +180,6 @@ def importance_corrected(
 def per_completion(kl: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
     """The KL of each completion, the sum over its tokens, as it is subtracted from a reward."""
     return torch.where(mask, kl, 0.0).sum(dim=1)
-
-
-@torch.no_grad()
-def without_off_policy(
-    logprobs: Float[Tensor, "B T"],
-    sampler_logprobs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, " B"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    threshold: float,
-) -> Float[Tensor, "B T"]:
-    """0 on a completion that is worse than its baseline and far from the policy by now, 1 elsewhere.
-
-        d = 1/|o| sum_t (log p_sampler,t - log p_t)
-        weight = 0 if A < 0 and d > threshold else 1  off-policy sequence mask, DeepSeek-V3.2, arXiv:2512.02556
-
-    The policy no longer writes such a completion, and its unbounded penalty only disturbs. ``logprobs`` are those of
-    the policy now, so that the distance grows with every update on the batch and with the age of the completion.
-    """
-    distance = torch.where(mask, sampler_logprobs - logprobs, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    is_left_out = (advantages < 0) & (distance > threshold)
-    return (~is_left_out)[:, None].expand_as(logprobs).to(logprobs.dtype)
 
 
 @dataclass

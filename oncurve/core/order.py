@@ -87,10 +87,6 @@ class Order:
         missing = self.prompts_per_step - len(indices)
         return tuple(indices + (self._permutation(epoch + 1)[:missing].tolist() if missing else []))
 
-    def epochs_at(self, step: int) -> float:
-        """Passes over the data that are complete or begun when a step begins."""
-        return step * self.prompts_per_step / self.num_prompts
-
     def _compute_permutation(self, epoch: int) -> Places:
         """The order of one epoch, from the latest one that does not depend on the epoch before it.
 
@@ -144,10 +140,6 @@ class Prompts:
         if isinstance(self.prompts, WrittenOnDemand):
             return self.prompts.at(places)
         return [self.prompts[place] for place in places]
-
-    def epochs_at(self, step: int) -> float:
-        """Passes over the data that are complete or begun when a step begins."""
-        return self.order.epochs_at(step)
 
     def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
         """None: a step has the prompts that it has."""

@@ -218,15 +218,6 @@ class Completion:
             token for part in self.segments if part.is_policy for token in self.token_ids[part.start : part.end]
         )
 
-    def tokens_by_version(self) -> dict[int, int]:
-        """Number of tokens that each version sampled."""
-        found: dict[int, int] = {}
-        spans = self.versions or ((0, self.policy_version),)
-        ends = [*(start for start, _ in spans[1:]), len(self.token_ids)]
-        for (start, version), end in zip(spans, ends, strict=True):
-            found[version] = found.get(version, 0) + sum(self.written[start:end])
-        return found
-
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the policy wrote, in branches too: the length that rewards and statistics mean."""

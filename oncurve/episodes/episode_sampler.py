@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oncurve.chat_messages import messages_of
-from oncurve.core.draw import stream_keys, turn_key
+from oncurve.core.draw import stream_keys
 from oncurve.core.errors import Failure, SamplerError, attempt
 from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import PolicyView, end_token_ids
@@ -28,6 +28,7 @@ from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.tools import CallRequest, calling, opened
 from oncurve.episodes.workers import Calls, Workers
 from oncurve.model.context import context_of
+from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 from oncurve.user_code import contained
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oncurve.core.errors import CheckpointError
 from oncurve.observe.record import METRICS
+from oncurve.run_errors import CheckpointError
 from oncurve.wording import did_you_mean
 
 RUNS = "runs"

@@ -19,11 +19,12 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from oncurve.core.batch import Batch
-from oncurve.core.errors import OncurveError, Stopped, TrainingError
+from oncurve.core.errors import OncurveError, TrainingError
 from oncurve.core.policy import OneProcess
 from oncurve.core.records import Mean
 from oncurve.policy.environment import read_place
 from oncurve.policy.heartbeat import Heartbeat
+from oncurve.run_errors import Stopped
 
 T = TypeVar("T")
 BUCKET_NUMBERS = 1 << 25

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from oncurve.core.errors import ConfigError, Stopped
+from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.sampler import Sampler
@@ -32,6 +32,7 @@ from oncurve.run.assemble import make_policy, make_sampler
 from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
 from oncurve.run.ways import describe_sampling
+from oncurve.run_errors import Stopped
 from oncurve.wording import did_you_mean, listed
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from oncurve.core.errors import CheckpointError, ConfigError, DataError, Stopped
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.given import NOTHING, Given
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.extensions import extension
@@ -33,6 +33,7 @@ from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session
 from oncurve.run.state import read_ahead
 from oncurve.run.ways import describe_ways
+from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.section import harmless_keys
 from oncurve.wording import counted
 

@@ -10,7 +10,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from torch import Tensor
 
 from oncurve.core.batch import Batch
-from oncurve.core.errors import CheckpointError
 from oncurve.core.loop import Schedule
 from oncurve.core.policy import Policy
 from oncurve.core.records import Group, Mean, Reward
@@ -22,6 +21,7 @@ from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.profiling import Profiler
 from oncurve.run.step_log import Step, StepLog
+from oncurve.run_errors import CheckpointError
 
 Due = Callable[[int], Mapping[str, float]]
 """Something that happens after so many steps; metrics to record with the step."""

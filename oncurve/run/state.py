@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oncurve.algorithm.precision import HALF
-from oncurve.core.errors import CheckpointError
 from oncurve.core.records import Group, Reward
 from oncurve.observe.checksums import FileSum
 from oncurve.observe.step_record import read_groups, write_step
@@ -34,6 +33,7 @@ from oncurve.policy.tensor_files import TensorFiles
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import publish, write_checkpoint_manifest
 from oncurve.run.snapshot import Snapshot, is_trained_whole
+from oncurve.run_errors import CheckpointError
 
 T = TypeVar("T")
 

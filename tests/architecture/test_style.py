@@ -97,7 +97,7 @@ def test_every_exception_is_caught_at_one_boundary_only() -> None:
     assert_none(
         f"{place(module, handler.lineno)} catches everything"
         for module, handler in handlers
-        if module != "errors" and is_broad(handler)
+        if module != "core.errors" and is_broad(handler)
     )
 
 

@@ -78,4 +78,3 @@ def test_prompts_are_handed_out_in_that_order() -> None:
     data = Prompts(prompts, 4, seed=2)
     assert len(data) == 6
     assert [prompt.index for prompt in data.at(7)] == list(Order(6, 4, seed=2).at(7))
-    assert data.epochs_at(3) == 2.0

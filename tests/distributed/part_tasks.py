@@ -159,8 +159,8 @@ def go_on(processes: Processes, *, root: Path, **options: Any) -> dict[str, Any]
 
 def broken_write(processes: Processes, *, root: Path) -> str:
     """What is said when the second process cannot write its share."""
-    from oncurve.core.errors import CheckpointError
     from oncurve.run import state
+    from oncurve.run_errors import CheckpointError
 
     policy = tokenized(tasks.make_policy(processes, "fsdp", double=False, lora=False))
     save(policy, root, step=1)

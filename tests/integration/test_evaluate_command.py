@@ -13,11 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.core.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
+from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.data.prompts import find_template
 from oncurve.evaluate import resumable
 from oncurve.recipe.load import load_config
 from oncurve.run.measuring import BENCHMARKS
+from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.sample.engine import InProcessEngine
 
 WARM = ["evaluation.samples=3", "evaluation.temperature=0.8"]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.core.batch import Batch, collate
-from oncurve.core.errors import CheckpointError, ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.sampler import Sampler
 from oncurve.policy.backend import make_adamw
@@ -26,6 +26,7 @@ from oncurve.policy.model_folder import load_model, merge_adapter, save_model
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.state import checksum
+from oncurve.run_errors import CheckpointError
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

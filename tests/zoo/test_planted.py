@@ -125,9 +125,9 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
 ) -> None:
     from transformers import AutoModelForCausalLM, dynamic_module_utils
 
-    from oncurve.core.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
+    from oncurve.run_errors import CheckpointError
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     place = tmp_path / f"planted_{list(PLANTED).index(kind)}"
@@ -196,9 +196,9 @@ def test_a_model_that_is_no_causal_language_model_is_refused_when_it_is_loaded(
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from oncurve.core.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
+    from oncurve.run_errors import CheckpointError
 
     small = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": len(tokenizer)}
     own: dict[str, Any] = {
