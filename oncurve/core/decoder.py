@@ -197,7 +197,7 @@ class BufferLayer(DynamicLayer):
 
 
 class BatchCache(Protocol):
-    """What a model remembers of the tokens of a batch of rows."""
+    """The memory that a model has of the tokens of a batch of rows."""
 
     def inputs(self, ids: Tensor, mask: Tensor | None, filled: Tensor) -> dict[str, Any]:
         """Arguments of a forward pass over new tokens [B, S]; ``filled`` [B, L] marks the tokens of the rows, new ones
@@ -392,7 +392,7 @@ class ModuleDecoder:
             return self._forward(inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What ``hidden`` gave."""
+        """The logits that ``hidden`` gave."""
         return hidden
 
     def choose(self, logits: Tensor, uniform: Tensor, params: SamplingParams) -> Chosen:
@@ -436,9 +436,8 @@ class ModuleDecoders:
             )
         self._rows = rows // 2
 
-    def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
-        """See ``Decoders``."""
-        return None
+    def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> None:
+        """Not known."""
 
     def batch_type(self, plain: type[T]) -> type[T]:
         """The plain one."""

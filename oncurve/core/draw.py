@@ -48,22 +48,27 @@ def mix(value: np.ndarray) -> np.ndarray:
     return value ^ (value >> np.uint64(31))
 
 
+def first_above(p: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """The first token of each row whose cumulative probability, among those that may be drawn, exceeds the number."""
+    cumulative = p.cumsum(dim=-1, dtype=torch.float64)
+    threshold = uniform[:, None].double() * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=p.shape[1] - 1)
+
+
 def draw(
     logits: Float[Tensor, "B V"],
     uniform: Float[Tensor, " B"],
     params: SamplingParams,
     *,
     forbidden: Sequence[int] = (),
-    find: Callable[[Tensor, Tensor], Tensor] | None = None,
+    find: Callable[[Tensor, Tensor], Tensor] = first_above,
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
     """The next token of each row and its log-probability at the temperature, in float32.
 
-    The token is the first whose cumulative probability exceeds the uniform number, so that it depends on this row's
-    logits and number alone. The log-probability is that of the whole distribution, before top-p, top-k, min-p and
-    forbidden tokens cut it, as the trainer computes it. Temperature 0 takes the largest logit; its log-probability is
-    at temperature 1. ``find`` is a faster ``first_above``.
+    The token depends on this row's logits and uniform number alone. The log-probability is that of the whole
+    distribution, before top-p, top-k, min-p and forbidden tokens cut it, as the trainer computes it. Temperature 0
+    takes the largest logit; its log-probability is at temperature 1. ``find`` is a faster ``first_above``.
     """
-    find = find or first_above
     scaled = logits.float() if params.temperature in (0, 1) else logits.float() / params.temperature
     if params.temperature == 0 or forbidden:  # what is allowed may be so improbable that its probability is none
         log_p = torch.log_softmax(scaled, dim=-1)
@@ -75,13 +80,6 @@ def draw(
     p = torch.softmax(scaled, dim=-1)
     tokens = find(restrict(p, params), uniform)
     return tokens, p.gather(1, tokens[:, None]).squeeze(1).log_()
-
-
-def first_above(p: Float[Tensor, "B V"], uniform: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """The first token of each row whose cumulative probability, among those that may be drawn, exceeds the number."""
-    cumulative = p.cumsum(dim=-1, dtype=torch.float64)
-    threshold = uniform[:, None].double() * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp_(max=p.shape[1] - 1)
 
 
 def restrict(p: Float[Tensor, "B V"], params: SamplingParams) -> Float[Tensor, "B V"]:

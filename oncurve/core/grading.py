@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from oncurve.core.errors import Failure, attempt
-from oncurve.core.order import PromptSource
 from oncurve.core.records import EQUAL_WITHIN, Completion, Group, Prompt, Reward
-from oncurve.core.sampler import Sampler, TellsGroups
+from oncurve.core.sampler import TellsGroups
+
+if TYPE_CHECKING:
+    from oncurve.core.order import PromptSource
+    from oncurve.core.sampler import Sampler
 
 Graded = list[list[Reward]]
 """The rewards of the completions of some groups."""

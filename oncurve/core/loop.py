@@ -15,13 +15,13 @@ from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, collate, stack_rewards
 from oncurve.core.grading import RewardFunction, grading, replace_silent, score
 from oncurve.core.order import PromptSource
-from oncurve.core.policy import Policy
+from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Group, Mean, Reward, mean_of
 from oncurve.core.sampler import Sampler
 
 
 def train(
-    policy: Policy,
+    policy: DevicePolicy,
     sampler: Sampler,
     data: PromptSource,
     reward_function: RewardFunction,
@@ -77,7 +77,7 @@ def train(
         yield step
 
 
-def add_gradient(policy: Policy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
+def add_gradient(policy: DevicePolicy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
     """Add the gradient of a microbatch to that of its update; (sum, count) pairs, exact over microbatches.
 
     A function of its own: if memory runs out in it, nothing that it made is left when smaller parts are tried.
@@ -89,7 +89,7 @@ def add_gradient(policy: Policy, algorithm: Algorithm, microbatch: Batch) -> dic
 
 
 @dataclass(eq=False)
-class Schedule:
+class StepSchedule:
     """The steps of a run, and the optimizer updates of a step."""
 
     _: KW_ONLY
@@ -121,10 +121,10 @@ class Schedule:
 
 
 class Observer(Protocol):
-    """What looks at a run and decides when it ends: logs, alarms, evaluations, checkpoints."""
+    """The services that look at a run and decide when it ends: logs, alarms, evaluations, checkpoints."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> StepSchedule:
         """The steps of the run."""
         ...
 
@@ -144,7 +144,9 @@ class Observer(Protocol):
         """Look at what is trained on."""
         ...
 
-    def accumulate(self, policy: Policy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
+    def accumulate(
+        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    ) -> None:
         """Add up the gradient of an update over microbatches, and the statistics of each."""
         ...
 
@@ -164,7 +166,7 @@ class Observer(Protocol):
 class History:
     """The plainest observer: it keeps the statistics of every step."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: StepSchedule) -> None:
         self.schedule = schedule
         self.rows: list[dict[str, float]] = []
         """Means of each step by their names, such as ``reward/mean`` and ``policy/entropy``."""
@@ -194,7 +196,9 @@ class History:
     def keep(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor) -> None:
         """Everything was measured already."""
 
-    def accumulate(self, policy: Policy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
+    def accumulate(
+        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    ) -> None:
         """Add up the gradient and the statistics."""
         for microbatch in policy.microbatches(update):
             self.end_update(add_gradient(microbatch))

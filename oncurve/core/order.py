@@ -31,7 +31,7 @@ class WrittenOnDemand(Protocol):
 
 
 class PromptSource(Protocol):
-    """What the loop calls ``data``: the prompts of each step."""
+    """The prompts of each step, which the loop calls ``data``."""
 
     def at(self, step: int) -> list[Prompt]:
         """The prompts of a step, counted from 0; the same for every process that asks."""

@@ -52,7 +52,7 @@ class OneProcess:
         """Replace every gradient by its sum over the processes."""
 
 
-class Backend(Protocol):
+class WeightBackend(Protocol):
     """The weights in training: where they are, how a batch is scored by them, and how they are moved."""
 
     optimizer: Any
@@ -150,7 +150,7 @@ class OneDevice:
         return float(norm)
 
 
-class Policy:
+class DevicePolicy:
     """The model in training: weights and optimizer state in float32, arithmetic in the compute type.
 
     bfloat16 has 8 bits of mantissa, so that an update of 1e-6 to a weight of 0.02 is lost in it: the master weights
@@ -164,7 +164,7 @@ class Policy:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        backend: Backend,
+        backend: WeightBackend,
         *,
         rate: float | Callable[[int], float],
         temperature: float = 1.0,

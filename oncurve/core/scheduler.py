@@ -541,7 +541,7 @@ def _double_until(size: int, needed: int) -> int:
     return size
 
 
-class Engine:
+class RowEngine:
     """Samples in process from the policy's own weights.
 
     Each prompt is read once for its group, finished rows leave at once and waiting ones enter. There is nothing to

@@ -13,7 +13,7 @@ from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
-from oncurve.rewards.failures import categorize
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.probes import TRIED
 from oncurve.wording import shortened
 

@@ -13,7 +13,7 @@ from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingPara
 from oncurve.core.sampler import Sampler
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
-from oncurve.rewards.failures import categorize
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.weighted_sum import FIXED_PARTS
 
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from oncurve.core.errors import DataError
 from oncurve.core.records import ENDED_BY_ITSELF, NOT_APPLICABLE, html_table
 from oncurve.observe.record import read_json, read_rows
-from oncurve.rewards.failures import Category
+from oncurve.rewards.grading_failures import Category
 from oncurve.rewards.weighted_sum import FIXED_PARTS
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 

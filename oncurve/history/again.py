@@ -20,14 +20,14 @@ from oncurve.core.requests import KeptRow, Request, Sampled
 from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
 from oncurve.core.scheduler import RowScheduler, occurrence_indices
 from oncurve.history.past import PastRun
+from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
+from oncurve.model.row_memory import RowMemory
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
-from oncurve.sample.layer_decoders import LayerDecoders
-from oncurve.sample.row_memory import RowMemory
 
 
 def samples_alike(config: Config, policy: TrainedPolicy) -> bool:

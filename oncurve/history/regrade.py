@@ -20,7 +20,7 @@ from oncurve.recipe.load import load_config
 from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
 from oncurve.rewards.custom import from_function
-from oncurve.rewards.failures import check_any_graded
+from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import make_reward_function
 from oncurve.wording import counted

@@ -34,7 +34,7 @@ from oncurve.observe.step_record import read_step
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.failures import check_any_graded
+from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify

@@ -19,12 +19,12 @@ from oncurve.model.decode_flash import FlashLayers, can_decode
 from oncurve.model.decode_memory import PREFILL_TOKENS, grown, whole_blocks
 from oncurve.model.decode_native import NativeLayers
 from oncurve.model.decode_torch import TorchLayers
+from oncurve.model.draw_by_parts import first_above_on_device
 from oncurve.model.forward_backward import Angles, LayerPass
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import prompt_layout
 from oncurve.model.weights import Backbone
-from oncurve.sample.draw_by_parts import first_above_on_device
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""

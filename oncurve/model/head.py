@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import HeadOps, from_hidden
+from oncurve.algorithm.chunked_head import HeadOps, from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type
 from oncurve.core.errors import TrainingError
 from oncurve.core.logprobs import from_logits

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.policy import Backend as CoreBackend
-from oncurve.core.policy import OneDevice
+from oncurve.core.policy import OneDevice, WeightBackend
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
@@ -28,7 +27,7 @@ Scorers = Mapping[int, nn.Module]
 """The pass over a batch as a module, by the id of the model that it passes through."""
 
 
-class Backend(CoreBackend, Protocol):
+class Backend(WeightBackend, Protocol):
     """The weights in training: where they are, and how they are read, written and moved.
 
     There are three: ``DataParallel`` here, ``Fsdp`` in fsdp.py, ``Zero`` (DeepSpeed) in deepspeed.py.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError
-from oncurve.core.policy import ComputeType, Policy, torch_type
+from oncurve.core.policy import ComputeType, DevicePolicy, torch_type
 from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.weights import set_trust, trust_of
@@ -51,7 +51,7 @@ class Scorer(nn.Module):
         return completion_logprobs(self.model, batch, temperature=temperature, packed=self.packed, recompute=again)
 
 
-class TrainedPolicy(Policy):
+class TrainedPolicy(DevicePolicy):
     """The model in training with what a recipe asks for: an adapter, a teacher, parts, recomputed activations."""
 
     backend: Backend

@@ -11,7 +11,7 @@ from typing import Any
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError, is_out_of_memory, release
-from oncurve.core.policy import Policy
+from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Mean
 from oncurve.policy.shortage import check_alone, check_smaller
 
@@ -165,7 +165,7 @@ class Guards:
 class OomRetry:
     """One try at the gradient of an update, as a context: it forgives running out of memory, and nothing else."""
 
-    policy: Policy
+    policy: DevicePolicy
     longest: int
     """Tokens of the longest row: a smaller budget would change nothing."""
     sums: dict[str, Mean]
@@ -190,7 +190,9 @@ class OomRetry:
         return True
 
 
-def attempts(policy: Policy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]) -> Iterator[OomRetry]:
+def attempts(
+    policy: DevicePolicy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]
+) -> Iterator[OomRetry]:
     """Tries at the gradient of an update, each with half the token budget of the one before, until memory suffices.
 
     A try that failed leaves nothing behind: the gradient is made anew from all rows, and ``sums`` is put back. The

@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from torch import Tensor
 
 from oncurve.core.batch import Batch
-from oncurve.core.loop import Schedule
-from oncurve.core.policy import Policy
+from oncurve.core.loop import StepSchedule
+from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Group, Mean, Reward
 from oncurve.model.out_of_memory import memory_error_as
 from oncurve.observe.step_record import step_path, write_step
@@ -28,7 +28,7 @@ Due = Callable[[int], Mapping[str, float]]
 
 
 @dataclass(eq=False)
-class Run(Schedule):
+class Run(StepSchedule):
     """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays.
 
     A service is born in two lines: its field here, or in ``StepLog`` if it only looks, and its value where a run is
@@ -59,7 +59,7 @@ class Run(Schedule):
         """Metrics of saving, which is over when the step's row is written."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> StepSchedule:
         """The steps of this run: its own."""
         return self
 
@@ -106,7 +106,9 @@ class Run(Schedule):
         self.log.add_up()
         return self.log.sums
 
-    def accumulate(self, policy: Policy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
+    def accumulate(
+        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    ) -> None:
         """Add up the gradient of an update over microbatches, again over smaller ones where memory runs out."""
         if not self._has_moved:
             self.interruption.check()

@@ -31,7 +31,7 @@ from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import write_model
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.rewards.failures import check_any_graded
+from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward

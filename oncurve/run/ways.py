@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from oncurve.core.errors import OncurveError
 from oncurve.model.count_weights import count
+from oncurve.model.module_caches import reasons_of, way_of
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
@@ -22,7 +23,6 @@ from oncurve.policy.model_folder import unloadable
 from oncurve.policy.road import find_road
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
-from oncurve.sample.generic import reasons_of, way_of
 
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.scheduler import Engine
+from oncurve.core.scheduler import RowEngine
 from oncurve.model.allocator import give_back
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.layer_decoders import LayerDecoders
-from oncurve.sample.proof import Proof
+from oncurve.model.decode_proof import Proof
+from oncurve.model.layer_decoders import LayerDecoders
+from oncurve.model.row_budget import RowBudget
 from oncurve.sample.settings import SamplingKeys
 from oncurve.sample.turns import EngineTurns, Turns
 
 
-class InProcessEngine(Engine):
+class InProcessEngine(RowEngine):
     """The engine with the fastest decoders that this machine has."""
 
     def __init__(

@@ -60,8 +60,8 @@ NEVER = {
 PLAIN = ("run.settings", "fleet.settings")
 """Settings of rooms above the recipe, which lists them."""
 TORCH_FREE = (
-    "core.records", "core.errors", "core.grading", "stats", "tables", "section", "user_code", "recipe", "rewards", "sandbox", "tasks", "observe",
-    "recipes", "data", "doctor", "plan", "cli", "fleet.launch", "convert",
+    "core.records", "core.errors", "core.grading", "stats", "tables", "section", "user_code", "recipe", "rewards",
+    "sandbox", "tasks", "observe", "recipes", "data", "doctor", "plan", "cli", "fleet.launch", "convert",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
 

@@ -17,8 +17,7 @@ TOP_LEVEL = {
     "wording", "run_errors",
 }  # fmt: skip
 """The only files at the top level of the package; everything else stands in a folder."""
-TWICE = {
-}
+TWICE = {"grading": {"core.grading", "doctor.grading"}}
 """Module names that stand in several folders, beside those of every room and the files of ``cli``."""
 OF_A_ROOM = ("settings", "from_settings")
 """What a room is given of a recipe, and what it builds from that."""

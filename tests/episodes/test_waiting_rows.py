@@ -17,13 +17,13 @@ from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
+from oncurve.model import layer_decoders
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
+from oncurve.model.row_memory import RowMemory
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import layer_decoders
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.row_memory import RowMemory
 
 MakePrompts = Callable[..., list[Prompt]]
 PARAMS = SamplingParams(max_completion_tokens=60, stop=("a", "e", "1", " "), seed=5)

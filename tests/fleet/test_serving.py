@@ -28,12 +28,12 @@ from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import describe_files
 from oncurve.fleet.weights.weight_stream import make_shipment
+from oncurve.model import decode_proof as proof
 from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import proof
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
 from oncurve.core.records import Prompt, SamplingParams
-from oncurve.model import decode_flash, decoding, recordings
+from oncurve.model import ahead_batch, decode_flash, decoding, recordings
+from oncurve.model import decode_proof as proof
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone
-from oncurve.sample import ahead_batch, proof
 from oncurve.sample.engine import InProcessEngine
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]

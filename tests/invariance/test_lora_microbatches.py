@@ -12,7 +12,7 @@ import torch
 from doubles import in_double
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden
+from oncurve.algorithm.chunked_head import from_hidden
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Group

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import TorchHeadOps
+from oncurve.algorithm.chunked_head import TorchHeadOps
 from oncurve.core.draw import draw
 from oncurve.core.records import SamplingParams
 from oncurve.model import build, ops_torch

@@ -14,7 +14,7 @@ from reward_records import completion_of, prompt_of
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Reward
-from oncurve.rewards.failures import categorize
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.programs import Programs
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation

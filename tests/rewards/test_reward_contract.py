@@ -16,8 +16,8 @@ from reward_records import completion_of, prompt_of
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt
 from oncurve.rewards.custom import from_function
-from oncurve.rewards.failures import categorize
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.json_schema import JsonSchema
 from oncurve.rewards.llm_judge import Judge
 from oncurve.rewards.mathematics import Mathematics

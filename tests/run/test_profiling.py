@@ -11,12 +11,12 @@ import pytest
 
 from oncurve.algorithm.presets import build
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.model import decode_proof as proof
 from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.profiling import Profiler
 from oncurve.run.services import Run
-from oncurve.sample import proof
 from oncurve.sample.engine import InProcessEngine
 
 SAMPLING = SamplingParams(max_completion_tokens=8)

@@ -12,16 +12,16 @@ import torch
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.requests import USUAL_ROWS, DecodeCall
 from oncurve.model import decoding, ops_torch
+from oncurve.model import row_budget as budget_module
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_memory import MOST_ROWS, USED_SHARE, Widths, cache_bytes, decoding_bytes, most_rows
 from oncurve.model.decoding import LayerDecoder
+from oncurve.model.module_caches import RoundedMatrices
+from oncurve.model.row_budget import RowBudget, copied_bytes, free_bytes, widths_of
 from oncurve.model.weights import backbone_of
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import budget as budget_module
-from oncurve.sample.budget import RowBudget, copied_bytes, free_bytes, widths_of
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.generic import RoundedMatrices
 
 MakePolicy = Callable[..., TrainedPolicy]
 QWEN = Widths(

@@ -19,12 +19,11 @@ from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.requests import DecodeCall
 from oncurve.core.scheduler import occurrence_indices
-from oncurve.model import decoding
+from oncurve.model import decoding, layer_decoders
+from oncurve.model import module_caches as generic_module
+from oncurve.model.row_budget import RowBudget
 from oncurve.model.weights import body_of
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import generic as generic_module
-from oncurve.sample import layer_decoders
-from oncurve.sample.budget import RowBudget
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from oncurve.core.records import Completion, Prompt, SamplingParams
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decoding, layer_decoders, ops_torch
 from oncurve.model.decoding import LayerDecoder
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import layer_decoders
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

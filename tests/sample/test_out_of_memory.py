@@ -15,13 +15,13 @@ from oncurve.core import decoder as decoder_module
 from oncurve.core.decoder import ModuleDecoder, RowCache
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.model import decode_proof as proof
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import proof
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.model import decode_proof as proof
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.decode_proof import Proof, objection
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample import proof
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.proof import Proof, objection
 
 MakePolicy = Callable[..., TrainedPolicy]
 

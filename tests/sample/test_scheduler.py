@@ -18,9 +18,9 @@ from oncurve.core.requests import Request, Sampled
 from oncurve.core.sampler import end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.layer_decoders import LayerDecoders
+from oncurve.model.row_budget import RowBudget
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.layer_decoders import LayerDecoders
 
 MakePolicy = Callable[..., TrainedPolicy]
 PARAMS = SamplingParams(seed=5)

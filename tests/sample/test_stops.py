@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from oncurve.core.draw import StopStrings
+from oncurve.model.stop_table import BYTE_OF, REPLACEMENT, ending_tokens, token_table
 from oncurve.observe.run_model import locate
-from oncurve.sample.stops import BYTE_OF, REPLACEMENT, ending_tokens, token_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

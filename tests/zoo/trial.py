@@ -327,8 +327,8 @@ def compare_sampled(
 
 def way_said(model: Any) -> str:
     """How the engine samples from a model."""
+    from oncurve.model.module_caches import way_of
     from oncurve.model.weights import supports
-    from oncurve.sample.generic import way_of
 
     return "own layers" if supports(model) else way_of(model).name
 

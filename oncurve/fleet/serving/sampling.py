@@ -15,10 +15,10 @@ from oncurve.core.requests import Request, Sampled
 from oncurve.core.sampler import PolicyView
 from oncurve.core.scheduler import RowScheduler
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
+from oncurve.model.decode_proof import Proof
+from oncurve.model.layer_decoders import LayerDecoders
+from oncurve.model.row_budget import RowBudget
 from oncurve.policy.forward import row_logprobs
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.layer_decoders import LayerDecoders
-from oncurve.sample.proof import Proof
 
 
 class Paused(Exception):

@@ -10,15 +10,15 @@ from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
 from oncurve.core.requests import BufferSizes, DecodeCall
 from oncurve.core.sampler import PolicyView, padding_id
 from oncurve.core.scheduler import RowBatch
+from oncurve.model.ahead_batch import AheadBatch
 from oncurve.model.decode_memory import MOST_ROWS
+from oncurve.model.decode_proof import Proof
 from oncurve.model.decoding import LayerDecoder
+from oncurve.model.module_caches import OwnHead, way_of
+from oncurve.model.row_budget import RowBudget
+from oncurve.model.row_memory import LayerKeeper, RowMemory
+from oncurve.model.stop_table import ending_tokens
 from oncurve.model.weights import Backbone, head_matrix
-from oncurve.sample.ahead_batch import AheadBatch
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.generic import OwnHead, way_of
-from oncurve.sample.proof import Proof
-from oncurve.sample.row_memory import LayerKeeper, RowMemory
-from oncurve.sample.stops import ending_tokens
 
 
 class LayerDecoders:

@@ -10,7 +10,7 @@ import logging
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden
+from oncurve.algorithm.chunked_head import from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
 from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
 from oncurve.core.logprobs import from_logits

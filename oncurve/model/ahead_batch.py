@@ -14,7 +14,7 @@ from oncurve.core.requests import PAST, PROMPT_TOKENS
 from oncurve.core.scheduler import RowBatch
 from oncurve.model.decode_cuda_graph import NEWEST, DeviceDraw
 from oncurve.model.decoding import LayerDecoder
-from oncurve.sample.draw_by_parts import first_above_on_device
+from oncurve.model.draw_by_parts import first_above_on_device
 
 
 @dataclass(frozen=True, eq=False)
