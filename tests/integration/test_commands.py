@@ -63,8 +63,8 @@ def test_training_in_float16_learns_with_a_scaled_loss(tmp_path: Path) -> None:
         words = [*SMALL, "run.steps=2", f"run.folder={tmp_path}", f"run.name={kind}", "run.save_every_steps=1"]
         run("train", "word_problems", f"policy.compute_type={kind}", *words)
         found[kind] = read_metrics(tmp_path / kind)[1]
-    scale = json.loads((tmp_path / "float16" / "checkpoints" / "step_000001" / "manifest.json").read_text())
-    assert scale["state"]["loss_scale"] == {"value": 4096.0, "num_finite": 1}
+    state = json.loads((tmp_path / "float16" / "checkpoints" / "step_000001" / "state.json").read_text())
+    assert state["loss_scale"] == {"value": 4096.0, "num_finite": 1}
     assert found["float16"]["policy/loss_scale"] == 4096
     assert found["float16"]["policy/gradient_norm"] == pytest.approx(found["float32"]["policy/gradient_norm"], rel=0.05)
     assert 0.9 < found["float16"]["policy/arrived"] < 1.1
