@@ -81,14 +81,24 @@ class Matrix:
         if not self.adapter.is_on:
             return [own, None, None]
         a, b, scale = self.adapter.a, self.adapter.b, self.adapter.scale
-        grad_a = scale * ((g @ b.to(g.dtype)).T @ x).to(a.dtype) if a.requires_grad else None
-        grad_b = scale * (g.T @ (x @ a.to(x.dtype).T)).to(b.dtype) if b.requires_grad else None
+        grad_a = scale * ((g @ in_type(b, g.dtype)).T @ x).to(a.dtype) if a.requires_grad else None
+        grad_b = scale * (g.T @ (x @ in_type(a, x.dtype).T)).to(b.dtype) if b.requires_grad else None
         return [own, grad_a, grad_b]
+
+
+def in_type(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A or B of an adapter in the type of the products around it. This is the only place that rounds them."""
+    return part.to(dtype)
 
 
 @dataclass(frozen=True)
 class LoraDelta:
-    """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T."""
+    """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T.
+
+    In half width an output W x is rounded to 8 bits, and what is added to it afterwards counts only where it is more
+    than half of the last of them: of an adapter after one step of 1e-5, nearly nothing. So the adapter's output comes
+    first, and the matrix is multiplied onto it (``onto``): the sum is rounded once.
+    """
 
     a: Tensor
     """The A matrices of all, stacked [sum of ranks, inputs]."""
@@ -102,8 +112,8 @@ class LoraDelta:
         rows, pairs, blocks = 0, [], []
         for matrix in matrices:
             if matrix.is_adapted and (adapter := matrix.adapter) is not None:
-                pairs.append(adapter.a.to(dtype))
-                blocks.append((rows, (adapter.scale * adapter.b).to(dtype)))
+                pairs.append(in_type(adapter.a, dtype))
+                blocks.append((rows, in_type(adapter.scale * adapter.b, dtype)))
             rows += len(matrix.weight)
         if not pairs:
             return None
@@ -114,9 +124,26 @@ class LoraDelta:
             column += block.shape[1]
         return cls(a, b)
 
-    def add(self, out: Tensor, x: Tensor) -> Tensor:
-        """The outputs of the matrices [N, outputs] with those of the adapters, in their place."""
-        return out.addmm_(x @ self.a.T, self.b.T)
+    def outputs(self, x: Tensor) -> Tensor:
+        """The adapters' outputs for x [N, outputs]."""
+        return (x @ self.a.T) @ self.b.T
+
+    def onto(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> Tensor:
+        """x @ W.T + b of matrices side by side with the adapters' outputs [N, outputs].
+
+        A bias comes last: it is not on the grid of what it is added to, which therefore still counts.
+        """
+        out, start = self.outputs(x), 0
+        for place, weight in enumerate(weights):
+            part = out[:, start : start + len(weight)].addmm_(x, weight.T)
+            if biases is not None:
+                part.add_(biases[place])
+            start += len(weight)
+        return out
+
+    def inputs_gradient(self, g: Tensor) -> Tensor:
+        """The gradient of x from that of the outputs g [N, outputs]."""
+        return (g @ self.b) @ self.a
 
 
 def matrix_of(module: Any) -> Matrix:

@@ -91,9 +91,10 @@ class LayerWeights:
 class Backbone:
     """The layers of a model between embedding and head, read from the module that holds their current weights.
 
-    In float32 the module's own matrices are used, where no adapter adds to them. For bfloat16 they are rounded at each
-    call, so that no change is missed (fused optimizers leave no trace on a parameter's version), and matrices with the
-    same input are joined.
+    In float32 the module's own matrices are used, with the adapter added where there is one. For bfloat16 they are
+    rounded at each call, so that no change is missed (fused optimizers leave no trace on a parameter's version),
+    matrices with the same input are joined, and adapters stay beside them: added to a matrix of 8 bits, most of a small
+    one would be lost.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -111,6 +112,15 @@ class Backbone:
     def is_current(self) -> bool:
         """The model still consists of the modules that this was made from: no adapter came or went."""
         return self._projections == projections(self.body)
+
+    @property
+    def has_adapter(self) -> bool:
+        """An adapter is beside some matrix, on or off."""
+        return any(
+            matrix.adapter is not None
+            for layer in self.layers
+            for matrix in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -270,11 +280,12 @@ def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         return (joined,)
 
     return LayerWeights(
-        qkv=join([matrix.current() for matrix in layer.qkv]),
+        qkv=join([matrix.weight for matrix in layer.qkv]),
         qkv_bias=None if layer.biases is None else join(layer.biases),
-        output=layer.output.current().to(compute_type),
-        gate_up=join([matrix.current() for matrix in layer.gate_up]),
-        down=layer.down.current().to(compute_type),
+        output=layer.output.weight.to(compute_type),
+        gate_up=join([matrix.weight for matrix in layer.gate_up]),
+        down=layer.down.weight.to(compute_type),
+        thin=_adapters(layer, compute_type),
     )
 
 
@@ -293,12 +304,16 @@ def _apart(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         output=layer.output.weight.to(compute_type),
         gate_up=join([matrix.weight for matrix in layer.gate_up]),
         down=layer.down.weight.to(compute_type),
-        thin=LayerLora(
-            LoraDelta.of(layer.qkv, compute_type),
-            LoraDelta.of([layer.output], compute_type),
-            LoraDelta.of(layer.gate_up, compute_type),
-            LoraDelta.of([layer.down], compute_type),
-        ),
+        thin=_adapters(layer, compute_type),
+    )
+
+
+def _adapters(layer: LayerParameters, compute_type: torch.dtype) -> LayerLora:
+    return LayerLora(
+        LoraDelta.of(layer.qkv, compute_type),
+        LoraDelta.of([layer.output], compute_type),
+        LoraDelta.of(layer.gate_up, compute_type),
+        LoraDelta.of([layer.down], compute_type),
     )
 
 
@@ -315,13 +330,16 @@ def heads_of(queries_and_keys: Tensor, sizes: AttentionSizes) -> tuple[Tensor, T
     return q.unflatten(1, (-1, sizes.head_size)), k.unflatten(1, (-1, sizes.head_size))
 
 
-def with_thin(thin: LoraDelta | None, out: Tensor, x: Tensor) -> Tensor:
-    """The output of matrices for x with that of the adapter beside them, in its place."""
-    return out if thin is None else thin.add(out, x)
-
-
-def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:
-    """x @ W.T + b for matrices side by side: their outputs are columns of one tensor."""
+def project(
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor, ...] | None = None,
+    *,
+    thin: LoraDelta | None = None,
+) -> Tensor:
+    """x @ W.T + b for matrices side by side, with the adapters beside them: their outputs are columns of one tensor."""
+    if thin is not None:
+        return thin.onto(x, weights, biases)
     if len(weights) == 1:
         return nn.functional.linear(x, weights[0], None if biases is None else biases[0])
     out = x.new_empty(len(x), sum(len(weight) for weight in weights))
@@ -336,10 +354,13 @@ def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] |
     return out
 
 
-def project_backward(g: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+def project_backward(g: Tensor, weights: tuple[Tensor, ...], *, thin: LoraDelta | None = None) -> Tensor:
     """The gradient of x."""
     parts = g.split([len(weight) for weight in weights], dim=1)
-    grad_x = parts[0] @ weights[0]
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
+    if thin is None:
+        grad_x, done = parts[0] @ weights[0], 1
+    else:
+        grad_x, done = thin.inputs_gradient(g), 0
+    for part, weight in zip(parts[done:], weights[done:], strict=True):
         grad_x.addmm_(part, weight)
     return grad_x
