@@ -1,8 +1,7 @@
-"""New weights for servers when only an adapter is trained: they get the adapter, and add it to their base.
+"""New weights for servers when only an adapter is trained: they get the adapter, and apply it beside their base.
 
-What travels is a hundredth of the weights. Servers sample from the sum, as they would from whole weights: under one
-version, at the full speed of a model without adapters. Nothing but torch and safetensors is needed here, because vLLM's
-environment imports it too.
+What travels is a hundredth of the weights. Nothing but torch and safetensors is needed here, because vLLM's environment
+imports it too.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ class LoraWeights:
     """An adapter as it is handed to servers."""
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
-    """By the name of the matrix that they are added to: A [rank, in] and B [out, rank]."""
+    """By the name of the matrix that they are beside: A [rank, in] and B [out, rank]."""
     scales: Mapping[str, float]
     """Factor of each product: alpha / rank."""
     is_transposed: bool
     """The base's matrices are [in, out], as in GPT-2."""
     base: str
-    """Fingerprint of the matrices that they are added to."""
+    """Fingerprint of these matrices."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The names of these matrices in a checkpoint, where they are others."""
 
@@ -89,19 +88,6 @@ def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:
         raise AnotherModel(
             "the adapter was trained over another base than this server has; start it again with that one"
         )
-
-
-@torch.no_grad()
-def merged(thin: LoraWeights, name: str, weight: Tensor) -> Tensor:
-    """W + (B A) scale, in the base's precision; the weight itself where no adapter belongs to it."""
-    if name not in thin.pairs:
-        return weight
-    first, second = (part.to(weight.device, torch.float32) for part in thin.pairs[name])
-    delta = second @ first
-    added = (delta.T if thin.is_transposed else delta) * thin.scales[name]
-    if added.shape != weight.shape:
-        raise ValueError(f"{name} has the shape {tuple(weight.shape)}, and its adapter {tuple(added.shape)}")
-    return (weight.float() + added).to(weight.dtype)
 
 
 def fingerprint(names: Iterable[str], base: Callable[[str], Tensor]) -> str:
