@@ -34,7 +34,7 @@ class NativeLayers:
         layer = self.backbone.layers[number]
         bias = None
         if layer.biases is not None:
-            joined = torch.cat([part.detach() for part in layer.biases]).to(self.ops.compute_type).float()
+            joined = torch.cat(layer.bias_copies(self.ops.compute_type)).float()
             bias = torch.nn.functional.pad(joined, (0, -len(joined) % 16))
         query_norm, key_norm = layer.head_norms or (None, None)
         packed, adapters = zip(
@@ -66,8 +66,9 @@ class NativeLayers:
     def _pack(self, matrices: Sequence[Matrix], rank: int) -> tuple[Tensor, Tensor | None]:
         """Matrices below one another with the B of their adapters beside them, as further inputs; and the A."""
         if not rank:
-            return self.ops.pack([matrix.current() for matrix in matrices]), None
-        base, thin = torch.cat([matrix.weight.detach() for matrix in matrices]).float(), self._adapter(matrices)
+            return self.ops.pack([matrix.current() for matrix in matrices], [matrix.key for matrix in matrices]), None
+        base = torch.cat([matrix.copy(self.ops.compute_type) for matrix in matrices]).float()
+        thin = self._adapter(matrices)
         padding = -base.shape[1] % INPUT_BLOCK
         a, b = base.new_zeros(rank, base.shape[1]), base.new_zeros(len(base), rank)
         if thin is not None:

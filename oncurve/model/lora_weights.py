@@ -7,7 +7,7 @@ imports it too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from oncurve.algorithm.rounding import narrow
 
 FILE = "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -47,6 +49,8 @@ class LoraWeights:
     """Fingerprint of these matrices."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The names of these matrices in a checkpoint, where they are others."""
+    keys: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The keys of the dither of A and B, where the policy's own copies are dithered."""
 
     @property
     def num_bytes(self) -> int:
@@ -64,7 +68,12 @@ class LoraWeights:
     def facts(self) -> dict[str, Any]:
         """The facts that servers get beside the file."""
         facts = {"scales": dict(self.scales), "is_transposed": self.is_transposed, "base": self.base}
-        return facts | {"names": dict(self.names)}
+        return facts | {"names": dict(self.names), "keys": {name: list(pair) for name, pair in self.keys.items()}}
+
+    def copies(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A and scale B of a pair in a type, as the policy's own products take them."""
+        (a, b), (of_a, of_b) = self.pairs[name], self.keys.get(name, (None, None))
+        return narrow(a, dtype, of_a), narrow(self.scales[name] * b, dtype, of_b)
 
 
 def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
@@ -78,8 +87,8 @@ def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
         pairs[plain.removeprefix(_PREFIX) + ".weight"] = (tensors[key], tensors[plain + _B])
     if not pairs or set(pairs) != set(facts["scales"]) or len(tensors) != 2 * len(pairs):
         raise ValueError(f"{path.name} is not the adapter that was announced")
-    names = facts.get("names", {})
-    return LoraWeights(pairs, facts["scales"], bool(facts["is_transposed"]), str(facts["base"]), names)
+    words = {"names": facts.get("names", {}), "keys": facts.get("keys", {})}
+    return LoraWeights(pairs, facts["scales"], bool(facts["is_transposed"]), str(facts["base"]), **words)
 
 
 def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:

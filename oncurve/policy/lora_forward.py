@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
 from oncurve.algorithm.precision import HALF, arithmetic_type
-from oncurve.model.lora_linear import ADAPTER, in_type
+from oncurve.algorithm.rounding import use_key
+from oncurve.model.lora_linear import ADAPTER
 from oncurve.model.lora_weights import AnotherModel, LoraWeights
 
 
@@ -31,7 +32,7 @@ class OneSum:
         if kind not in HALF or args or words or layer.disable_adapters or not _is_plain(layer):
             return type(layer).forward(layer, x, *args, **words)
         flat = x.reshape(-1, x.shape[-1]).to(kind)
-        a, b = (in_type(part[ADAPTER].weight, kind) for part in (layer.lora_A, layer.lora_B))
+        a, b = (part[ADAPTER].weight.to(kind) for part in (layer.lora_A, layer.lora_B))
         thin = nn.functional.linear(nn.functional.linear(layer.lora_dropout[ADAPTER](flat), a), b)
         base = layer.base_layer
         matrix = base.weight if layer.fan_in_fan_out else base.weight.T
@@ -95,8 +96,11 @@ def put_adapter(model: nn.Module, thin: LoraWeights) -> None:
         )
         layer: Any = Linear(base, ADAPTER, config=config, r=len(a), lora_alpha=len(a))
         layer.scaling[ADAPTER] = thin.scales[name]
-        for part, matrix in ((layer.lora_A, a), (layer.lora_B, b)):
+        for part, matrix, key in zip(
+            (layer.lora_A, layer.lora_B), (a, b), thin.keys.get(name, (None, None)), strict=True
+        ):
             part[ADAPTER].weight = nn.Parameter(matrix.to(base.weight.device, torch.float32), requires_grad=False)
+            use_key(part[ADAPTER], key)
         setattr(model.get_submodule(parent), last, layer.eval())
     sum_at_once(model)
 

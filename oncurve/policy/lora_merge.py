@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from oncurve.algorithm.rounding import weight_key
 from oncurve.errors import ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
 
@@ -128,7 +129,12 @@ def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
         is_transposed=any(part.fan_in_fan_out for part in layers.values()),
         base=fingerprint(pairs, lambda name: bases[name]),
         names={name: found for name, found in named.items() if found != name},
+        keys={name: keys for name, part in layers.items() if None not in (keys := _dither_keys(part))},
     )
+
+
+def _dither_keys(part: Any) -> tuple[Any, Any]:
+    return weight_key(part.lora_A["default"]), weight_key(part.lora_B["default"])
 
 
 def why_not_apart(model: PreTrainedModel) -> str | None:

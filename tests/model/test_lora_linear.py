@@ -16,7 +16,7 @@ from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import Decoder
 from oncurve.model.lora_linear import Matrix
-from oncurve.model.weights import Backbone, _apart, _rounded, backbone_of, project, supports
+from oncurve.model.weights import Backbone, _apart, backbone_of, project, supports
 from oncurve.policy.forward import completion_logprobs, row_logprobs
 from oncurve.policy.lora import Adapter, add_adapter
 from oncurve.policy.policy import compute_context
@@ -211,13 +211,13 @@ def test_what_an_adapter_adds_is_rounded_together_with_what_it_is_added_to(famil
     layer = Backbone(little(family).model).layers[1]
     x = torch.randn(4096, layer.qkv[0].weight.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
     exact = torch.cat([x.float() @ (matrix.current() - matrix.weight).T for matrix in layer.qkv], dim=1)
-    for weights in (_rounded(layer, torch.bfloat16), _apart(layer, torch.bfloat16)):
-        base = project(x, weights.qkv, weights.qkv_bias)
-        with_it = project(x, weights.qkv, weights.qkv_bias, thin=weights.thin.qkv)
-        assert share((with_it - base).float(), exact) == pytest.approx(1, abs=0.05)
-        assert weights.thin.qkv is not None
-        after = base + weights.thin.qkv.outputs(x)  # as peft's modules and most engines add it
-        assert share((after - base).float(), exact) < 0.6
+    weights = _apart(layer, torch.bfloat16)
+    base = project(x, weights.qkv, weights.qkv_bias)
+    with_it = project(x, weights.qkv, weights.qkv_bias, thin=weights.thin.qkv)
+    assert share((with_it - base).float(), exact) == pytest.approx(1, abs=0.05)
+    assert weights.thin.qkv is not None
+    after = base + weights.thin.qkv.outputs(x)  # as peft's modules and most engines add it
+    assert share((after - base).float(), exact) < 0.6
 
 
 @pytest.mark.parametrize("way", ["kernels", "torch"])

@@ -20,7 +20,6 @@ from vllm.lora.worker_manager import WorkerLoRAManager  # pyright: ignore[report
 from vllm.model_executor.layers import utils  # pyright: ignore[reportMissingImports]
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod  # pyright: ignore[reportMissingImports]
 
-from oncurve.model.lora_linear import in_type
 from oncurve.model.lora_weights import AnotherModel, LoraWeights
 
 NAME = "oncurve-adapter"
@@ -62,10 +61,10 @@ def check_adapter(thin: LoraWeights, vllm_config: Any, model: Any) -> None:
 def _model_of(thin: LoraWeights, manager: Any, number: int, dtype: torch.dtype) -> Any:
     """vLLM's form of an adapter. The scale is in B, before it is rounded."""
     tensors = {}
-    for name, (a, b) in thin.pairs.items():
+    for name in thin.pairs:
         plain = "base_model.model." + thin.names.get(name, name).removesuffix(".weight")
-        tensors[f"{plain}.lora_A.weight"] = in_type(a, dtype).clone()
-        tensors[f"{plain}.lora_B.weight"] = in_type(b * thin.scales[name], dtype).clone()
+        a, b = thin.copies(name, dtype)
+        tensors |= {f"{plain}.lora_A.weight": a, f"{plain}.lora_B.weight": b}
     rank = max(len(a) for a, _ in thin.pairs.values())
     helper = PEFTHelper.from_dict({"r": rank, "lora_alpha": rank, "target_modules": []})
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
