@@ -4,8 +4,8 @@ A base on bfloat16's grid, an adapter of rank 16 that AdamW moves at a rate of 1
 servers as a run starts them: `oncurve serve` and vLLM, in float32 and in bfloat16. After 1, 5, 10 and 30 steps the
 adapter is published as a run publishes it, and the log-probabilities of the same tokens are asked for over HTTP. What is
 reported is the projection of their change since step 0 on the change that the adapter makes in float32, with its
-standard error over rows: 1 means that the servers have all that was taught. Beside it stands the same of the policy that
-trains, in the type in which it trains.
+standard error over rows: 1 means that the servers have all that was taught. Beside it stand the same of the policy that
+trains, in the type in which it trains, and the projection of the servers' change on the trainer's.
 
     python benchmarks/learning/adapter_share.py --output benchmarks/results/adapter_share.json
     python benchmarks/learning/adapter_share.py --model ~/.cache/oncurve/models/smollm2-135m --rows 32 --ways serve-float32
@@ -173,6 +173,8 @@ def measure(way: str, base: Path, versions: dict[int, Any], rows: torch.Tensor, 
                     before = now
                     continue
                 found[str(step)] = {name: share(one - before[name], exact[step]) for name, one in now.items()}
+                own = now["training"] - before["training"]
+                found[str(step)]["servers_of_training"] = share(now["servers"] - before["servers"], own)
                 found[str(step)] |= {
                     name.removeprefix("mismatch/"): value
                     for name, value in sampler.weight_metrics().items()
@@ -188,7 +190,7 @@ def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--train-rows", type=int, default=64)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--output", type=Path)
