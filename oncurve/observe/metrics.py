@@ -208,7 +208,7 @@ _MISMATCH = (
         "1",
         "part that rollout servers have of what the LoRA adapter changes in the log-probabilities of 64 stored tokens; "
         "from the version on whose change is above the noise of the arithmetic",
-        "1; a server that is off by more than 0.1 and three standard errors is refused",
+        "1; a server that is off by more than 0.1 and five standard errors is refused",
     ),
 )
 

@@ -36,10 +36,11 @@ PASSAGE = (
 """The stored tokens are its first: text of the kind that models are trained on."""
 LEAST_NOISE = 1e-6
 """Nats by which float32 rounds a log-probability, also where two programs agree by chance."""
-MOST_ERROR = 0.1
+MOST_ERROR = 0.05
 """Standard error up to which a fraction is judged."""
-TOLERANCE = 0.1
-"""The fraction may be off by so much, and by three standard errors."""
+TOLERANCE, DEVIATIONS = 0.1, 5
+"""The fraction may be off by so much, by so many standard errors, and by what noise in the trainer's change takes from
+it: a server of many versions is asked often, and must not be refused by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class AdapterShare:
     @property
     def is_wrong(self) -> bool:
         """The server lacks a part of the adapter, or has too much of it."""
-        return self.is_known and abs(self.fraction - 1) > TOLERANCE + 3 * self.error
+        too_small = NUM_TOKENS / 2 * self.error**2  # mean of x'y / x'x where x has noise of its own
+        return self.is_known and abs(self.fraction - 1) > TOLERANCE + DEVIATIONS * self.error + too_small
 
 
 @dataclass(frozen=True, slots=True)
