@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -46,13 +47,14 @@ def has_bfloat16() -> bool:
 
 def embedded_on_grid(place: Path) -> Path:
     """The model in the package with its weights on bfloat16's grid, as those of a published model are."""
-    shutil.copytree(ROOT / "oncurve" / "assets" / "base_model", place, dirs_exist_ok=True)
-    file = place / "model.safetensors"
-    save_file(
-        {name: weight.bfloat16().float().contiguous() for name, weight in load_file(file).items()},
-        file,
-        metadata={"format": "pt"},
-    )
+    if not place.is_dir():
+        partial = place.with_name(f".{place.name}-{os.getpid()}")
+        shutil.copytree(ROOT / "oncurve" / "assets" / "base_model", partial)
+        file = partial / "model.safetensors"
+        weights = {name: weight.bfloat16().float().contiguous() for name, weight in load_file(file).items()}
+        save_file(weights, partial / "new", metadata={"format": "pt"})
+        (partial / "new").replace(file)
+        partial.rename(place)
     return place
 
 

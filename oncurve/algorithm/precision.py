@@ -58,11 +58,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def is_slow(x: Tensor) -> bool:
     """Products of this type are slow on this processor, and better taken in float32."""
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not _multiplies_bfloat16()
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bfloat16()
 
 
 @cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """This processor has instructions with which torch multiplies bfloat16."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -78,7 +78,7 @@ def check_adapter(config: Config) -> None:
         raise ConfigError(
             f"policy.lora.bias is {lora.bias}, which trains biases of the base, so that servers cannot apply the "
             f"adapter beside it. Set policy.lora.bias=none, sample with rollouts.type=engine, or say "
-            f"`rollouts.adapter=merged`: whole weights are sent then, in which small changes are rounded away"
+            f"`rollouts.adapter=merged`: whole weights are sent then, rounded as policy.rounding says"
         )
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
@@ -21,6 +22,7 @@ from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
+from oncurve.policy.arrivals import Arrivals
 from oncurve.policy.backend import Backend, OneDevice
 from oncurve.policy.deepspeed import Zero
 from oncurve.policy.deepspeed_settings import ZeroSettings
@@ -115,6 +117,8 @@ class TrainedPolicy:
             set_trust(part, replace(trust_of(part), layers=False))  # they need whole weights
         self.num_updates, self.num_scheduled = 0, 0
         self.rate_of: Callable[[int], float] = partial(self.settings.rate, total_updates=total_updates)
+        self.arrivals = Arrivals(model, kind) if kind in HALF else None
+        """What copies show of what was learned; None where there are none."""
         self.last_rate = 0.0
         """Updates that moved the weights; and all of them, by which the schedule counts."""
         self._is_loss_finite = True
@@ -280,6 +284,7 @@ class TrainedPolicy:
         rate = self.last_rate = self.rate_of(self.num_scheduled)
         self.num_scheduled += 1  # without a signal too: the plan is of steps
         is_finite = self.processes.all_true(self._is_loss_finite)
+        before = self.arrivals.copies() if self.arrivals is not None else []
         with moving_weights(self.num_updates + 1):
             norm = self.backend.move(rate, is_allowed=is_finite)
         give_back()
@@ -292,7 +297,9 @@ class TrainedPolicy:
                 "policy/loss": count,
             }
         self.num_updates += 1
+        arrived = self.arrivals.measure(before) if self.arrivals is not None else {}
         return {
+            **arrived,
             "policy/gradient_norm": Mean(norm, 1),
             "policy/learning_rate": Mean(rate, 1),
             "policy/skipped_updates": Mean(0, 1),

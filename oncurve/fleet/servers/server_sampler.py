@@ -33,7 +33,7 @@ from oncurve.fleet.weights.host import Bandwidth, WeightHost
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
-from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
+from oncurve.fleet.weights.weight_stream import half_shipment, make_shipment
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.same_model import why_another
 from oncurve.records import Group, Prompt, VersionSpans
@@ -145,7 +145,7 @@ class ServerSampler:
                 done.set_result(self._write(policy, version))
                 self._prepared[version] = done
             else:
-                publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
+                publish = self._deltas.take(half_shipment(policy, version))
                 self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
         self._held_seconds += time.perf_counter() - begin
         return True
@@ -223,8 +223,8 @@ class ServerSampler:
         if why is not None:
             raise ConfigError(
                 f"rollout servers cannot apply this adapter beside their base: {why}; sample with rollouts.type="
-                f"engine; or say `rollouts.adapter=merged`: whole weights are sent then, in the servers' type, in "
-                f"which small changes are rounded away"
+                f"engine; or say `rollouts.adapter=merged`: whole weights are sent then, in the servers' type, rounded "
+                f"as policy.rounding says"
             )
 
     def _thin(self, policy: PolicyView) -> LoraWeights | None:
@@ -235,7 +235,7 @@ class ServerSampler:
         """An adapter alone where one is trained, whole weights otherwise."""
         thin = self._thin(policy)
         if thin is None and self._deltas is not None:
-            shipment = Shipment("", version, named_weights(policy), torch.bfloat16)
+            shipment = half_shipment(policy, version)
             return self._deltas.publish_shipment(shipment)
         if thin is None:
             shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
