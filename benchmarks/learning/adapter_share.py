@@ -2,10 +2,11 @@
 
 A base on bfloat16's grid, an adapter of rank 16 that AdamW moves at a rate of 1e-5 after advantages of +1 and -1, and
 servers as a run starts them: `oncurve serve` and vLLM, in float32 and in bfloat16. After 1, 5, 10 and 30 steps the
-adapter is published as a run publishes it, and the log-probabilities of the same tokens are asked for over HTTP. What is
-reported is the projection of their change since step 0 on the change that the adapter makes in float32, with its
-standard error over rows: 1 means that the servers have all that was taught. Beside it stand the same of the policy that
-trains, in the type in which it trains, and the projection of the servers' change on the trainer's.
+adapter is published as a run publishes it, and the log-probabilities of the same tokens are asked for over HTTP.
+Reported is the projection of their change since step 0 on the change that the adapter makes in float32, with its
+standard error over rows: 1 means that the servers have all that was taught. Beside it stand the same of the policy
+that trains, in the type in which it trains, and the projection of the servers' change on the trainer's, which noise in
+the latter makes smaller.
 
     python benchmarks/learning/adapter_share.py --output benchmarks/results/adapter_share.json
     python benchmarks/learning/adapter_share.py --model ~/.cache/oncurve/models/smollm2-135m --rows 32 --ways serve-float32
@@ -147,7 +148,9 @@ def scores(url: str, rows: torch.Tensor, *, adapter: bool) -> torch.Tensor:
     return torch.tensor(found)
 
 
-def measure(way: str, base: Path, versions: dict[int, Any], rows: torch.Tensor, exact: dict[int, Any]) -> dict[str, Any]:
+def measure(
+    way: str, base: Path, versions: dict[int, Any], rows: torch.Tensor, exact: dict[int, Any]
+) -> dict[str, Any]:
     """The shares of one way, step by step."""
     kind, dtype = way.split("-")
     model, tokenizer = load_model(str(base))

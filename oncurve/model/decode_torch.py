@@ -263,9 +263,7 @@ def matrix_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, arranged, bias, "none", [], "")
 
 
-def _product(
-    weights: tuple[Tensor, ...], thin: LoraDelta | None, biases: tuple[Tensor, ...] | None = None
-) -> Product:
+def _product(weights: tuple[Tensor, ...], thin: LoraDelta | None, biases: tuple[Tensor, ...] | None = None) -> Product:
     """The product with matrices side by side, and with the adapters beside them."""
     if thin is None and len(weights) == 1:
         return matrix_product(weights[0], None if biases is None else biases[0])

@@ -27,6 +27,7 @@ class OneSum:
         self.layer = layer
 
     def __call__(self, x: Tensor, *args: Any, **words: Any) -> Tensor:
+        """The layer's output."""
         layer = self.layer
         kind = arithmetic_type(x.device, x.dtype)
         if kind not in HALF or args or words or layer.disable_adapters or not _is_plain(layer):

@@ -102,9 +102,9 @@ def test_a_server_that_has_the_whole_adapter_is_never_refused_and_one_with_a_par
 def test_what_is_below_the_noise_of_the_arithmetic_is_not_judged() -> None:
     found = noisy(CHANGE, 0.0, 1e-2)
     assert found.error > MOST_ERROR
-    assert not (found.is_known or found.is_wrong)
+    assert (found.is_known, found.is_wrong) == (False, False)
     nothing = AdapterProof((0,), (-1.0, -2.0), (-1.0, -2.0)).share((-1.0, -2.0), (-1.0, -2.0))
-    assert not (nothing.is_known or nothing.is_wrong), "an adapter that is still zero"
+    assert (nothing.is_known, nothing.is_wrong) == (False, False), "an adapter that is still zero"
 
 
 def test_a_refusal_names_both_numbers() -> None:
@@ -125,9 +125,7 @@ def little_adapter(steps: int, compute_type: ComputeType = "float32", rank: int 
                 weight.copy_(torch.randn(weight.shape, generator=draw).sign() * 1e-5 * steps)
             elif "lora_A" not in name:
                 weight.copy_(weight.bfloat16())
-    return TrainedPolicy(
-        model, tokenizer, optimizer=OptimizerSettings(), compute_type=compute_type, adapter=adapter
-    )
+    return TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), compute_type=compute_type, adapter=adapter)
 
 
 @pytest.fixture
@@ -214,9 +212,7 @@ def test_the_stored_tokens_are_those_of_a_passage_or_run_through_the_vocabulary(
     assert len(set(stored_tokens(small))) > 8
 
 
-@pytest.mark.parametrize(
-    ("rank", "room"), [(1, "8"), (8, "8"), (16, "16"), (17, "32"), (300, "320"), (512, "512")]
-)
+@pytest.mark.parametrize(("rank", "room"), [(1, "8"), (8, "8"), (16, "16"), (17, "32"), (300, "320"), (512, "512")])
 def test_vllm_gets_room_for_the_rank(rank: int, room: str) -> None:
     assert adapter_options(rank)[2] == room
 

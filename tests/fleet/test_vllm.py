@@ -292,7 +292,11 @@ def test_vllm_without_room_for_an_adapter_says_how_to_start_it(
 ) -> None:
     for started, policy, words in (
         (servers, with_adapter(), "--enable-lora --max-lora-rank 16"),
-        (with_room_for_an_adapter, with_adapter(rank=32), "started with --max-lora-rank 16, and the adapter has rank 32"),
+        (
+            with_room_for_an_adapter,
+            with_adapter(rank=32),
+            "started with --max-lora-rank 16, and the adapter has rank 32",
+        ),
         (with_room_for_an_adapter, TrainedPolicy(*load_model("embedded"), optimizer=OptimizerSettings()), "not whole"),
     ):
         sampler = sampler_over(started, tmp_path, gone_seconds=30.0)

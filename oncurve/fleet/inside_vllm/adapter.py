@@ -66,10 +66,10 @@ def _model_of(thin: LoraWeights, manager: Any, number: int, dtype: torch.dtype) 
         a, b = thin.copies(name, dtype)
         tensors |= {f"{plain}.lora_A.weight": a, f"{plain}.lora_B.weight": b}
     rank = max(len(a) for a, _ in thin.pairs.values())
-    helper = PEFTHelper.from_dict({"r": rank, "lora_alpha": rank, "target_modules": []})
+    told = PEFTHelper.from_dict({"r": rank, "lora_alpha": rank, "target_modules": []})
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
     words = {"weights_mapper": None if mapper is None else mapper.get_rename_mapper()}
-    return LoRAModel.from_lora_tensors(number, tensors, helper, device="cpu", dtype=dtype, **words)
+    return LoRAModel.from_lora_tensors(number, tensors, told, device="cpu", dtype=dtype, **words)
 
 
 def _load(plain: Any) -> Any:
@@ -90,11 +90,10 @@ def _one_sum(plain: Any) -> Any:
     def apply(self: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """W x + b and the adapter's output in one sum, which is rounded once: added to a rounded W x, as vLLM does it,
         most of a small adapter is lost."""
-        weight = getattr(self.base_layer, "weight", None)
         is_plain = type(self.base_layer.quant_method) is UnquantizedLinearMethod
-        if x.dtype not in HALF or not is_plain or weight is None or weight.dim() != 2:
+        if x.dtype not in HALF or not is_plain or self.base_layer.weight.dim() != 2:
             return plain(self, x, bias)
-        flat = x.flatten(0, -2)
+        flat, weight = x.flatten(0, -2), self.base_layer.weight
         thin = torch.zeros(len(flat), len(weight), dtype=x.dtype, device=x.device)
         self.punica_wrapper.add_lora_linear(
             thin, flat, self.lora_a_stacked, self.lora_b_stacked, 1.0, self.output_slices
@@ -108,7 +107,7 @@ def _one_sum(plain: Any) -> Any:
 def _keep_weight(plain: Any) -> Any:
     @wraps(plain)
     def arrange(layer: Any, remove_weight: bool) -> None:
-        """On a CPU vLLM packs matrices and drops them; with an adapter in half width they are multiplied as they are."""
+        """On a CPU vLLM packs matrices and drops them; beside an adapter in half width they are used as they are."""
         config = get_current_vllm_config_or_none()
         has_adapter = config is not None and config.lora_config is not None and layer.weight.dtype in HALF
         plain(layer, remove_weight and not has_adapter)

@@ -1,8 +1,8 @@
 """Proof that a server applies all of an adapter: what it changes of stored tokens, on the server and in training.
 
 A server that adds the adapter to matrices of 8 bits, or to outputs of 8 bits, has a small part of it and says nothing:
-between trainer and server there are 1e-8 nats of KL, far below any bound, because the whole adapter changes little more.
-So it is the change that is compared, with the adapter minus without:
+between trainer and server there are 1e-8 nats of KL, far below any bound, because the adapter changes little more. So
+it is the change that is compared, with the adapter minus without:
 
     fraction = <server's change, trainer's change> / <trainer's change, trainer's change>      1 is right
 
@@ -69,7 +69,7 @@ class AdapterShare:
 
 @dataclass(frozen=True, slots=True)
 class AdapterProof:
-    """What the adapter of one version changes in training."""
+    """The change that the adapter of one version makes in training."""
 
     token_ids: tuple[int, ...]
     """The stored tokens, of which each but the first is predicted."""
@@ -103,7 +103,7 @@ def stored_tokens(policy: PolicyView) -> tuple[int, ...]:
 
 @torch.no_grad()
 def measure(policy: PolicyView) -> AdapterProof:
-    """What the policy's adapter changes of the stored tokens, in the arithmetic of training."""
+    """The change that the policy's adapter makes of the stored tokens, in the arithmetic of training."""
     ids, model = stored_tokens(policy), policy.model
     row = torch.tensor(ids, device=model.device)
     with policy.compute():

@@ -75,7 +75,7 @@ class GenerateRequest:
     is_scored: bool = False
     """Nothing is sampled: the log-probabilities of the prompt are asked for."""
     without_adapter: bool = False
-    """Those that it has without the adapter."""
+    """The same without the adapter."""
 
 
 def request_body(

@@ -49,7 +49,7 @@ class FleetState(Protocol):
         ...
 
     def proof(self, label: str) -> AdapterProof | None:
-        """What the adapter of a version changes; None for whole weights."""
+        """The change that the adapter of a version makes; None for whole weights."""
         ...
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:

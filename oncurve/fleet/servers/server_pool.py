@@ -68,7 +68,7 @@ class ServerPool:
         self.labels: dict[str, int] = {}
         """The number of each version that was published."""
         self.proofs: dict[str, AdapterProof] = {}
-        """What the adapters of the newest versions change, by label."""
+        """The changes that the adapters of the newest versions make, by label."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[RolloutServer] = []
         self.counts: Counter[str] = Counter()
@@ -132,7 +132,7 @@ class ServerPool:
             await asyncio.sleep(REGISTRY_SECONDS)
 
     def proof(self, label: str) -> AdapterProof | None:
-        """What the adapter of a version changes; None for whole weights."""
+        """The change that the adapter of a version makes; None for whole weights."""
         return self.proofs.get(label)
 
     def current(self) -> Manifest | None:

@@ -85,21 +85,18 @@ class ServerSampler:
         sampler, and end with it; ``push`` brings them weights without files, from a policy that ``trains_meanwhile`` in
         a copy for those that are late; ``sleep`` lets them give memory back whenever the completions of a step are
         there. With ``deltas`` servers get what changed of the weights, all of them in half width; ``weights_address``
-        may then be the URL under which others find ``weights_folder``. With ``merges`` an adapter is sent as the whole
-        weights that it makes of its base."""
+        may then be the URL under which others find ``weights_folder``. With ``merges`` adapters go as whole weights."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
         words["keep"] = 2 if staleness < 2 else 4  # versions that wait until those before them are not needed
-        self._deltas: DeltaStore | None = None
-        if deltas is not None:
-            self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words)
+        anchors = {} if deltas is None else {"anchor_every": deltas.anchor_every}
+        self._deltas = DeltaStore(weights_folder, **anchors, **words) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
         self._held_seconds, self._num_late = 0.0, 0
-        self._merges = merges
-        self._push, self._sleep, self._matrix_type = push, sleep, matrix_type
+        self._push, self._sleep, self._matrix_type, self._merges = push, sleep, matrix_type, merges
         self._copies = Copies(self._store, trains_meanwhile=trains_meanwhile)
         for part in (push, local):
             if part is not None:
@@ -136,7 +133,7 @@ class ServerSampler:
 
         False where weights are not sent as files: then nothing was copied.
         """
-        if self._loop is None or self._push is not None:
+        if self._loop is None or (self._push is not None and self._thin(policy) is None):
             return False
         begin = time.perf_counter()
         with self._explained(version):
