@@ -9,7 +9,7 @@ that trains, in the type in which it trains, and the projection of the servers' 
 the latter makes smaller.
 
     python benchmarks/learning/adapter_share.py --output benchmarks/results/adapter_share.json
-    python benchmarks/learning/adapter_share.py --model ~/.cache/oncurve/models/smollm2-135m --rows 32 --ways serve-float32
+    python benchmarks/learning/adapter_share.py --model MODEL --rows 32 --ways serve-float32
 
 Ways with vLLM need ONCURVE_VLLM_PYTHON. No time is measured.
 """
