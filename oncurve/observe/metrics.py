@@ -175,6 +175,12 @@ _POLICY = (
         "1, within the noise of the first steps; below 0.9 updates are lost to rounding: policy.rounding=dither",
     ),
     Metric(
+        "policy/loss_scale",
+        "1",
+        "factor of the loss that keeps small gradients in float16 from becoming zero; halved when one overflows",
+        "any power of two; one that keeps falling says that gradients are not finite for another reason",
+    ),
+    Metric(
         "policy/moved_fraction",
         "fraction",
         "sampled weights whose 16-bit copy changed with the last update",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from oncurve.algorithm.rounding import weight_key
+from oncurve.algorithm.rounding import key_of, narrow, saved_name, weight_key
 from oncurve.errors import ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
 
@@ -47,20 +47,23 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def rounding_share(model: PreTrainedModel, kind: torch.dtype) -> float:
-    """How much of an adapter is lost if the merged weights are rounded to another type:
-    ``|round(W + D) - (W + D)| / |D|`` over all weights W to which the adapter adds D, in Euclidean norms.
+def arrived_share(model: PreTrainedModel, kind: torch.dtype, seed: int | None) -> float:
+    """How much of an adapter is in the merged weights after they were rounded to another type: ``c D / D D`` over all
+    weights W to which the adapter adds D, with c = round(W + D) - round(W).
 
-    0 for an adapter that adds nothing. The model stays as it is. Raises ConfigError as ``merged_weights`` does.
+    Rounding is by the dither of the seed, to the nearest if it is None. 1 for an adapter that adds nothing. The model
+    stays as it is. Raises ConfigError as ``merged_weights`` does.
     """
-    lost = added = 0.0
-    for _, part in _wrapped(model):
+    shown = added = 0.0
+    for prefix, part in _wrapped(model):
         before = part.get_base_layer().state_dict()
         for name, weight in _merged(part).state_dict().items():
-            change = weight - before[name]
-            lost += float(torch.linalg.vector_norm(weight.to(kind) - weight, dtype=torch.float64)) ** 2
-            added += float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
-    return (lost / added) ** 0.5 if added else 0.0
+            key = None if seed is None else key_of(seed, saved_name(f"{prefix}.{name}"))
+            change = (weight - before[name]).double()
+            seen = narrow(weight, kind, key).double() - narrow(before[name], kind, key).double()
+            shown += float((seen * change).sum())
+            added += float((change * change).sum())
+    return shown / added if added else 1.0
 
 
 def _wrapped(model: nn.Module) -> Iterator[tuple[str, Any]]:

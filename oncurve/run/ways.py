@@ -76,10 +76,14 @@ def faster_arithmetic(policy: TrainedPolicy) -> str | None:
 
 def slow_arithmetic(policy: TrainedPolicy) -> str | None:
     """A warning of arithmetic for which this processor has no instructions; None where it has."""
-    if policy.device.type != "cpu" or policy.compute_type != "bfloat16" or multiplies_bfloat16():
+    fast = policy.compute_type not in ("bfloat16", "float16") or (
+        policy.compute_type == "bfloat16" and multiplies_bfloat16()
+    )
+    if policy.device.type != "cpu" or fast:
         return None
     return (
-        "warning: policy.compute_type is bfloat16, for which this processor has no instructions: float32 is faster here"
+        f"warning: policy.compute_type is {policy.compute_type}, for which this processor has no instructions: float32 "
+        f"is faster here"
     )
 
 

@@ -14,7 +14,9 @@ from oncurve.algorithm import rounding
 from oncurve.algorithm.rounding import KERNELS, dithered, dithered_casts, key_of, narrow, saved_name, use_dither
 from oncurve.data.collate import collate
 from oncurve.policy.arrivals import Arrivals
+from oncurve.policy.final_model import write_model
 from oncurve.policy.forward import completion_logprobs
+from oncurve.policy.loss_scale import GROWTH_UPDATES, LossScale
 from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
 
@@ -250,3 +252,35 @@ def test_a_tied_head_has_one_copy_under_the_name_that_is_saved(tiny_model: MakeM
     model.tie_weights()
     use_dither(model, 7)
     assert rounding.weight_key(model.get_output_embeddings()) == key_of(7, "model.embed_tokens.weight")
+
+
+def test_a_final_model_in_bfloat16_is_the_policy_that_was_measured(
+    tiny_model: MakeModel, make_policy: Callable[..., TrainedPolicy], batch: Batch, tmp_path: Path
+) -> None:
+    """Read by plain transformers, its matrices are the copies of the policy; to the nearest they would be others."""
+    from transformers import AutoModelForCausalLM
+
+    model = off_grid(tiny_model("qwen2"))
+    use_dither(model, 7)
+    policy = make_policy(model, compute_type="bfloat16")
+    write_model(policy, tmp_path / "model", torch.bfloat16)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert saved.dtype == torch.bfloat16
+    for name, weight in model.named_parameters():
+        copy = dithered(weight, torch.bfloat16, key_of(7, name))
+        assert torch.equal(saved.get_parameter(name), copy), name
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        shown = [completion_logprobs(one, batch, temperature=1.0)[0] for one in (model, saved)]
+    assert float((shown[0] - shown[1]).abs().mean()) < 0.05  # its norms and embeddings are copies too
+
+
+def test_a_scale_of_the_loss_is_halved_at_an_overflow_and_doubled_after_many_updates() -> None:
+    scale = LossScale(4.0)
+    assert scale.adapt(is_finite=False)
+    assert scale.value == 2
+    assert scale.adapt(is_finite=False)
+    assert scale.value == 1
+    assert not scale.adapt(is_finite=False)  # at 1 the gradient itself is to blame
+    for _ in range(GROWTH_UPDATES):
+        assert not scale.adapt(is_finite=True)
+    assert scale.value == 2
