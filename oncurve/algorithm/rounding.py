@@ -120,6 +120,14 @@ def use_dither(model: nn.Module, seed: int) -> None:
             _KEYS[module] = own
 
 
+def use_key(module: nn.Module, key: int | None) -> None:
+    """The same of one module's weight with a key that is known; None rounds it to the nearest."""
+    if key is None:
+        _KEYS.pop(module, None)
+    else:
+        _KEYS[module] = {"weight": key}
+
+
 def weight_key(module: nn.Module | None, name: str = "weight") -> int | None:
     """The key of a module's parameter; None where copies are rounded to the nearest."""
     return None if module is None else _KEYS.get(module, {}).get(name)

@@ -223,6 +223,13 @@ _MISMATCH = (
         "tokens that correction or off-policy mask left out; only with one",
         "below 0.05",
     ),
+    Metric(
+        "mismatch/adapter_fraction",
+        "1",
+        "part that rollout servers have of what the LoRA adapter changes in the log-probabilities of 64 stored tokens; "
+        "from the version on whose change is above the noise of the arithmetic",
+        "1; a server that is off by more than 0.1 and five standard errors is refused",
+    ),
 )
 
 _EVALUATION = (

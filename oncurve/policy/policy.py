@@ -30,7 +30,7 @@ from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter
-from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only
+from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
 from oncurve.policy.loss_scale import LossScale
 from oncurve.policy.road import find_road
 from oncurve.policy.settings import OptimizerSettings
@@ -152,6 +152,11 @@ class TrainedPolicy:
     def adapter_weights(self) -> LoraWeights | None:
         """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
         return adapter_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+
+    def why_not_apart(self) -> str | None:
+        """The reason why servers cannot apply the adapter beside its base, with what to change; None where they can,
+        and without an adapter."""
+        return why_not_apart(self._model) if self.adapter is not None else None
 
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
