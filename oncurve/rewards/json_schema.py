@@ -12,7 +12,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import said_by
+from oncurve.rewards.thinking import said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import (

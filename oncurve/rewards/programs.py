@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import said_by
+from oncurve.rewards.thinking import said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.code_blocks import program_in
 from oncurve.rewards.section import RewardSection, Surroundings

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
 
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, answer_tag
+from oncurve.rewards.places import MAX_TEXT_CHARACTERS, answer_tag
+from oncurve.rewards.thinking import after_thinking
 from oncurve.rewards.code_blocks import fenced_blocks
 
 Around = Literal["nothing", "fence", "text"]

@@ -12,7 +12,8 @@ from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, said_by
+from oncurve.rewards.places import MAX_TEXT_CHARACTERS
+from oncurve.rewards.thinking import after_thinking, said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
 from oncurve.rewards.section import RewardSection, Surroundings

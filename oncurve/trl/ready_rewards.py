@@ -10,8 +10,8 @@ from typing import Any
 
 from oncurve.errors import ConfigError
 from oncurve.records import Reward
-from oncurve.rewards.answers import last_boxed
-from oncurve.rewards.latex import formulas
+from oncurve.rewards.places import last_boxed
+from oncurve.rewards.statement import formulas
 from oncurve.rewards.mathematics import AnswerChecker
 
 Completions = Sequence[Any]

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.rewards.doubt import UNSURE
+
+UNSURE = "maybe|perhaps|possibly|probably"
 
 LETTERS = "ABCDEFGHIJ"
 """As many options as MMLU-Pro has."""
