@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Annotated, ClassVar, Literal, NoReturn
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -12,7 +12,7 @@ from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.grammar.choices import reference_letter
-from oncurve.rewards.grammar.comparison import Reference, equal
+from oncurve.rewards.grammar.equality import Reference, equal
 from oncurve.rewards.grammar.values import Tree
 from oncurve.rewards.places import AnswerPlace, FoundAnswer, locate_answer
 from oncurve.rewards.references import reference_text, typed_reference
@@ -45,10 +45,10 @@ def _no_algebra(one: Tree, other: Tree) -> NoReturn:
 class AnswerChecker:
     """Compares answers with references: exact arithmetic in this process, algebra in processes that can be killed.
 
-    No text of a model is ever evaluated. Every reference is read once. Verdicts are remembered by (answer, reference), except those
-    that are failures. Several rewards can share one checker, and with it its processes; they start when the first pair
-    needs them: ``workers`` of them, or one for every processor. An answer over its limit is "over_limit", and costs no
-    other answer its verdict.
+    No text of a model is ever evaluated. Every reference is read once. Verdicts are remembered by (answer, reference),
+    except those that are failures. Several rewards can share one checker, and with it its processes; they start when
+    the first pair needs them: ``workers`` of them, or one for every processor. An answer over its limit is
+    "over_limit", and costs no other answer its verdict.
     """
 
     def __init__(self, *, timeout_seconds: float = 3.0, workers: int | None = None) -> None:

@@ -12,8 +12,8 @@ from oncurve.rewards.statement import stated_answer
 from oncurve.rewards.thinking import after_thinking
 
 AnswerPlace = Literal["marked", "boxed", "answer_tag", "hash", "prose", "choice"]
-"""Where the recipe asks for the answer. "marked" takes the first place of these that there is: the tag, the box, #### on
-the last line, a statement; "prose" also the last expression; "choice" the letter of an option there."""
+"""Where the recipe asks for the answer. "marked" takes the first of these that there is: the tag, the box, #### on the
+last line, a statement; "prose" also the last expression; "choice" the letter of an option there."""
 
 FoundIn = Literal["box", "tag", "hash", "statement", "prose", "nowhere"]
 """Where an answer was found."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
+from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.forms import read_amounts, read_date
-from oncurve.rewards.grammar.lexer import Token, Unreadable, tokens
+from oncurve.rewards.grammar.lexer import tokens
 from oncurve.rewards.grammar.numerals import CARDINALS, FACTORS
-from oncurve.rewards.statement import MARKUP, REFUSED, MAX_CLAUSE_CHARACTERS, formulas, is_computation
+from oncurve.rewards.statement import MARKUP, MAX_CLAUSE_CHARACTERS, REFUSED, formulas, is_computation
 
 _DOUBTED = re.compile(
     r"(?:(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是|except|exceed|wrong:?"
@@ -19,10 +21,27 @@ _NOT_BUT = re.compile(r"\bnot\s+\S+\s+but\s+", re.IGNORECASE)
 _BETWEEN = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?(?:and|or)|&)[\s$]*")
 _MULTIPLIER = re.compile(rf"(?:{'|'.join(FACTORS)}|percent|a\.?m\.?|p\.?m\.?)[.,;:?]?", re.IGNORECASE)
 _PLACE_NAMES = frozenset(
-    "step equation eq eq. part figure line case method section table page example note".split(" ")
+    [
+        "step",
+        "equation",
+        "eq",
+        "eq.",
+        "part",
+        "figure",
+        "line",
+        "case",
+        "method",
+        "section",
+        "table",
+        "page",
+        "example",
+        "note",
+    ]
 )
 """Words whose number names a place in the text."""
-_OF_WHAT = frozenset("in of for from per after every with than on at by over within during".split(" "))
+_OF_WHAT = frozenset(
+    ["in", "of", "for", "from", "per", "after", "every", "with", "than", "on", "at", "by", "over", "within", "during"]
+)
 """Words before a number that is no result: it says in, of or for what the result is."""
 _CITATION = re.compile(r"\[\d{1,3}\]")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
@@ -102,12 +121,16 @@ def _last_run(text: str) -> str | None:
 def _in_words(words: list[str]) -> str | None:
     """The last number in words of a line, if it has one alone."""
     plain = [word.lower().strip(".,;:!?") for word in words]
-    places = [place for place, word in enumerate(plain) if word and all(part in CARDINALS or part in FACTORS for part in word.split("-"))]
+    places = [
+        place
+        for place, word in enumerate(plain)
+        if word and all(part in CARDINALS or part in FACTORS for part in word.split("-"))
+    ]
     places = [place for place in places if plain[place] not in ("one", "zero")]
     if not places:
         return None
     start = places[0]
-    is_one = all(second - first == 1 for first, second in zip(places, places[1:], strict=False))
+    is_one = all(second - first == 1 for first, second in itertools.pairwise(places))
     return " ".join(plain[start : places[-1] + 1]) if is_one else None
 
 
@@ -126,7 +149,9 @@ def _result(words: list[str], last: int) -> int:
 def _has_number(words: list[str], place: int) -> bool:
     """A word has a digit that numbers no step or equation."""
     named = place > 0 and words[place - 1].lower().lstrip("(") in _PLACE_NAMES
-    return any(sign.isdigit() for sign in words[place]) and not (named and re.fullmatch(r"\(?\d+\)?[.:,)]*", words[place]))
+    return any(sign.isdigit() for sign in words[place]) and not (
+        named and re.fullmatch(r"\(?\d+\)?[.:,)]*", words[place])
+    )
 
 
 def _amount_or_date(words: list[str], place: int) -> str | None:

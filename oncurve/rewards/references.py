@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from oncurve.rewards.grammar.comparison import Reference, read_reference
-from oncurve.rewards.grammar.lexer import Unreadable
+from oncurve.rewards.grammar.equality import Reference, read_reference
+from oncurve.rewards.grammar.figures import Unreadable
 from oncurve.rewards.grammar.values import Choice, Date, Family, Named, Quantity, Sequence, Time, Truths, Value
 from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.statement import formulas

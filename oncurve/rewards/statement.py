@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from oncurve.rewards.grammar.lexer import Unreadable
-from oncurve.rewards.grammar.statements import read
+from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.reading import read
 from oncurve.rewards.grammar.values import Tree
 
 MAX_CLAUSE_CHARACTERS = 2_000
@@ -24,7 +24,8 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _CLAUSE_ENDS = re.compile(
-    r"(?<=[^\s.])\.(?=\s|$)|(?<=[a-zA-Z])!(?=\s|$)|\s\((?=[a-zA-Z]{2})|,?\s(?:because|since|as|where|which|so that)\s|。|입니다|です|है।"
+    r"(?<=[^\s.])\.(?=\s|$)|(?<=[a-zA-Z])!(?=\s|$)|\s\((?=[a-zA-Z]{2})|,?\s(?:because|since|as|where|which|so that)\s"
+    r"|。|입니다|です|है।"
 )
 _REVISED = re.compile(
     r"(?<![a-z])(?:wait|no|not|actually|correct(?:ion|ing|ed)|sorry|instead|wrong|incorrect|mistake|error|but|or"
@@ -114,4 +115,9 @@ def is_computation(text: str) -> bool:
     is_scientific = len(plain) == len(powers) == 1 and powers[0].parts[0].value == 10
     is_fraction = len(factors) == 2 and len(plain) == 1 and len(powers) == 1 and powers[0].parts[1].value == -1
     has_constant = any(part.kind not in ("number", "power", "sum", "product") for part in factors)
-    return not (is_scientific or is_fraction or has_constant) and len(factors) > 1 and len(plain) + len(powers) == len(factors) and len(plain) > 1
+    return (
+        not (is_scientific or is_fraction or has_constant)
+        and len(factors) > 1
+        and len(plain) + len(powers) == len(factors)
+        and len(plain) > 1
+    )

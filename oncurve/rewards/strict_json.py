@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
 
+from oncurve.rewards.code_blocks import fenced_blocks
 from oncurve.rewards.places import MAX_TEXT_CHARACTERS, answer_tag
 from oncurve.rewards.thinking import after_thinking
-from oncurve.rewards.code_blocks import fenced_blocks
 
 Around = Literal["nothing", "fence", "text"]
 """Text allowed around the JSON: only space; exactly one fence; or text around exactly one fence or object."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from oncurve.records import Completion, Prompt
 
 _TAGS = (
-    "think", "thinking", "thought", "thoughts", "reasoning", "reason", "seed:think", "longcat_think", "scratchpad", "mm:think",
+    "think", "thinking", "thought", "thoughts", "reasoning", "reason", "seed:think", "longcat_think", "scratchpad",
+    "mm:think",
     "reflection", "analysis", "cot_think", "inner_monologue", "internal_thinking",
 )  # fmt: skip
 MARKS: tuple[tuple[str, str], ...] = (
@@ -30,7 +31,8 @@ _BEGINS = re.compile("|".join(re.escape(begin) for begin, _ in MARKS), re.IGNORE
 _ENDS = tuple(dict.fromkeys(end.lower() for _, end in MARKS))
 _MESSAGE = "<|message|>"
 _LOOKS_LIKE_ONE = re.compile(
-    r"[<\[◁|][|/]*[\w:.-]{0,20}(?:think|thought|reason|scratchpad|analysis|monologue)[\w:.-]{0,20}[|]*[>\]▷|]", re.IGNORECASE
+    r"[<\[◁|][|/]*[\w:.-]{0,20}(?:think|thought|reason|scratchpad|analysis|monologue)[\w:.-]{0,20}[|]*[>\]▷|]",
+    re.IGNORECASE,
 )
 """A mark whose name speaks of thinking."""
 

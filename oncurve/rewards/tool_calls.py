@@ -12,12 +12,12 @@ from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.places import MAX_TEXT_CHARACTERS
-from oncurve.rewards.thinking import after_thinking, said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
+from oncurve.rewards.places import MAX_TEXT_CHARACTERS
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
+from oncurve.rewards.thinking import after_thinking, said_by
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
 from oncurve.section import NonNegative
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-
 UNSURE = "maybe|perhaps|possibly|probably"
 
 LETTERS = "ABCDEFGHIJ"

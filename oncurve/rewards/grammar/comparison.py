@@ -1,22 +1,29 @@
-"""Equality of answers: one rule for each pair of types; the type of the reference decides."""
+"""Comparison of typed values: one rule for each pair of types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from oncurve.rewards.grammar import regions
-from oncurve.rewards.grammar.choices import chosen_letter
-from oncurve.rewards.grammar.exact import infinity, is_too_large, rational, same
-from oncurve.rewards.grammar.forms import read_date, read_time
-from oncurve.rewards.grammar.lexer import Unreadable
-from oncurve.rewards.grammar.phrases import is_hedged, phrase, same_phrase, verdict_with_reason
-from oncurve.rewards.grammar.statements import MAX_CHARACTERS, prepared, read, trimmed
-from oncurve.rewards.grammar.units import DEGREES, RADIANS, Unit
+from oncurve.rewards.grammar.conversions import (
+    as_region,
+    as_relation,
+    components,
+    directed,
+    in_radians,
+    kelvins,
+    marks,
+    ratio,
+    rows_of,
+    same_constant,
+    scaled,
+    value_of,
+    without_one_name,
+)
+from oncurve.rewards.grammar.exact import infinity, rational, same
 from oncurve.rewards.grammar.values import (
     Amounts,
-    Choice,
     Conditional,
     Congruence,
     Date,
@@ -36,169 +43,11 @@ from oncurve.rewards.grammar.values import (
     Words,
     number,
     product,
-    quotient,
-    symbol,
 )
 from oncurve.rewards.grammar.values import Sequence as Members
 
 Algebra = Callable[[Tree, Tree], bool]
 """Decides about two expressions that the exact arithmetic cannot tell apart."""
-
-_CONSTANT_NAMES = ("C", "c", "K", "k")
-"""Names of the constant of an integral, which has any of them."""
-_ZERO_IN_KELVINS = {"K": Fraction(0), "°C": Fraction(27315, 100), "°F": Fraction(45967, 180)}
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A reference answer, read once."""
-
-    text: str
-    value: Value
-    others: tuple[Value, ...] = ()
-    """Other readings, where its commas or letters have two: ``1,000`` as two numbers, ``4 t`` as a product."""
-
-
-def read_reference(text: str) -> Reference:
-    """The typed value of a reference. Raises Unreadable."""
-    found = trimmed(prepared(text)) if len(text) <= MAX_CHARACTERS else []
-    bare = [token for token in found if token.text not in ("(", ")", "{}")]
-    if len(bare) == 1 and len(bare[0].text) == 1 and bare[0].text in "ABCDEFGHIJ" and len(found) in (1, 3):
-        return Reference(text, Choice(bare[0].text))
-    if (date := read_date(found)) is not None:
-        return Reference(text, date)
-    if (time := read_time(found)) is not None and (time.half is not None):
-        return Reference(text, time)
-    value = read(text)
-    if isinstance(value, Quantity) and is_too_large(value.tree):
-        raise Unreadable("a number that is too large to be computed")
-    return Reference(text, value, _other_readings(text, value))
-
-
-def _other_readings(text: str, value: Value) -> tuple[Value, ...]:
-    """The readings without thousands and without units of one letter, where they differ."""
-    others: list[Value] = []
-    for flags in ({"with_thousands": False}, {"with_letters": False}):
-        try:
-            other = read(text, **flags)
-        except Unreadable:
-            continue
-        is_zero = isinstance(value, Quantity) and rational(value.tree) == 0
-        if other != value and other not in others and not is_zero:
-            others.append(other)
-    return tuple(others)
-
-
-def equal(text: str, reference: Reference, algebra: Algebra) -> bool:
-    """Whether an answer states what the reference states; an answer that cannot be read does not."""
-    try:
-        return _equal(text, reference, Comparison(algebra))
-    except (Unreadable, regions.OrderError, RecursionError):
-        return False
-
-
-def _equal(text: str, reference: Reference, comparison: Comparison) -> bool:
-    if len(text) > MAX_CHARACTERS or not text.strip():
-        return False
-    wanted = reference.value
-    match wanted:
-        case Choice():
-            return _chooses(text, wanted.letter)
-        case Date():
-            return read_date(trimmed(prepared(text))) == wanted
-        case Time():
-            return _same_time(text, wanted)
-        case Truths():
-            truths = regions.read_truths(trimmed(prepared(text)), wanted.letters)
-            return _same_truths(truths, wanted, text, reference.text)
-        case Words():
-            return same_words(text, wanted)
-    if is_base_digits(text, wanted):
-        return True
-    value = read(text)
-    if comparison.same(value, wanted):
-        return True
-    candidates = (value, *_other_readings(text, value))
-    return any(
-        comparison.same(found, other)
-        for found in candidates
-        for other in (wanted, *reference.others)
-        if (found, other) != (value, wanted)
-    )
-
-
-def _chooses(text: str, letter: str) -> bool:
-    """A letter in a formula, such as ``c = 5`` or ``A'``, chooses nothing."""
-    plain = text.strip()
-    found = trimmed(prepared(plain)) if _is_short(plain) else []
-    if len(found) > 1 and found[0].kind == "name" and found[1].text in ("=", "'", "+", "*", "/", "^", "_", "<", ">", "("):
-        is_remark = found[1].text == "(" and any(token.kind == "word" for token in found[2:])
-        if not is_remark:
-            return False
-    if len(found) > 2 and found[0].kind == "name" and found[1].is_sign("-") and not any(t.kind == "word" for t in found[2:]):
-        return False
-    return chosen_letter(plain.upper() if len(plain) <= 3 else plain) == letter
-
-
-def _is_short(text: str) -> bool:
-    try:
-        prepared(text)
-    except Unreadable:
-        return False
-    return len(text) <= MAX_CHARACTERS
-
-
-def _same_time(text: str, wanted: Time) -> bool:
-    found = read_time(trimmed(prepared(text)))
-    if found is None:
-        value = read(text)
-        if isinstance(value, Quantity) and not value.unit and wanted.seconds % 3600 == 0:
-            return False
-        return False
-    if found.half is not None or wanted.half is None:
-        return (found.seconds, found.rest) == (wanted.seconds, wanted.rest)
-    is_bare = found.seconds == wanted.seconds or (
-        3600 <= found.seconds < 43_200 + 3600 and found.seconds % 43_200 == wanted.seconds % 43_200
-    )
-    return is_bare and found.rest == wanted.rest
-
-
-def _same_truths(found: Truths, wanted: Truths, text: str, reference: str) -> bool:
-    del text, reference
-    if found.letters != wanted.letters:
-        wanted = Truths(found.letters, _spread(wanted, found.letters), wanted.kind)
-    return found.rows == wanted.rows
-
-
-def _spread(truths: Truths, letters: Sequence[str]) -> frozenset[int]:
-    """The rows of a table over more letters."""
-    places = [letters.index(letter) for letter in truths.letters]
-    return frozenset(
-        row for row in range(2 ** len(letters)) if sum((row >> place & 1) << k for k, place in enumerate(places)) in truths.rows
-    )
-
-
-def same_words(text: str, wanted: Words) -> bool:
-    """Whether an answer is the words of the reference, without case, article and final stop; a "yes" or "no" may have
-    its reason behind it."""
-    found = trimmed(prepared(text))
-    if verdict := verdict_with_reason(found):
-        return verdict == wanted.text
-    if same_phrase(phrase(found)) == wanted.text:
-        return wanted.text != "nan"
-    is_number = all(token.kind == "number" for token in found)
-    if len(wanted.letters) == 2 and not is_number:
-        return "".join(sorted("".join(token.text for token in found))) == wanted.letters and len(found) == 1
-    value = read(text)
-    return isinstance(value, Words) and value.text == wanted.text != "nan"
-
-
-def is_base_digits(text: str, wanted: Value) -> bool:
-    """The digits of a reference with another base than ten, without the base."""
-    if not isinstance(wanted, Quantity) or wanted.base in (None, 10):
-        return False
-    found = trimmed(prepared(text))
-    return all(token.base is None for token in found) and "".join(token.text for token in found).upper() == wanted.digits
 
 
 class Comparison:
@@ -228,19 +77,19 @@ class Comparison:
             return found.base is not None and (found.base, rational(found.tree)) == (wanted.base, rational(wanted.tree))
         if found.unit.is_percent != wanted.unit.is_percent:
             return self._percent(found, wanted)
-        kelvins = _kelvins(found), _kelvins(wanted)
-        if None not in kelvins:
-            return kelvins[0] == kelvins[1]
+        heats = kelvins(found), kelvins(wanted)
+        if None not in heats:
+            return heats[0] == heats[1]
         is_rate = [len(one.unit.dimensions) > 1 for one in (found, wanted)]
         if found.unit.money is not None and found.unit.money == wanted.unit.money and is_rate[0] != is_rate[1]:
-            return self.trees(_scaled(found.tree, found.unit.top), _scaled(wanted.tree, wanted.unit.top))
-        one, other, units = _in_radians(found, wanted)
+            return self.trees(scaled(found.tree, found.unit.top), scaled(wanted.tree, wanted.unit.top))
+        one, other, units = in_radians(found, wanted)
         if not units[0].agrees_with(units[1]):
             return False
         if units[0].dimensions and units[1].dimensions and units[0].factor != units[1].factor:
-            one = _scaled(one, units[0].factor / units[1].factor)
+            one = scaled(one, units[0].factor / units[1].factor)
         if wanted.tree.has("sum") and not found.unit and not wanted.unit:
-            one, other = _same_constant(one, other)
+            one, other = same_constant(one, other)
         return self.trees(one, other)
 
     def _percent(self, found: Quantity, wanted: Quantity) -> bool:
@@ -251,7 +100,7 @@ class Comparison:
             return False
         if value is not None and abs(value) >= 1 and rational(plain.tree) == value:
             return True
-        return self.trees(_scaled(share.tree, Fraction(1, 100)), plain.tree)
+        return self.trees(scaled(share.tree, Fraction(1, 100)), plain.tree)
 
     def amounts(self, found: Value, wanted: Value) -> bool:
         """A sum in several units equals an amount that has a unit."""
@@ -264,13 +113,13 @@ class Comparison:
         """Tuples in their order, lists and sets in any order; named members by their names."""
         if wanted.kind == "tuple":
             return self._tuple(found, wanted)
-        marks = _marks(wanted.members)
-        if len(wanted.members) > 1 and all(marks) and len(set(marks)) > 1:
-            return len(set(marks)) == len(marks) and self._marked(found, wanted, marks)
+        wanted_marks = marks(wanted.members)
+        if len(wanted.members) > 1 and all(wanted_marks) and len(set(wanted_marks)) > 1:
+            return len(set(wanted_marks)) == len(wanted_marks) and self._marked(found, wanted, wanted_marks)
         if found.kind == "tuple":
             return False
-        values = _without_one_name(found.members)
-        others = _without_one_name(wanted.members)
+        values = without_one_name(found.members)
+        others = without_one_name(wanted.members)
         return values is not None and others is not None and self._pair_up(values, others)
 
     def _tuple(self, found: Members, wanted: Members) -> bool:
@@ -287,19 +136,21 @@ class Comparison:
         pairs = zip(found.members, wanted.members, strict=False)
         return len(found.members) == len(wanted.members) and all(self.same(one, other) for one, other in pairs)
 
-    def _marked(self, found: Members, wanted: Members, marks: Sequence[object]) -> bool:
+    def _marked(self, found: Members, wanted: Members, wanted_marks: Sequence[object]) -> bool:
         """Named values and labelled amounts: each with its own name in any order, or without names in the order."""
         if len(found.members) != len(wanted.members):
             return False
-        own = _marks(found.members)
+        own = marks(found.members)
         if not any(own):
             pairs = zip(found.members, wanted.members, strict=True)
-            return found.kind != "set" and all(self.same(one, _value_of(other)) for one, other in pairs)
-        if not all(own) or found.kind == "tuple" and not isinstance(found.members[0], Named):
+            return found.kind != "set" and all(self.same(one, value_of(other)) for one, other in pairs)
+        if not all(own) or (found.kind == "tuple" and not isinstance(found.members[0], Named)):
             return False
-        left = list(zip(marks, wanted.members, strict=True))
+        left = list(zip(wanted_marks, wanted.members, strict=True))
         for mark, member in zip(own, found.members, strict=True):
-            partner = next((pair for pair in left if pair[0] == mark and self.same(_value_of(member), _value_of(pair[1]))), None)
+            partner = next(
+                (pair for pair in left if pair[0] == mark and self.same(value_of(member), value_of(pair[1]))), None
+            )
             if partner is None:
                 return False
             left.remove(partner)
@@ -323,31 +174,39 @@ class Comparison:
 
     def relations(self, found: Value, wanted: Value) -> bool:
         """Relations that the same values satisfy: sides in proportion."""
-        one, other = _as_relation(found), _as_relation(wanted)
+        one, other = as_relation(found), as_relation(wanted)
         if one is None or other is None:
             return False
         if len(one.sides) != 2 or len(other.sides) != 2:
-            return one.signs == other.signs and all(map(self.trees, one.sides, other.sides)) and len(one.sides) == len(other.sides)
-        one, other = _directed(one), _directed(other)
+            return (
+                one.signs == other.signs
+                and all(map(self.trees, one.sides, other.sides))
+                and len(one.sides) == len(other.sides)
+            )
+        one, other = directed(one), directed(other)
         if one.signs != other.signs:
             return False
         if one.signs[0] not in ("=", "!=", "<", "<="):
             return all(map(self.trees, one.sides, other.sides))
-        if frozenset().union(*(side.symbols() for side in one.sides)) != frozenset().union(*(side.symbols() for side in other.sides)):
+        if frozenset().union(*(side.symbols() for side in one.sides)) != frozenset().union(
+            *(side.symbols() for side in other.sides)
+        ):
             return False
         return self._proportional(one, other)
 
     def _proportional(self, one: Relation, other: Relation) -> bool:
-        differences = [Tree("sum", (relation.sides[0], product(number(-1), relation.sides[1]))) for relation in (one, other)]
-        ratio = _ratio(*differences)
-        if ratio is None:
+        differences = [
+            Tree("sum", (relation.sides[0], product(number(-1), relation.sides[1]))) for relation in (one, other)
+        ]
+        factor = ratio(*differences)
+        if factor is None:
             return self.trees(*differences)
-        is_turned = one.signs[0] in ("<", "<=") and ratio < 0
-        return ratio != 0 and not is_turned and self.trees(differences[0], _scaled(differences[1], ratio))
+        is_turned = one.signs[0] in ("<", "<=") and factor < 0
+        return factor != 0 and not is_turned and self.trees(differences[0], scaled(differences[1], factor))
 
     def regions(self, found: Value, wanted: Value) -> bool:
         """The same numbers, of the same variable where both name one."""
-        one, other = _as_region(found), _as_region(wanted)
+        one, other = as_region(found), as_region(wanted)
         if one is None or other is None:
             return False
         if one.variable and other.variable and one.variable != other.variable:
@@ -362,22 +221,31 @@ class Comparison:
         if sides[0] != sides[1] or (one.is_infinity_closed and not other.is_infinity_closed):
             return False
         return all(
-            a is b if a is None or b is None else self.trees(a, b) for a, b in ((one.low, other.low), (one.high, other.high))
+            a is b if a is None or b is None else self.trees(a, b)
+            for a, b in ((one.low, other.low), (one.high, other.high))
         )
 
     def matrices(self, found: Value, wanted: Matrix) -> bool:
         """The same rows; a list or vector stands for a row or column."""
-        rows = _rows_of(found, wanted)
+        rows = rows_of(found, wanted)
         if rows is None or [len(row) for row in rows] != [len(row) for row in wanted.rows]:
             return False
-        return all(self.trees(a, b) for one, other in zip(rows, wanted.rows, strict=True) for a, b in zip(one, other, strict=True))
+        return all(
+            self.trees(a, b)
+            for one, other in zip(rows, wanted.rows, strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
 
     def ratios(self, found: Value, wanted: Ratio) -> bool:
         """Members in proportion; a time of day as it is."""
         if isinstance(found, Time):
             return wanted.is_clock and _same_clock(found, wanted)
         if isinstance(found, Range):
-            if found.difference is not None or not isinstance(found.low, Quantity) or not isinstance(found.high, Quantity):
+            if (
+                found.difference is not None
+                or not isinstance(found.low, Quantity)
+                or not isinstance(found.high, Quantity)
+            ):
                 return False
             found = Ratio((found.low, found.high))
         if isinstance(found, Quantity):
@@ -437,7 +305,12 @@ class Comparison:
         word, other = (found, wanted) if isinstance(found, Words) else (wanted, found)
         assert isinstance(word, Words)
         letters = other.tree if isinstance(other, Quantity) else None
-        if letters is None or not word.letters or letters.kind != "product" or not all(part.name for part in letters.parts):
+        if (
+            letters is None
+            or not word.letters
+            or letters.kind != "product"
+            or not all(part.name for part in letters.parts)
+        ):
             return False
         return "".join(sorted(part.name for part in letters.parts)).lower() == word.letters.lower()
 
@@ -463,143 +336,8 @@ def _without_family(value: Value) -> Value:
     return value.plain.value if isinstance(value.plain, Named) else value.plain
 
 
-def _value_of(member: Value) -> Value:
-    return member.value if isinstance(member, Named) else member
-
-
-def _marks(members: Sequence[Value]) -> list[object]:
-    """The marks that tell members apart besides their values: a name, or the unit and noun of an amount."""
-    marks: list[object] = []
-    for member in members:
-        if isinstance(member, Named):
-            marks.append(member.name)
-        elif isinstance(member, Quantity) and member.unit:
-            marks.append((member.unit.dimensions, member.unit.factor, member.unit.label))
-        else:
-            marks.append("")
-    return marks
-
-
-def _without_one_name(members: Sequence[Value]) -> list[Value] | None:
-    """The values of members that are unnamed or all of one variable, ``x_1`` and ``x_2`` included; None for others."""
-    names = {member.name.partition("_")[0] for member in members if isinstance(member, Named)}
-    if len(names) > 1 or (names and not all(isinstance(member, Named) for member in members)):
-        return None
-    return [_value_of(member) for member in members]
-
-
-def _kelvins(quantity: Quantity) -> Fraction | None:
-    """A temperature on the absolute scale; None for any other quantity."""
-    [(base, power), *others] = quantity.unit.dimensions or (("", 0),)
-    value = rational(quantity.tree)
-    if others or power != 1 or base not in _ZERO_IN_KELVINS or value is None:
-        return None
-    return value * quantity.unit.factor + _ZERO_IN_KELVINS[base]
-
-
-def _scaled(tree: Tree, factor: Fraction) -> Tree:
-    return tree if factor == 1 else product(number(factor), tree)
-
-
-def _in_radians(found: Quantity, wanted: Quantity) -> tuple[Tree, Tree, tuple[Unit, Unit]]:
-    """Both with the same measure of angles, where one is in degrees and the other one names radians or holds pi."""
-    turn = quotient(symbol("π"), number(180))
-    if found.unit == DEGREES and (wanted.unit == RADIANS or (not wanted.unit and _holds_pi(wanted.tree))):
-        return product(found.tree, turn), wanted.tree, (wanted.unit, wanted.unit)
-    if found.unit == RADIANS and wanted.unit == DEGREES:
-        return found.tree, product(wanted.tree, turn), (found.unit, found.unit)
-    return found.tree, wanted.tree, (found.unit, wanted.unit)
-
-
-def _holds_pi(tree: Tree) -> bool:
-    return (tree.kind == "symbol" and tree.name == "π") or any(map(_holds_pi, tree.parts))
-
-
-def _same_constant(found: Tree, wanted: Tree) -> tuple[Tree, Tree]:
-    """Both with one name for a constant that is added at the end."""
-    if not (found.kind == wanted.kind == "sum"):
-        return found, wanted
-    last, other = found.parts[-1], wanted.parts[-1]
-    is_constant = other == symbol("C") or last == symbol("C")
-    if is_constant and last.name in _CONSTANT_NAMES and other.name in _CONSTANT_NAMES:
-        return Tree("sum", (*found.parts[:-1], symbol("C")), "", found.value), Tree("sum", (*wanted.parts[:-1], symbol("C")))
-    return found, wanted
-
-
-def _as_relation(value: Value) -> Relation | None:
-    if isinstance(value, Relation):
-        return value
-    if isinstance(value, Named) and isinstance(value.value, Quantity) and len(value.name) < 8 and not value.value.unit:
-        return Relation((symbol(value.name), value.value.tree), ("=",))
-    return None
-
-
-def _directed(relation: Relation) -> Relation:
-    """The relation with "less" for "greater"."""
-    turned = {">": "<", ">=": "<="}
-    if relation.signs[0] in turned:
-        return Relation(relation.sides[::-1], (turned[relation.signs[0]],))
-    return relation
-
-
-def _ratio(one: Tree, other: Tree) -> Fraction | None:
-    """The rational number by which two expressions may differ, from their values at one place; None if none fits."""
-    names = sorted(one.symbols() | other.symbols())
-    for shift in (0, 1):
-        place = {name: number(Fraction(7 + 4 * k + shift, 3 + k)) for k, name in enumerate(names)}
-        values = [rational(regions.put_all(tree, place)) for tree in (one, other)]
-        if None not in values and values[1]:
-            return values[0] / values[1]  # type: ignore[operator]
-    return None
-
-
-def _as_region(value: Value) -> Region | None:
-    """A region, also from a pair in brackets that may be an interval, or a set of numbers."""
-    if isinstance(value, Region):
-        return value
-    if isinstance(value, Named):
-        inner = _as_region(value.value) if not isinstance(value.value, Quantity) else None
-        return None if inner is None else Region(inner.intervals, value.name)
-    if isinstance(value, Members) and value.kind == "tuple" and len(value.members) == 2 and value.brackets in ("()", "[]", "(]", "[)"):
-        low, high = value.members
-        if isinstance(low, Quantity) and isinstance(high, Quantity):
-            opened = value.brackets[0] == "(", value.brackets[1] == ")"
-            return Region((regions.interval(low.tree, high.tree, is_low_open=opened[0], is_high_open=opened[1]),))
-    if isinstance(value, Members) and value.kind in ("set", "list"):
-        values = _without_one_name(value.members)
-        if values is not None and all(isinstance(member, Quantity) for member in values):
-            points = [member.tree for member in values if isinstance(member, Quantity)]
-            return regions.normal(Region(tuple(Interval(p, p, is_low_open=False, is_high_open=False) for p in points)))
-    return None
-
-
-def _rows_of(found: Value, wanted: Matrix) -> tuple[tuple[Tree, ...], ...] | None:
-    """The rows of a matrix, a list of lists, or a vector in the shape that is wanted."""
-    if isinstance(found, Matrix):
-        return found.rows
-    if isinstance(found, Members) and found.kind == "tuple" and found.brackets in ("()", "[]", "⟨⟩"):
-        if not all(isinstance(member, Quantity) for member in found.members):
-            return None
-        cells = [member.tree for member in found.members if isinstance(member, Quantity)]
-        is_column = len(wanted.rows[0]) == 1 and len(cells) > 1
-        return tuple((cell,) for cell in cells) if is_column else (tuple(cells),)
-    if isinstance(found, Quantity):
-        cells = _components(found.tree)
-        return None if cells is None else tuple((cell,) for cell in cells[: max(len(wanted.rows), 2)])
-    return None
-
-
-def _components(tree: Tree) -> list[Tree] | None:
-    """The components of a sum of unit vectors; None for anything else."""
-    names = ("î", "ĵ", "k̂")
-    if not tree.symbols() & set(names):
-        return None
-    zero = {name: number(0) for name in names}
-    return [regions.put_all(tree, zero | {name: number(1)}) for name in names]
-
-
 def _vector_rule(comparison: Comparison, found: Quantity, wanted: Members) -> bool:
-    cells = _components(found.tree)
+    cells = components(found.tree)
     if cells is None or wanted.kind != "tuple" or not all(isinstance(member, Quantity) for member in wanted.members):
         return False
     others = [member.tree for member in wanted.members if isinstance(member, Quantity)]
@@ -615,7 +353,9 @@ def _same_clock(found: Time, wanted: Ratio) -> bool:
 
 def _relation_or_value(comparison: Comparison, found: Value, wanted: Value) -> bool:
     """A named value beside an inequality is none; beside an equation the two are compared as equations."""
-    if isinstance(found, Relation) and isinstance(wanted, Named) or isinstance(found, Named) and isinstance(wanted, Relation):
+    if (isinstance(found, Relation) and isinstance(wanted, Named)) or (
+        isinstance(found, Named) and isinstance(wanted, Relation)
+    ):
         return comparison.relations(found, wanted)
     return comparison.relations(found, wanted)
 
@@ -664,6 +404,3 @@ _RULES: dict[tuple[type, type], Callable[..., bool]] = {
     (Date, Date): lambda _, found, wanted: found == wanted,
     (Time, Time): lambda _, found, wanted: found == wanted,
 }
-
-
-__all__ = ["Algebra", "Comparison", "Reference", "equal", "is_hedged", "read_reference"]

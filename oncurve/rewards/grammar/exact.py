@@ -1,9 +1,9 @@
 """Exact values of expressions: rational numbers, and an arithmetic that decides what roots and variables allow.
 
-``image`` maps an expression into a finite field in which the rational numbers, square roots, odd roots, the imaginary
+``Image`` maps an expression into a finite field in which the rational numbers, square roots, odd roots, the imaginary
 unit, logarithms of rational numbers, e, pi and the variables keep every sum and product. Equal expressions have equal
-images. Unequal ones have different images but for a chance of about 1e-18, unless a part is opaque: a function whose laws
-the field does not know.
+images. Unequal ones have different images but for a chance of about 1e-18, unless a part is opaque: a function whose
+laws the field does not know.
 """
 
 from __future__ import annotations
@@ -73,10 +73,8 @@ def _value(tree: Tree) -> Fraction:
             for part in tree.parts:
                 total = _limited(total * _value(part))
             return total
-        case "power":
-            return _power(*map(_value, tree.parts))
-        case "root":
-            return _root(*map(_value, tree.parts))
+        case "power" | "root":
+            return (_power if tree.kind == "power" else _root)(*map(_value, tree.parts))
         case "factorial":
             return _factorial(_value(tree.parts[0]), tree.name)
         case "call":
@@ -143,6 +141,12 @@ def _factorial(value: Fraction, sign: str) -> Fraction:
     return Fraction(math.prod(range(n, 0, -2)) if sign == "!!" else math.factorial(n))
 
 
+_AT_PLACES = {name: {0: 0} for name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh")} | {
+    name: {0: 1} for name in ("cos", "exp", "sec", "cosh")
+} | {"ln": {1: 0}}  # fmt: skip
+"""Values of functions at rational places."""
+
+
 def _called(name: str, values: list[Fraction]) -> Fraction:
     if name in ("abs", "floor", "ceil") and len(values) == 1:
         return {"abs": abs, "floor": math.floor, "ceil": math.ceil}[name](values[0]) * Fraction(1)
@@ -157,12 +161,8 @@ def _called(name: str, values: list[Fraction]) -> Fraction:
         if max(map(abs, members)).bit_length() > MAX_FUNCTION_BITS:
             raise TooLargeError
         return _limited(Fraction((math.gcd if name == "gcd" else math.lcm)(*members)))
-    if name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh") and values == [0]:
-        return Fraction(0)
-    if name in ("cos", "exp", "sec", "cosh") and values == [0]:
-        return Fraction(1)
-    if name == "ln" and values == [1]:
-        return Fraction(0)
+    if len(values) == 1 and values[0] in _AT_PLACES.get(name, {}):
+        return Fraction(_AT_PLACES[name][int(values[0])])
     if name == "log" and len(values) == 2:
         return _logarithm(*values)
     raise NotExactError
@@ -277,18 +277,14 @@ class Image:
                 for part in tree.parts:
                     total = _times(total, self._of(part))
                 return total
-            case "power":
-                return self._power(*tree.parts)
-            case "root":
-                return self._root(*tree.parts)
+            case "power" | "root":
+                return (self._power if tree.kind == "power" else self._root)(*tree.parts)
             case "symbol":
                 return self._symbol(tree.name)
             case "call":
                 return self._call(tree)
             case "determinant":
                 return self._of(_expanded(tree))
-            case "number":
-                return _residue(tree.value)
             case _:
                 return self._opaque(tree.kind, tree.name, *(self._of(part) for part in tree.parts))
 
@@ -309,7 +305,8 @@ class Image:
                 return _times(logarithm, _raised(self._logarithm(base), -1))
         if tree.name == "log" and len(tree.parts) == 2:
             return _times(
-                self._of(Tree("call", (tree.parts[0],), "ln")), _raised(self._of(Tree("call", (tree.parts[1],), "ln")), -1)
+                self._of(Tree("call", (tree.parts[0],), "ln")),
+                _raised(self._of(Tree("call", (tree.parts[1],), "ln")), -1),
             )
         if tree.name == "ln" and tree.parts[0] == Tree("symbol", name="e"):
             return 1, 0

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from oncurve.rewards.grammar.lexer import Token, Unreadable
+from oncurve.rewards.grammar.arithmetic import ArithmeticParser, chosen
+from oncurve.rewards.grammar.brackets import closing, split
+from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.spellings import ACCENTS, FUNCTIONS
 from oncurve.rewards.grammar.values import Tree, negative, number, product, quotient, symbol
 
-MAX_DEPTH = 48
-"""Brackets, powers and functions inside of each other."""
 MAX_LETTERS = 6
 """Letters of a word that may be a product of variables."""
 
 _NAMES_OF_FUNCTIONS = frozenset("fghFGHPΓζ")
 """Letters that apply to a bracket that touches them; with others it is a product."""
-_MATCHING = {"(": ")", "[": "]", "{": "}", "{}": "{}", "⟨": "⟩", "⌊": "⌋", "⌈": "⌉"}
 _ROUNDED = {"⌊": "floor", "⌈": "ceil"}
 _SEVERAL = frozenset(("max", "min", "gcd", "lcm"))
-_END = Token("sign", "")
-_HALF_TURN = quotient(symbol("π"), number(180))
 
 
 def parse(found: Sequence[Token]) -> Tree:
@@ -37,228 +35,17 @@ def parse(found: Sequence[Token]) -> Tree:
 
 def _refuse_prose(found: Sequence[Token]) -> None:
     """Words of plain text beside each other, or before a number, are no products of letters."""
-    for token, after in zip(found, found[1:], strict=False):
+    for token, after in itertools.pairwise(found):
         is_plain = token.kind == "word" and token.mode == "bare" and not token.text.startswith("d")
         if is_plain and after.has_space and (after.kind == "number" or (after.kind == "word" and after.mode == "bare")):
             raise Unreadable("words")
 
 
-def closing(found: Sequence[Token], start: int) -> int:
-    """The place of the bracket that closes the one at ``start``. Raises Unreadable."""
-    depth = 0
-    for place in range(start, len(found)):
-        kind = found[place].kind
-        depth += (kind in ("open", "begin")) - (kind in ("close", "end"))
-        if depth == 0:
-            return place
-    raise Unreadable("a bracket does not close")
+class Parser(ArithmeticParser):
+    """A reader of one expression."""
 
-
-def split(found: Sequence[Token], *signs: str) -> list[list[Token]]:
-    """The pieces between these signs, outside of brackets."""
-    pieces, depth = [list[Token]()], 0
-    for token in found:
-        depth += (token.kind in ("open", "begin")) - (token.kind in ("close", "end"))
-        if depth == 0 and token.is_sign(*signs):
-            pieces.append([])
-        else:
-            pieces[-1].append(token)
-    return pieces
-
-
-class Parser:
-    """A reader of one expression from left to right."""
-
-    def __init__(self, found: Sequence[Token], depth: int = 0) -> None:
-        self.found, self.place, self.depth = list(found), 0, depth
-
-    @property
-    def next(self) -> Token:
-        """The token to be read; an empty sign at the end."""
-        return self.found[self.place] if self.place < len(self.found) else _END
-
-    def after(self, steps: int = 1) -> Token:
-        """The token so many places behind the next one."""
-        place = self.place + steps
-        return self.found[place] if 0 <= place < len(self.found) else _END
-
-    def take(self, *texts: str) -> bool:
-        """Reads the next token if it is one of these signs."""
-        if self.next.is_sign(*texts):
-            self.place += 1
-            return True
-        return False
-
-    def inside(self) -> Parser:
-        """A reader of what stands in the bracket that opens here, which is left behind."""
-        end = closing(self.found, self.place)
-        opening = self.next.text
-        if self.found[end].text != _MATCHING.get(opening):
-            raise Unreadable("brackets that do not match")
-        parser = self._deeper(self.found[self.place + 1 : end])
-        self.place = end + 1
-        return parser
-
-    def _deeper(self, found: Sequence[Token]) -> Parser:
-        if self.depth >= MAX_DEPTH:
-            raise Unreadable("brackets too deep")
-        return Parser(found, self.depth + 1)
-
-    def whole(self) -> Tree:
-        """The expression that is left, all of it."""
-        tree = self.sum()
-        if self.take("choose"):
-            tree = Tree("call", (tree, self.sum()), "binom")
-        elif self.take("over"):
-            tree = quotient(tree, self.sum())
-        elif self.take("mod"):
-            tree = Tree("call", (tree, self.sum()), "mod")
-        if self.place < len(self.found):
-            raise Unreadable(f"what follows: {self.next.text}")
-        return tree
-
-    def sum(self) -> Tree:
-        """Terms with signs between them."""
-        terms = [self._signed_term()]
-        while self.next.is_sign("+", "-", "±", "∓"):
-            if self.after(1).is_sign("+", "-"):
-                raise Unreadable("two signs")
-            terms.append(self._signed_term())
-        return terms[0] if len(terms) == 1 else Tree("sum", tuple(terms))
-
-    def _signed_term(self) -> Tree:
-        sign = self.next.text
-        if not self.take("+", "-", "±", "∓"):
-            sign = "+"
-        if sign != "+" and self.next.is_sign("+", "-"):
-            raise Unreadable("two signs")
-        tree = self.term()
-        if sign == "-":
-            return negative(tree)
-        return Tree("plusminus", (tree,), sign) if sign in ("±", "∓") else tree
-
-    def term(self) -> Tree:
-        """Factors, with or without signs of multiplication and division between them."""
-        parts = [self.factor()]
-        while True:
-            if self._takes_times():
-                parts.append(self._signed_factor())
-            elif self.take("/"):
-                bottom = self._signed_factor()
-                parts = [quotient(product(*parts), bottom)]
-            elif self.begins_factor():
-                self._refuse_side_by_side()
-                parts.append(self.factor())
-            else:
-                return product(*parts)
-
-    def _takes_times(self) -> bool:
-        if self.take("*"):
-            return True
-        before, after = self.after(-1), self.after(1)
-        is_cross = self.next.kind == "name" and self.next.text in ("x", "X")
-        if is_cross and before.kind in ("number", "close") and after.kind == "number":
-            self.place += 1
-            return True
-        return False
-
-    def _signed_factor(self) -> Tree:
-        if self.take("-"):
-            return negative(self.factor())
-        self.take("+")
-        return self.factor()
-
-    def _refuse_side_by_side(self) -> None:
-        """Numbers with nothing between them are no product, also in bare braces."""
-        before, after = self.after(-1), self.next
-        is_power = self.after(-2).is_sign("^") and after.has_space
-        is_number = (before.kind == "number" and not is_power) or (before.text == "{}" and self.after(-2).kind == "number" and self._is_bare())
-        begins = after.kind == "number" or (after.text == "{}" and self.after(1).kind == "number")
-        if is_number and begins:
-            raise Unreadable("numbers side by side")
-
-    def _is_bare(self) -> bool:
-        """Whether the group that ends here is no argument of a command, exponent or index."""
-        depth = 0
-        for place in range(self.place - 1, -1, -1):
-            depth += (self.found[place].kind == "close") - (self.found[place].kind == "open")
-            if depth == 0:
-                before = self.found[place - 1] if place else _END
-                return not (before.kind in ("command", "function") or before.is_sign("^", "_") or before.text == "{}")
-        return True
-
-    def begins_factor(self) -> bool:
-        """Whether the next token begins a factor that needs no sign before it."""
-        token = self.next
-        return (
-            token.kind in ("number", "name", "function", "command", "operator", "begin")
-            or (token.kind == "word" and (token.mode != "text" or self.after().text == "("))
-            or (token.kind == "open" and token.text in ("(", "[", "{}", "⌊", "⌈"))
-        )
-
-    def factor(self) -> Tree:
-        """A primary expression with its powers, factorials and degrees."""
-        tree = self._primary()
-        while True:
-            if self.take("^"):
-                tree = self._raised(tree)
-            elif self.next.is_sign("!", "!!"):
-                if tree.kind == "factorial":
-                    raise Unreadable("a factorial of a factorial")
-                tree = Tree("factorial", (tree,), self.next.text)
-                self.place += 1
-            elif self.take("°"):
-                tree = product(tree, _HALF_TURN)
-            else:
-                return tree
-
-    def _raised(self, base: Tree) -> Tree:
-        return Tree("power", (base, self.exponent()))
-
-    def exponent(self) -> Tree:
-        """What stands behind a sign of a power: a group, or one signed factor."""
-        if self.next.text == "{}" or self.next.text == "(":
-            return self._with_power(self.inside().whole())
-        if self.take("-"):
-            self._descend()
-            tree = negative(self.exponent())
-            self.depth -= 1
-            return tree
-        self.take("+")
-        return self._with_power(self._primary())
-
-    def _with_power(self, tree: Tree) -> Tree:
-        """Powers of powers go upwards: ``2^3^2`` is ``2^{3^2}``."""
-        if self.take("^"):
-            self._descend()
-            tree = Tree("power", (tree, self.exponent()))
-            self.depth -= 1
-        return tree
-
-    def _descend(self) -> None:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise Unreadable("too deep")
-
-    def argument(self) -> Tree:
-        """An argument as LaTeX reads it: a group, or one digit, letter or command."""
-        token = self.next
-        if token.text == "{}" and token.kind == "open":
-            return self.inside().whole()
-        if token.kind == "number" and token.base is None and len(token.text) > 1 and token.text.isdigit():
-            self.found[self.place] = replace(token, text=token.text[1:], value=Fraction(token.text[1:]), has_space=False)
-            return number(int(token.text[0]))
-        if token.kind == "word" and token.mode != "text":
-            self.found[self.place : self.place + 1] = [replace(token, kind="name", text=sign) for sign in token.text]
-        return self._primary()
-
-    def _primary(self) -> Tree:
-        self._descend()
-        tree = self._atom()
-        self.depth -= 1
-        return tree
-
-    def _atom(self) -> Tree:
+    def atom(self) -> Tree:
+        """A number, name, function, command or bracket."""
         token = self.next
         match token.kind:
             case "number":
@@ -278,11 +65,9 @@ class Parser:
                 return self.operator(token.text)
             case "open":
                 return self._bracket()
-            case "begin":
-                return self._environment()
-        if token.is_sign("|"):
-            return self._absolute()
-        if token.is_sign("_", "^") and (tree := self._combination(None)) is not None:
+        if token.kind == "begin" or token.is_sign("|"):
+            return self._environment() if token.kind == "begin" else self._absolute()
+        if token.is_sign("_", "^") and (tree := self.combination(None)) is not None:
             return tree
         raise Unreadable(f"the sign {token.text!r}")
 
@@ -290,7 +75,7 @@ class Parser:
         opening = self.next.text
         if opening == "{}" and self.after().text == "{}" and self.after().kind == "close":
             self.place += 2  # {}_{8}C_{3}
-            return self._primary()
+            return self.primary()
         inside = self.inside()
         if opening in _ROUNDED:
             return Tree("call", (inside.whole(),), _ROUNDED[opening])
@@ -302,58 +87,9 @@ class Parser:
         end = next((k for k in range(self.place + 1, len(self.found)) if self.found[k].is_sign("|")), 0)
         if not end:
             raise Unreadable("a bar that does not close")
-        inside = self._deeper(self.found[self.place + 1 : end])
+        inside = self.deeper(self.found[self.place + 1 : end])
         self.place = end + 1
         return Tree("call", (inside.whole(),), "abs")
-
-    def _number(self) -> Tree:
-        token = self.next
-        self.place += 1
-        if (tree := self._combination(token)) is not None:
-            return tree
-        mixed = self._mixed(token)
-        return number(token.value) if mixed is None else mixed
-
-    def _mixed(self, whole: Token) -> Tree | None:
-        """``2\\frac12`` and ``2 1/2`` are two and a half; None where no fraction of integers follows."""
-        if whole.value.denominator != 1 or not whole.text.isdigit():
-            return None
-        if self.next.text == "frac":
-            start = self.place
-            self.place += 1
-            top, bottom = self.argument(), self.argument()
-            if all(part.kind == "number" and part.value.denominator == 1 for part in (top, bottom)) and bottom.value > 0:
-                return number(whole.value + top.value / bottom.value)
-            self.place = start
-            return None
-        top, slash, bottom = self.next, self.after(1), self.after(2)
-        is_fraction = top.kind == bottom.kind == "number" and slash.is_sign("/") and top.has_space
-        if is_fraction and top.text.isdigit() and bottom.text.isdigit() and bottom.value:
-            self.place += 3
-            return number(whole.value + top.value / bottom.value)
-        return None
-
-    def _combination(self, before: Token | None) -> Tree | None:
-        """``8C3``, ``_8C_3`` and ``^8C_3``; with P the number of arrangements."""
-        start = self.place
-        n: Tree | None = None if before is None else number(before.value)
-        if before is None:
-            self.place += 1
-            if self.next.kind == "number":
-                n, self.place = number(self.next.value), self.place + 1
-            elif self.next.text == "{}":
-                n = self.argument()
-        token = self.next
-        is_sign = token.kind == "name" and token.text in ("C", "P") and (before is None or not token.has_space)
-        if n is None or not is_sign:
-            self.place = start
-            return None
-        self.place += 1
-        self.take("_")
-        if self.next.kind != "number" and self.next.text != "{}":
-            self.place = start
-            return None
-        return _chosen(token.text, n, self.argument())
 
     def _name(self) -> Tree:
         token = self.next
@@ -392,13 +128,13 @@ class Parser:
         is_function = letter[:1] in _NAMES_OF_FUNCTIONS or len(letter.partition("_")[0]) > 1
         if is_function and self.next.is_sign("^") and self._inverts():
             name += "⁻¹"
-        if self.next.text != "(" or self.next.has_space and not is_function:
+        if self.next.text != "(" or (self.next.has_space and not is_function):
             self.place = start
             return None
         inside = self.found[self.place + 1 : closing(self.found, self.place)]
         separators = [token.text for token in inside if token.is_sign(",", ";", "|")]
         if name in ("C", "P", "nCr", "nPr") and separators == [","]:
-            return _chosen(name.strip("nr"), *self._arguments())
+            return chosen(name.strip("nr"), *self._arguments())
         if not (is_function or "'" in name or (separators and letter[:1].isupper())):
             self.place = start
             return None
@@ -415,7 +151,7 @@ class Parser:
 
     def _arguments(self) -> list[Tree]:
         inside = self.inside()
-        return [self._deeper(piece).whole() for piece in split(inside.found, ",", ";", "|")]
+        return [self.deeper(piece).whole() for piece in split(inside.found, ",", ";", "|")]
 
     def _word(self) -> Tree:
         """A word of plain text: a function with what follows, a differential, or a product of single letters."""
@@ -439,14 +175,14 @@ class Parser:
                 replace(token, kind="function", text=start),
                 *(replace(token, kind="name", text=sign, has_space=False) for sign in rest),
             ]
-            return self._primary()
+            return self.primary()
         if len(word) > MAX_LETTERS or not word.isascii():
             raise Unreadable("a word")
         self.found[self.place : self.place + 1] = [
             replace(token, kind="name", text=sign, has_space=token.has_space and not place)
             for place, sign in enumerate(word)
         ]
-        return self._primary()
+        return self.primary()
 
     def function(self, name: str) -> Tree:
         """A function with its base, its power and its argument."""
@@ -466,7 +202,11 @@ class Parser:
         return tree if power is None else Tree("power", (tree, power))
 
     def _function_arguments(self, name: str) -> list[Tree]:
-        if self.next.kind == "open" and self.next.text in ("(", "[", "{") and (name in _SEVERAL or self.next.text == "("):
+        if (
+            self.next.kind == "open"
+            and self.next.text in ("(", "[", "{")
+            and (name in _SEVERAL or self.next.text == "(")
+        ):
             arguments = self._arguments()
             if name in _SEVERAL and len(arguments) < 2:
                 raise Unreadable("a function of several numbers has one")
@@ -523,9 +263,9 @@ class Parser:
         if name.endswith("int"):
             letter, body = self._integrand()
         else:
-            body = self._deeper(self._body())
+            body = self.deeper(self._body())
         bound = [replace(token, text=f"#{self.depth}") if token.text == letter else token for token in body.found]
-        tree = self._deeper(bound).whole()
+        tree = self.deeper(bound).whole()
         return Tree("operator", (*low, *high, tree), name)
 
     def _bounds(self, name: str) -> tuple[list[Tree], list[Tree], str]:
@@ -541,7 +281,7 @@ class Parser:
                 sides = split(inside, "=", "→")
                 if len(sides) == 2 and len(sides[0]) == 1:
                     letter, inside = sides[0][0].text, sides[1]
-                low = [self._deeper(inside).whole()]
+                low = [self.deeper(inside).whole()]
             elif is_low:
                 low = [self.argument()]
             else:
@@ -556,11 +296,15 @@ class Parser:
             token = self.found[place]
             depth += (token.kind == "open") - (token.kind == "close")
             is_short = token.kind == "word" and len(token.text) == 2 and token.text[0] == "d"
-            is_pair = token.text == "d" and place + 1 < len(self.found) and self.found[place + 1].kind in ("name", "word")
+            is_pair = (
+                token.text == "d" and place + 1 < len(self.found) and self.found[place + 1].kind in ("name", "word")
+            )
             if depth == 0 and (is_short or is_pair):
                 body = self.found[self.place : place]
                 self.place = place + 1 + is_pair
-                return (token.text[1] if is_short else self.found[place].text), self._deeper(body or [Token("number", "1", value=Fraction(1))])
+                return (token.text[1] if is_short else self.found[place].text), self.deeper(
+                    body or [Token("number", "1", value=Fraction(1))]
+                )
         raise Unreadable("an integral without its variable")
 
     def _body(self) -> list[Token]:
@@ -582,14 +326,7 @@ class Parser:
         inside = self.found[self.place + 1 : end]
         self.place = end + 1
         rows = [split(row, "&") for row in split(inside, "\\\\") if row]
-        cells = [[self._deeper(cell).whole() for cell in row] for row in rows]
+        cells = [[self.deeper(cell).whole() for cell in row] for row in rows]
         if len({len(row) for row in cells}) != 1:
             raise Unreadable("rows of different lengths")
         return Tree("determinant", tuple(Tree("sum", tuple(row)) for row in cells))
-
-
-def _chosen(sign: str, n: Tree, k: Tree) -> Tree:
-    if sign == "C":
-        return Tree("call", (n, k), "binom")
-    rest = Tree("sum", (n, negative(k)))
-    return quotient(Tree("factorial", (n,), "!"), Tree("factorial", (rest,), "!"))

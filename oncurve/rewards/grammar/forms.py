@@ -1,17 +1,16 @@
-"""Forms of answers that are no mathematics of expressions: dates, times, ranges, ratios, amounts, congruences, tables."""
+"""Forms of answers that are no expressions: dates, times, ranges, ratios, amounts, congruences, tables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import closing, parse, split
-from oncurve.rewards.grammar.lexer import Token, Unreadable
+from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.units import Unit, unit_suffix
 from oncurve.rewards.grammar.values import (
     Amounts,
@@ -27,17 +26,33 @@ from oncurve.rewards.grammar.values import (
     number,
 )
 
-_MONTHS = "january february march april may june july august september october november december".split(" ")
+_MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
 _NUMBERED = {
     "pages": "page", "page": "page", "pp": "page", "p": "page",
 } | {
     form: noun
-    for noun in "chapter verse line row question problem exercise section year age grade room day week step seat level".split(" ")
+    for noun in (
+        "chapter", "verse", "line", "row", "question", "problem", "exercise", "section", "year", "age", "grade",
+        "room", "day", "week", "step", "seat", "level",
+    )
     for form in (noun, f"{noun}s")
 }  # fmt: skip
 """Words before a range for what it numbers."""
 _TO = frozenset(("to", "through", "until"))
-_ORDINALS = frozenset(("st", "nd", "rd", "th"))
+ORDINALS = frozenset(("st", "nd", "rd", "th"))
 MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "psmallmatrix", "bsmallmatrix"))
 
 Reader = Callable[[Sequence[Token]], Value]
@@ -52,14 +67,16 @@ def read_date(found: Sequence[Token]) -> Date | None:
     """A date in figures or with the name of the month; None for anything else."""
     found = [token for token in found if token.text not in ("{}",) and not (token.is_sign(".") and not token.has_space)]
     texts = words([token for token in found if not token.is_sign(",")])
-    texts = [text for text in texts if text not in ("the", "of", *_ORDINALS)]
+    texts = [text for text in texts if text not in ("the", "of", *ORDINALS)]
     numbers = [token for token in found if token.kind == "number"]
     if len(numbers) == 3 and [token.text for token in found[1::2]] in (["-", "-"], ["/", "/"]) and len(found) == 5:
         return _in_figures([token.text for token in numbers], found[1].text)
-    if len(numbers) == 2 and len(found) == 3 and found[1].text == "." :
+    if len(numbers) == 2 and len(found) == 3 and found[1].text == ".":
         return None
     names = [text for text in texts if text.isalpha()]
-    month = next((1 + place for place, name in enumerate(_MONTHS) if names and names[0] in (name, name[:3], name[:4])), None)
+    month = next(
+        (1 + place for place, name in enumerate(_MONTHS) if names and names[0] in (name, name[:3], name[:4])), None
+    )
     if month is None or len(names) != 1 or len(names) + len(numbers) != len(texts) or not 1 <= len(numbers) <= 2:
         return None
     if names[0] == "may" and len(found[0].text) == 3 and found[0].text == "may":
@@ -106,7 +123,10 @@ def read_time(found: Sequence[Token]) -> Time | None:
 def _half_of_day(texts: list[str]) -> tuple[str | None, str]:
     text = " ".join(texts)
     text = re.sub(r"^([ap]) m\b", r"\1m", text)
-    for half, spellings in (("a", ("am", "in the morning", "midnight")), ("p", ("pm", "in the afternoon", "in the evening", "at night", "noon"))):
+    for half, spellings in (
+        ("a", ("am", "in the morning", "midnight")),
+        ("p", ("pm", "in the afternoon", "in the evening", "at night", "noon")),
+    ):
         for spelling in spellings:
             if text == spelling or text.startswith(spelling + " "):
                 return half, text[len(spelling) :].strip()
@@ -126,7 +146,11 @@ def _clock(parts: list[int], half: str | None, rest: str) -> Time | None:
 
 def read_amounts(found: Sequence[Token]) -> Amounts | None:
     """A sum of quantities in smaller and smaller units: ``5 ft 6 in``, ``3 dollars and 25 cents``, ``5'6"``."""
-    starts = [place for place, token in enumerate(found) if token.kind == "number" and not (place and found[place - 1].is_sign("^"))]
+    starts = [
+        place
+        for place, token in enumerate(found)
+        if token.kind == "number" and not (place and found[place - 1].is_sign("^"))
+    ]
     if not 2 <= len(starts) <= 4 or starts[0] != 0:
         return None
     pieces: list[tuple[Fraction, Unit]] = []
@@ -150,7 +174,9 @@ def _piece(found: Sequence[Token]) -> tuple[Fraction, Unit] | None:
     found = list(found)
     while len(found) > 1 and (found[-1].text in (",", "and") or found[-1].text == "{}"):
         found.pop()
-    if len(found) > 1 and all(token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in found[1:]):
+    if len(found) > 1 and all(
+        token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in found[1:]
+    ):
         marks = "".join(token.text for token in found[1:]).replace("''", '"')
         return (found[0].value, _FOOT if marks == "'" else _INCH) if len(marks) == 1 else None
     start, unit = unit_suffix(found)
@@ -201,12 +227,18 @@ def _is_plain_end(found: Sequence[Token]) -> bool:
     """A number in figures with a currency or unit, or a time: what a hyphen joins to a range."""
     numbers = [token for token in found if token.kind == "number"]
     has_clock = len(numbers) == 2 and any(token.is_sign(":") for token in found)
-    others = [token for token in found if token.kind not in ("number", "word") and not token.is_sign("%", "$", "€", "£", ":", "°")]
+    others = [
+        token
+        for token in found
+        if token.kind not in ("number", "word") and not token.is_sign("%", "$", "€", "£", ":", "°")
+    ]
     names_unit = all(token.mode == "text" or token.has_space for token in others if token.kind == "name")
     return (len(numbers) == 1 or has_clock) and all(token.kind == "name" for token in others) and names_unit
 
 
-def _with_ends(low: list[Token], high: list[Token], read: Reader, label: str, whole: list[Token] | None) -> Range | None:
+def _with_ends(
+    low: list[Token], high: list[Token], read: Reader, label: str, whole: list[Token] | None
+) -> Range | None:
     start, unit = unit_suffix(high)
     is_bare = unit_suffix(low)[1] == Unit() and not any(token.is_sign("$", "€", "£") for token in low)
     if unit and is_bare:
@@ -225,7 +257,9 @@ def _with_ends(low: list[Token], high: list[Token], read: Reader, label: str, wh
     return Range(*ends, difference, label)
 
 
-def read_congruence(found: Sequence[Token], members: Callable[[Sequence[Token]], list[list[Token]]]) -> Congruence | None:
+def read_congruence(
+    found: Sequence[Token], members: Callable[[Sequence[Token]], list[list[Token]]]
+) -> Congruence | None:
     """``x \\equiv 3 \\pmod 7``, ``3, 4 mod 7``; None for anything else."""
     places = [place for place, token in enumerate(found) if token.is_sign("mod")]
     if len(places) != 1:
@@ -303,39 +337,3 @@ def read_nested_list(found: Sequence[Token]) -> Matrix | None:
     if is_turned:
         cells = [list(column) for column in zip(*cells, strict=True)]
     return Matrix(tuple(map(tuple, cells)), is_list=True, is_turned=is_turned)
-
-
-def without_ordinals(found: Sequence[Token]) -> list[Token]:
-    """The tokens without the ending of an ordinal number: ``7th``, ``7^{\\text{th}}``."""
-    kept: list[Token] = []
-    place = 0
-    while place < len(found):
-        token = found[place]
-        after_number = bool(kept) and kept[-1].kind == "number" and not kept[-1].is_from_words
-        if after_number and token.text in _ORDINALS and (not token.has_space or token.mode == "text"):
-            place += 1
-            continue
-        raised = [each.text for each in found[place : place + 4]]
-        if after_number and raised[:1] == ["^"] and any(text in _ORDINALS for text in raised):
-            place += next(k for k, text in enumerate(raised) if text in _ORDINALS) + 1
-            while place < len(found) and found[place].text == "{}" and found[place].kind == "close":
-                place += 1
-            continue
-        kept.append(token)
-        place += 1
-    return kept
-
-
-def bare(found: Sequence[Token]) -> list[Token]:
-    """The tokens without groups that hold a single sign: ``4{:}45``."""
-    kept: list[Token] = []
-    place = 0
-    while place < len(found):
-        group = found[place : place + 3]
-        if len(group) == 3 and group[0].text == "{}" and group[1].is_sign(":", "=", ",") and group[2].text == "{}":
-            kept.append(replace(group[1], has_space=False))
-            place += 3
-        else:
-            kept.append(found[place])
-            place += 1
-    return kept

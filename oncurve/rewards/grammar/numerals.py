@@ -5,13 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from oncurve.rewards.grammar.lexer import Token
+from oncurve.rewards.grammar.figures import Token
 
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split(" ")
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split(" ")
+_ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 CARDINALS = {word: value for value, word in enumerate(_ONES)} | {
     word: 20 + 10 * place for place, word in enumerate(_TENS)
 }
@@ -45,7 +63,14 @@ def with_figures(found: Sequence[Token]) -> list[Token]:
             token = found[place]
             is_all_words = all(each.kind != "number" for each in found[place:end])
             result.append(
-                Token("number", str(value), value=value, has_space=token.has_space, mode=token.mode, is_from_words=is_all_words)
+                Token(
+                    "number",
+                    str(value),
+                    value=value,
+                    has_space=token.has_space,
+                    mode=token.mode,
+                    is_from_words=is_all_words,
+                )
             )
             place = end
         else:
@@ -102,7 +127,7 @@ def _figures(found: Sequence[Token], place: int) -> tuple[Fraction, int]:
         end += 1
     is_money = place > 0 and found[place - 1].is_sign("$", "€", "£")
     is_short = end < len(found) and found[end].kind in ("name", "word") and not found[end].has_space
-    is_last = end + 1 == len(found) or found[end + 1 : end + 2] and not found[end + 1].kind == "number"
+    is_last = end + 1 == len(found) or (found[end + 1 : end + 2] and found[end + 1].kind != "number")
     if factor == 1 and is_money and is_short and is_last and found[end].text in _SHORT_FACTORS:
         factor, end = _SHORT_FACTORS[found[end].text], end + 1
     value *= factor

@@ -11,7 +11,7 @@ from oncurve.rewards.grammar.values import Tree
 _FUNCTIONS: dict[str, Callable[..., float]] = {
     "sin": math.sin, "cos": math.cos, "tan": math.tan, "arcsin": math.asin, "arccos": math.acos, "arctan": math.atan,
     "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh, "ln": math.log, "log": math.log, "exp": math.exp,
-    "abs": abs, "max": max, "min": min,
+    "abs": math.fabs, "max": lambda *values: max(values), "min": lambda *values: min(values),
     "cot": lambda x: 1 / math.tan(x), "sec": lambda x: 1 / math.cos(x), "csc": lambda x: 1 / math.sin(x),
 }  # fmt: skip
 _CONSTANTS = {"π": math.pi, "e": math.e}

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from oncurve.rewards.grammar.exact import rational
-from oncurve.rewards.grammar.expressions import closing, parse
-from oncurve.rewards.grammar.lexer import Token, Unreadable
+from oncurve.rewards.grammar.expressions import closing
+from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.spellings import FUNCTIONS
-from oncurve.rewards.grammar.values import Quantity, Value, Words, number
+from oncurve.rewards.grammar.values import Value, Words
 
 _HEDGES = frozenset((
-    "either", "neither", "nor", "maybe", "perhaps", "possibly", "probably", "about", "approximately", "approx", "around",
+    "either", "neither", "nor", "maybe", "perhaps", "possibly", "probably", "about", "approximately", "approx",
+    "around",
     "roughly", "nearly", "almost", "not", "cannot", "never", "unless", "unsure", "guess", "ish", "between", "except",
-    "if", "isn", "doesn", "don", "nicht", "kein", "keine", "pas", "не", "kaum", "anything", "unknown", "else", "some", "any",
+    "if", "isn", "doesn", "don", "nicht", "kein", "keine", "pas", "не", "kaum", "anything", "unknown", "else",
+    "some", "any",
 ))  # fmt: skip
 """Words by which a text does not commit to the number beside them."""
 _HEDGING_PHRASES = (
-    ("more", "than"), ("less", "than"), ("fewer", "than"), ("greater", "than"), ("at", "least"), ("at", "most"), ("up", "to"), ("no", "more"), ("could", "be"), ("might", "be"),
+    ("more", "than"), ("less", "than"), ("fewer", "than"), ("greater", "than"), ("at", "least"), ("at", "most"),
+    ("up", "to"), ("no", "more"), ("could", "be"), ("might", "be"),
     ("may", "be"), ("or", "more"), ("or", "less"), ("can", "hold"),
 )  # fmt: skip
 _ADDING = frozenset(("add", "adds", "sum", "sums"))
 _LEADS = (
-    ("there", "are"), ("there", "is"), ("the", "answers", "are"), ("the", "answer", "is"), ("answer",), ("we", "get"), ("they", "are"), ("the", "final", "answer", "is"),
+    ("there", "are"), ("there", "is"), ("the", "answers", "are"), ("the", "answer", "is"), ("answer",), ("we",
+    "get"), ("they", "are"), ("the", "final", "answer", "is"),
     ("final", "answer"), ("the", "result", "is"), ("the", "value", "is"),
 )  # fmt: skip
 _ARTICLES = frozenset(("the", "a", "an"))
@@ -32,20 +36,24 @@ _SHORT_WORDS = frozenset(("go", "in", "no", "on", "up", "so", "if", "or", "is", 
 """Words of two letters that are no products of two variables."""
 _VERDICTS = frozenset(("yes", "no", "true", "false"))
 _TURNING = frozenset((
-    "yes", "no", "true", "false", "but", "or", "maybe", "perhaps", "possibly", "probably", "unless", "if", "sometimes", "depends",
+    "yes", "no", "true", "false", "but", "or", "maybe", "perhaps", "possibly", "probably", "unless", "if",
+    "sometimes", "depends",
     "although", "though", "however", "and",
 ))  # fmt: skip
 """Words after which a verdict may not hold."""
 REALS = frozenset((
-    "real numbers", "the real numbers", "all real values", "all real numbers", "all reals", "any real number", "all real x",
+    "real numbers", "the real numbers", "all real values", "all real numbers", "all reals", "any real number",
+    "all real x",
     "all real numbers x", "the set of real numbers", "the set of all real numbers", "every real number",
 ))  # fmt: skip
 NO_SOLUTION = frozenset((
-    "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set", "there is no solution",
+    "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set",
+    "there is no solution",
     "there are no solutions", "none exist",
 ))  # fmt: skip
 _NO_LIMIT = frozenset((
-    "dne", "does not exist", "doesn't exist", "the limit does not exist", "this limit does not exist", "limit does not exist",
+    "dne", "does not exist", "doesn't exist", "the limit does not exist", "this limit does not exist",
+    "limit does not exist",
     "the limit doesn't exist", "no limit", "it does not exist",
 ))  # fmt: skip
 _BECAUSE = frozenset(("because", "since", "as"))
@@ -65,7 +73,9 @@ class Clause:
 def phrase(found: Sequence[Token]) -> str:
     """The tokens as text in lower case, with spaces where they are."""
     text = "".join(
-        (" " if token.has_space and place else "") + token.text.lower() for place, token in enumerate(found) if token.text != "{}"
+        (" " if token.has_space and place else "") + token.text.lower()
+        for place, token in enumerate(found)
+        if token.text != "{}"
     )
     return " ".join(text.split()).strip(" .!")
 
@@ -75,10 +85,13 @@ def is_hedged(found: Sequence[Token]) -> bool:
     texts = [token.text.lower() for token in found]
     if any(token.is_sign("?", "≈", "...") for token in found) or not _HEDGES.isdisjoint(texts):
         return True
-    for place, (one, other) in enumerate(zip(texts, texts[1:], strict=False)):
+    for place, (one, other) in enumerate(itertools.pairwise(texts)):
         if (one, other) in _HEDGING_PHRASES and not (one == "up" and place and texts[place - 1] in _ADDING):
             return True
-    return any(one.endswith("n") and two == "'" and three == "t" for one, two, three in zip(texts, texts[1:], texts[2:], strict=False))
+    return any(
+        one.endswith("n") and two == "'" and three == "t"
+        for one, two, three in zip(texts, texts[1:], texts[2:], strict=False)
+    )
 
 
 def is_plain_words(found: Sequence[Token]) -> bool:
@@ -87,7 +100,11 @@ def is_plain_words(found: Sequence[Token]) -> bool:
     for token in found:
         if token.kind == "word":
             has_word = True
-        elif token.kind not in ("name",) and not (token.kind == "number" and token.is_from_words) and not token.is_sign("-", "'", ".", ",", "!", ";", ":", '"'):
+        elif (
+            token.kind not in ("name",)
+            and not (token.kind == "number" and token.is_from_words)
+            and not token.is_sign("-", "'", ".", ",", "!", ";", ":", '"')
+        ):
             return False
     return has_word
 
@@ -102,7 +119,9 @@ def words_value(found: Sequence[Token]) -> Value | None:
     text = phrase(found)
     if len(found) == 1 and found[0].mode != "text":
         return _single(found[0], text)
-    if any(token.text.lower() in ("and", "or") for token in found) or any(token.is_sign(",", ";", ":") for token in found):
+    if any(token.text.lower() in ("and", "or") for token in found) or any(
+        token.is_sign(",", ";", ":") for token in found
+    ):
         return None if len(found) <= MAX_WORDS and text not in NO_SOLUTION else Words(text)
     if text in REALS or text in NO_SOLUTION:
         return None
@@ -167,22 +186,10 @@ def _restated(outside: list[Token], inside: list[Token]) -> list[Token] | None:
     """The figures of a number that is also given in words: "7 (seven)" and "seven (7)"."""
     is_pair = len(outside) == len(inside) == 1 and outside[0].kind == inside[0].kind == "number"
     if not is_pair:
-        is_word = len(outside) == 1 and outside[0].kind == "number" and len(inside) == 1 and inside[0].text.lower() == "one"
-        return outside if is_word and outside[0].value == 1 else _single_words(outside, inside)
+        return None
     if outside[0].value != inside[0].value or outside[0].is_from_words == inside[0].is_from_words:
         raise Unreadable("two numbers")
     return outside
-
-
-def _single_words(outside: list[Token], inside: list[Token]) -> list[Token] | None:
-    from_words = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten"}
-    if len(outside) == len(inside) == 1:
-        for figure, word in ((outside[0], inside[0]), (inside[0], outside[0])):
-            if figure.kind == "number" and word.text.lower() in from_words.values():
-                if from_words.get(int(figure.value)) != word.text.lower():
-                    raise Unreadable("two numbers")
-                return [figure]
-    return None
 
 
 def without_lead(found: list[Token]) -> list[Token]:
@@ -195,7 +202,9 @@ def without_lead(found: list[Token]) -> list[Token]:
     return found
 
 
-_OPENERS = frozenset(("for", "where", "with", "if", "when", "then", "given", "provided", "assuming", "whenever", "since", "because"))
+_OPENERS = frozenset(
+    ("for", "where", "with", "if", "when", "then", "given", "provided", "assuming", "whenever", "since", "because")
+)
 _QUANTIFIERS = frozenset(("all", "any", "every", "each", "some"))
 
 
@@ -238,17 +247,28 @@ def _clause(before: list[Token], behind: list[Token]) -> Clause:
             return Clause("always", before)
         return Clause("integers", before, *domain)
     is_real = words & {"real", "reals", "ℝ", "x"} and not words & {"<", ">", "<=", ">=", "!=", "="}
-    if opener in ("for", "with", "where") and words & (_QUANTIFIERS | {"∈", "real"}) and is_real and not words & {"positive", "negative"}:
+    if (
+        opener in ("for", "with", "where")
+        and words & (_QUANTIFIERS | {"∈", "real"})
+        and is_real
+        and not words & {"positive", "negative"}
+    ):
         return Clause("always", before)
     return Clause("condition", before)
 
 
 def _integers(found: Sequence[Token]) -> tuple[str, str] | None:
     """The letter that a clause makes an integer, and where it is from; None for any other clause."""
-    body = [token for token in found if token.text.lower() not in (*_QUANTIFIERS, "an", "a", "is", "are", "{}", "where", "for", ".", "number")]
+    body = [
+        token
+        for token in found
+        if token.text.lower() not in (*_QUANTIFIERS, "an", "a", "is", "are", "{}", "where", "for", ".", "number")
+    ]
     texts = [token.text for token in body]
     lowered = [text.lower() for text in texts]
-    letters = [token.text for token in body if token.kind == "name" and len(token.text) == 1 and token.text not in "ℤℕℝℚℂ"]
+    letters = [
+        token.text for token in body if token.kind == "name" and len(token.text) == 1 and token.text not in "ℤℕℝℚℂ"
+    ]
     if len(letters) != 1:
         return None
     rest = [text for text in lowered if text != letters[0].lower()]
@@ -259,9 +279,3 @@ def _integers(found: Sequence[Token]) -> tuple[str, str] | None:
     if rest in (["positive", "integer"], ["nonnegative", "integer"], ["odd", "integer"], ["even", "integer"]):
         return letters[0], " ".join(rest)
     return None
-
-
-def constant(found: Sequence[Token]) -> Quantity | None:
-    """The rational number that tokens write; None for anything else."""
-    value = rational(parse(found))
-    return None if value is None else Quantity(number(value))

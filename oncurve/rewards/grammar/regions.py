@@ -1,22 +1,23 @@
-"""Sets of real numbers and algebras of letters: unions of intervals, and tables of truth."""
+"""Sets of real numbers as unions of intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cmp_to_key, reduce
-from typing import Literal
 
+from oncurve.rewards.grammar.brackets import closing, split, top
 from oncurve.rewards.grammar.exact import infinity, rational, same
-from oncurve.rewards.grammar.expressions import closing, parse, split
-from oncurve.rewards.grammar.lexer import Token, Unreadable
+from oncurve.rewards.grammar.expressions import parse
+from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.numeric import approximation
-from oncurve.rewards.grammar.values import Interval, Region, Tree, Truths, negative, number, quotient
+from oncurve.rewards.grammar.values import Interval, Region, Tree, negative, number, quotient
 
 MAX_PIECES = 32
-MAX_LETTERS = 6
 ORDERS = ("<", "<=", ">", ">=")
 SIGNS = (*ORDERS, "!=", "∪", "∩", "∖", "∈", "∉")
 """Signs that make a set of numbers of what stands around them."""
+RELATIONS = ("=", "≈", "≡", "⇒", "⇔", "→", "≅", "∝", "⊂", "⊆", "⊥", "∥", *SIGNS)
+"""Signs between the sides of a relation."""
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 REALS = Region((Interval(None, None),))
@@ -66,23 +67,13 @@ def _atom(found: Sequence[Token]) -> Region:
             inside = read_region(pieces[1])
             name = variable(pieces[0])
             return Region((inside if sign == "∈" else complement(inside)).intervals, name)
-    if any(token.is_sign(*ORDERS, "!=") for piece in split(found, ",", "|", ":") for token in _top(piece)) and (
+    if any(token.is_sign(*ORDERS, "!=") for piece in split(found, ",", "|", ":") for token in top(piece)) and (
         first.text != "{" or closing(found, 0) != len(found) - 1
     ):
         return chain(found)
     if first.kind == "open" and closing(found, 0) == len(found) - 1:
         return _bracketed(found)
     raise Unreadable("no set of numbers")
-
-
-def _top(found: Sequence[Token]) -> list[Token]:
-    """The tokens outside of brackets."""
-    kept, depth = [], 0
-    for token in found:
-        depth += (token.kind == "open") - (token.kind == "close")
-        if depth == 0:
-            kept.append(token)
-    return kept
 
 
 def _half_line(found: Sequence[Token]) -> Region:
@@ -142,7 +133,11 @@ def interval(low: Tree, high: Tree, *, is_low_open: bool, is_high_open: bool) ->
         raise Unreadable("an interval that begins at infinity")
     closed = (signs[0] is not None and not is_low_open) or (signs[1] is not None and not is_high_open)
     return Interval(
-        None if signs[0] else low, None if signs[1] else high, is_low_open or bool(signs[0]), is_high_open or bool(signs[1]), closed
+        None if signs[0] else low,
+        None if signs[1] else high,
+        is_low_open or bool(signs[0]),
+        is_high_open or bool(signs[1]),
+        closed,
     )
 
 
@@ -157,7 +152,7 @@ def variable(found: Sequence[Token]) -> str:
 def chain(found: Sequence[Token]) -> Region:
     """The numbers that satisfy ``1 < x <= 3``, ``x > 2`` or ``2x > 6``."""
     sides = [parse(side) for side in split(found, *ORDERS, "!=")]
-    signs = [token.text for token in _top(found) if token.is_sign(*ORDERS, "!=")]
+    signs = [token.text for token in top(found) if token.is_sign(*ORDERS, "!=")]
     names = frozenset().union(*(side.symbols() for side in sides))
     if len(sides) not in (2, 3) or not names:
         raise Unreadable("no inequality in one variable")
@@ -183,11 +178,13 @@ def _solved(left: Tree, sign: str, right: Tree) -> Region:
 
 def _linear(tree: Tree, name: str) -> tuple[Tree, Tree] | None:
     """Slope and offset of an expression that is linear in a variable with rational numbers."""
-    values = [rational(_put(tree, name, number(place))) for place in (0, 1, 2, 3, 7)]
+    values = [rational(put_all(tree, {name: number(place)})) for place in (0, 1, 2, 3, 7)]
     if None in values:
         return None
     offset, slope = values[0], values[1] - values[0]  # type: ignore[operator]
-    is_linear = slope != 0 and all(value == offset + slope * x for value, x in zip(values, (0, 1, 2, 3, 7), strict=True))  # type: ignore[operator]
+    is_linear = slope != 0 and all(
+        value == offset + slope * x for value, x in zip(values, (0, 1, 2, 3, 7), strict=True)
+    )  # type: ignore[operator]
     return (number(slope), number(offset)) if is_linear and not _has_bend(tree) else None  # type: ignore[arg-type]
 
 
@@ -199,12 +196,6 @@ def _has_bend(tree: Tree) -> bool:
 
 def _parts(tree: Tree) -> list[Tree]:
     return [tree, *(inner for part in tree.parts for inner in _parts(part))]
-
-
-def _put(tree: Tree, name: str, value: Tree) -> Tree:
-    if tree.kind == "symbol":
-        return value if tree.name == name else tree
-    return Tree(tree.kind, tuple(_put(part, name, value) for part in tree.parts), tree.name, tree.value)
 
 
 def _half(bound: Tree, sign: str) -> tuple[Interval, ...]:
@@ -270,7 +261,11 @@ def normal(region: Region) -> Region:
         if _touches(last, piece):
             high = max((last, piece), key=cmp_to_key(lambda one, other: _order(_upper(one), _upper(other), infinite=1)))
             kept[-1] = Interval(
-                last.low, high.high, last.is_low_open, high.is_high_open, last.is_infinity_closed or high.is_infinity_closed
+                last.low,
+                high.high,
+                last.is_low_open,
+                high.is_high_open,
+                last.is_infinity_closed or high.is_infinity_closed,
             )
         else:
             kept.append(piece)
@@ -322,70 +317,6 @@ def complement(region: Region) -> Region:
             sides.append(Interval(piece.high, None, is_low_open=not piece.is_high_open))
         result = intersection(result, Region(tuple(sides)))
     return Region(result.intervals, region.variable)
-
-
-_RANKS = (("⇔",), ("⇒", "→"), ("∨", "∪"), ("∧", "∩", "∖"))
-"""Signs of an algebra, the loosest first."""
-
-
-def read_truths(found: Sequence[Token], letters: Sequence[str] = ()) -> Truths:
-    """The algebra of sets or statements that tokens write; ``letters`` are counted beside its own. Raises Unreadable."""
-    own = {token.text for token in found if token.kind == "name"}
-    names = tuple(sorted(own | set(letters)))
-    if not own or len(names) > MAX_LETTERS or any(len(name) != 1 or not name.isascii() for name in names):
-        raise Unreadable("no algebra of letters")
-    is_logic = any(token.is_sign("∧", "∨", "¬", "⇒", "⇔", "→") for token in found)
-    kind: Literal["sets", "statements"] = "statements" if is_logic else "sets"
-    if kind == "sets" and not all(name.isupper() for name in names):
-        raise Unreadable("no algebra of sets")
-    everything = frozenset(range(2 ** len(names)))
-    members = {name: frozenset(row for row in everything if row >> place & 1) for place, name in enumerate(names)}
-    return Truths(names, _rows(list(found), members, everything, 0), kind)
-
-
-def _rows(found: list[Token], members: dict[str, frozenset[int]], everything: frozenset[int], depth: int) -> frozenset[int]:
-    if depth > 20 or not found:
-        raise Unreadable("no algebra of letters")
-    for signs in _RANKS:
-        pieces = split(found, *signs)
-        if len(pieces) > 1:
-            used = [token.text for token in _top(found) if token.is_sign(*signs)]
-            values = [_rows(piece, members, everything, depth + 1) for piece in pieces]
-            return _combined(values, used, everything)
-    if found[0].is_sign("¬"):
-        return everything - _rows(found[1:], members, everything, depth + 1)
-    if found[-1].is_sign("ᶜ", "'"):
-        return everything - _rows(found[:-1], members, everything, depth + 1)
-    if found[0].text == "overline" and len(found) > 1:
-        inside = found[1:]
-        if any(token.text == "overline" for token in inside):
-            raise Unreadable("a bar over a bar")
-        return everything - _rows(inside, members, everything, depth + 1)
-    if len(found) == 1 and found[0].text in members and found[0].kind == "name":
-        return members[found[0].text]
-    if found[0].text in ("(", "{}") and closing(found, 0) == len(found) - 1:
-        return _rows(found[1:-1], members, everything, depth + 1)
-    raise Unreadable("no algebra of letters")
-
-
-def _combined(values: list[frozenset[int]], used: list[str], everything: frozenset[int]) -> frozenset[int]:
-    if used[0] in ("⇒", "→"):  # from the right
-        total = values[-1]
-        for value in reversed(values[:-1]):
-            total |= everything - value
-        return total
-    total = values[0]
-    for sign, value in zip(used, values[1:], strict=True):
-        match sign:
-            case "∪" | "∨":
-                total |= value
-            case "∩" | "∧":
-                total &= value
-            case "∖":
-                total -= value
-            case _:
-                total = everything - (total ^ value)
-    return total
 
 
 def put_all(tree: Tree, values: dict[str, Tree]) -> Tree:

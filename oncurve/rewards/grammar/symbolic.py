@@ -5,16 +5,14 @@ No text is ever given to sympy: its expressions are built from our own trees, wi
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
 from typing import Any
 
 import sympy
 
 from oncurve.errors import Failure, attempt
-from oncurve.rewards.grammar.comparison import equal, read_reference
-from oncurve.rewards.grammar.exact import NotExactError, infinity, rational
-from oncurve.rewards.grammar.lexer import Unreadable
+from oncurve.rewards.grammar.equality import equal, read_reference
+from oncurve.rewards.grammar.exact import rational
+from oncurve.rewards.grammar.figures import Unreadable
 from oncurve.rewards.grammar.values import Tree
 
 MAX_DEGREE = 1_000
@@ -65,14 +63,10 @@ def _built(tree: Tree) -> Any:
     match tree.kind:
         case "symbol":
             return _symbol(tree)
-        case "sum":
-            return sympy.Add(*map(_built, tree.parts))
-        case "product":
-            return sympy.Mul(*map(_built, tree.parts))
-        case "power":
-            return _power(*tree.parts)
-        case "root":
-            return _root(*tree.parts)
+        case "sum" | "product":
+            return (sympy.Add if tree.kind == "sum" else sympy.Mul)(*map(_built, tree.parts))
+        case "power" | "root":
+            return (_power if tree.kind == "power" else _root)(*tree.parts)
         case "factorial":
             return (sympy.factorial2 if tree.name == "!!" else sympy.factorial)(_small(tree.parts[0]))
         case "call":
@@ -208,4 +202,3 @@ def _has_digits(value: Any, most: int) -> bool:
 
 
 _same(sympy.sin(sympy.Symbol("#0")) ** 2, sympy.Integer(1))  # the tables are built before the first answer is timed
-_ = (math, Fraction, NotExactError, infinity)

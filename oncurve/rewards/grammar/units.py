@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from oncurve.rewards.grammar.lexer import Token
+from oncurve.rewards.grammar.figures import Token
 
 MAX_UNIT_TOKENS = 24
 MAX_POWER = 9
@@ -231,7 +231,12 @@ def _may_begin(found: Sequence[Token], start: int, *, with_letters: bool) -> boo
     is_number = before.kind == "number"
     if token.kind == "name":
         is_prefix = token.text == "μ" and start + 1 < len(found)
-        return with_letters and (token.has_space or is_prefix) and is_number and (_known(token.text) is not None or is_prefix)
+        return (
+            with_letters
+            and (token.has_space or is_prefix)
+            and is_number
+            and (_known(token.text) is not None or is_prefix)
+        )
     if token.kind != "word":
         return token.is_sign("/") and is_number and all(each.kind == "word" for each in found[start + 1 :])
     if is_number and not token.has_space:
@@ -253,7 +258,7 @@ def compose(found: Sequence[Token]) -> Unit | None:
     return reader.unit() if not reader.needs_name else None
 
 
-def _words(found: list[Token]) -> Iterator[str]:  # noqa: C901 - one case for each spelling
+def _words(found: list[Token]) -> Iterator[str]:
     """The tokens as words, powers and signs of multiplication and division."""
     place = 0
     while place < len(found):

@@ -17,9 +17,9 @@ TreeKind = Literal[
 class Tree:
     """An expression.
 
-    The kinds hold: ``number`` its value; ``symbol`` its name; ``power`` base and exponent; ``call`` a function's name and
-    its arguments; ``root`` the radicand and the index; ``plusminus`` what the sign stands before, with the sign as name;
-    ``operator`` a sum, product, integral or limit: its name, then bounds and body.
+    The kinds hold: ``number`` its value; ``symbol`` its name; ``power`` base and exponent; ``call`` a function's name
+    and its arguments; ``root`` the radicand and the index; ``plusminus`` what the sign stands before, with the sign as
+    name; ``operator`` a sum, product, integral or limit: its name, then bounds and body.
     """
 
     kind: TreeKind
@@ -236,7 +236,7 @@ class Family:
 
 
 Value = (
-    Quantity | Amounts | Sequence | Named | Relation | Region | Truths | Matrix | Ratio | Range | Congruence | Date | Time
-    | Choice | Words | Conditional | Family
+    Quantity | Amounts | Sequence | Named | Relation | Region | Truths | Matrix | Ratio | Range | Congruence | Date
+    | Time | Choice | Words | Conditional | Family
 )  # fmt: skip
 """What an answer can be."""
