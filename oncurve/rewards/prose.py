@@ -141,7 +141,7 @@ def _result(words: list[str], last: int) -> int:
     equal = next((place for place in range(last - 1, begins, -1) if "=" in words[place]), None)
     if equal is None:
         return last
-    result = next(place for place in range(equal, last + 1) if re.search(r"=.*\d|^[^=]*\d", words[place]))
+    result = next((place for place in range(equal, last + 1) if re.search(r"=.*\d|^[^=]*\d", words[place])), last)
     between = [word.lower() for word in words[result + 1 : last]]
     return result if between and not between[-1].endswith(",") and _OF_WHAT.intersection(between[-2:]) else last
 
@@ -149,7 +149,7 @@ def _result(words: list[str], last: int) -> int:
 def _has_number(words: list[str], place: int) -> bool:
     """A word has a digit that numbers no step or equation."""
     named = place > 0 and words[place - 1].lower().lstrip("(") in _PLACE_NAMES
-    return any(sign.isdigit() for sign in words[place]) and not (
+    return any(sign.isdecimal() for sign in words[place]) and not (
         named and re.fullmatch(r"\(?\d+\)?[.:,)]*", words[place])
     )
 

@@ -323,8 +323,6 @@ def _adapted(found: Value, wanted: Value) -> tuple[Value, Value]:
         wanted = wanted.value
     if isinstance(found, Family) != isinstance(wanted, Family):
         found, wanted = _without_family(found), _without_family(wanted)
-    if isinstance(found, Members) and found.kind == "set" and len(found.members) == 1 and isinstance(wanted, Quantity):
-        found = found.members[0] if isinstance(found.members[0], Quantity) else found
     if isinstance(wanted, Relation) and isinstance(found, Quantity):
         return found, wanted
     return found, wanted

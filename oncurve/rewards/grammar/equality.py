@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence as AnySequence
 from dataclasses import dataclass
 
 from oncurve.rewards.grammar.choices import chosen_letter
@@ -16,7 +16,7 @@ from oncurve.rewards.grammar.preparation import prepared, trimmed
 from oncurve.rewards.grammar.reading import MAX_CHARACTERS, read
 from oncurve.rewards.grammar.regions import OrderError
 from oncurve.rewards.grammar.truths import read_truths
-from oncurve.rewards.grammar.values import Choice, Date, Quantity, Time, Truths, Value, Words
+from oncurve.rewards.grammar.values import Choice, Date, Quantity, Sequence, Time, Truths, Value, Words
 
 _THOUSANDS = re.compile(r"\d,\d{3}")
 _LETTER = re.compile(r"\d\s+[a-zA-Z](?![a-zA-Z])")
@@ -90,7 +90,7 @@ def _equal(text: str, reference: Reference, comparison: Comparison) -> bool:
             return _same_words(text, wanted)
     if _is_base_digits(text, wanted):
         return True
-    value = read(text)
+    value = _without_braces(read(text), wanted)
     if comparison.same(value, wanted):
         return True
     candidates = (value, *_other_readings(text, value))
@@ -100,6 +100,12 @@ def _equal(text: str, reference: Reference, comparison: Comparison) -> bool:
         for other in (wanted, *reference.others)
         if (found, other) != (value, wanted)
     )
+
+
+def _without_braces(value: Value, wanted: Value) -> Value:
+    """The number of a set of one number, where a number is wanted."""
+    is_single = isinstance(value, Sequence) and value.kind == "set" and len(value.members) == 1
+    return value.members[0] if is_single and isinstance(wanted, Quantity) else value  # type: ignore[union-attr]
 
 
 def _chooses(text: str, letter: str) -> bool:
@@ -154,7 +160,7 @@ def _same_truths(found: Truths, wanted: Truths, text: str, reference: str) -> bo
     return found.rows == wanted.rows
 
 
-def _spread(truths: Truths, letters: Sequence[str]) -> frozenset[int]:
+def _spread(truths: Truths, letters: AnySequence[str]) -> frozenset[int]:
     """The rows of a table over more letters."""
     places = [letters.index(letter) for letter in truths.letters]
     return frozenset(

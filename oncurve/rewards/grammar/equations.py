@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oncurve.rewards.grammar.brackets import closing
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.figures import Token, Unreadable
-from oncurve.rewards.grammar.phrases import phrase
+from oncurve.rewards.grammar.phrases import is_hedged, phrase
 from oncurve.rewards.grammar.values import Tree
 
 
 def stated_side(sides: list[list[Token]]) -> list[Token] | None:
     """The side of a chain that states its value; None for an equation that states none."""
     trees = [tree_or_none(side) for side in sides]
-    if (
-        len(sides) == 2
-        and trees[1] is not None
-        and trees[1].kind == "symbol"
-        and trees[1].symbols()
-        and trees[0] is not None
-    ):
-        return None if trees[0].symbols() else sides[0]  # 5 = x
+    if len(sides) == 2 and trees[0] is not None and not trees[0].symbols() and name_of(sides[1]) is not None:
+        return sides[0]  # 5 = x
+    if len(sides) == 2 and trees[1] is not None and trees[1].kind == "symbol" and trees[1].symbols():
+        return None
     is_computed = all(tree is None or not tree.symbols() for tree in trees[:-1])
     if trees[0] is not None and trees[0].has("operator"):
         return sides[-1]
@@ -68,6 +65,8 @@ def refuse_contradiction(sides: list[list[Token]]) -> None:
 def name_of(found: Sequence[Token]) -> str | None:
     """The name on the left of an equation: a variable, a function's name, a segment, words; None for an expression."""
     found = [token for token in found if token.text not in ("{}",) or token.kind == "sign"]
+    if found and found[0].kind == "word" and is_hedged(found):
+        raise Unreadable("a condition")
     if not found or any(token.kind == "number" and place == 0 for place, token in enumerate(found)):
         return None
     if found[0].text in ("∠", "△") and len(found) == 2:
@@ -81,6 +80,11 @@ def name_of(found: Sequence[Token]) -> str | None:
             if any(t.kind == "word" for t in found)
             else "".join(t.text for t in found)
         )
+    is_applied = (
+        len(found) > 3 and found[0].kind == "name" and found[1].text == "(" and closing(found, 1) == len(found) - 1
+    )
+    if is_applied and (found[0].text in "PnNE" or any(token.is_sign("∪", "∩", "|", "ᶜ") for token in found)):
+        return "".join(token.text for token in found)
     tree = tree_or_none(list(found))
     if tree is not None and tree.kind == "symbol" and tree.symbols():
         return tree.name

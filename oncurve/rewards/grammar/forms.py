@@ -299,7 +299,7 @@ def read_matrix(found: Sequence[Token]) -> Matrix | None:
     before, after = found[: start - bool(is_array)], found[stop + 1 + bool(is_array) :]
     if name not in MATRICES and not is_array:
         return None
-    is_turned = _is_transposed(after)
+    is_turned = is_transposed(after)
     if after and not is_turned:
         return None
     rows = [split(row, "&") for row in split(found[start + 1 : stop], "\\\\") if row]
@@ -316,7 +316,8 @@ def read_matrix(found: Sequence[Token]) -> Matrix | None:
     return Matrix(tuple(map(tuple, cells)))
 
 
-def _is_transposed(after: Sequence[Token]) -> bool:
+def is_transposed(after: Sequence[Token]) -> bool:
+    """Whether tokens are the sign of a transposed matrix."""
     texts = [token.text for token in after if token.text != "{}"]
     return len(texts) == 2 and texts[0] == "^" and texts[1] in ("T", "⊤")
 
@@ -326,7 +327,7 @@ def read_nested_list(found: Sequence[Token]) -> Matrix | None:
     if not found or found[0].text not in ("[", "("):
         return None
     stop = closing(found, 0)
-    is_turned = _is_transposed(found[stop + 1 :])
+    is_turned = is_transposed(found[stop + 1 :])
     rows = split(found[1:stop], ",")
     is_nested = all(row and row[0].text in ("[", "(") and closing(row, 0) == len(row) - 1 for row in rows)
     if not is_nested or (stop != len(found) - 1 and not is_turned):

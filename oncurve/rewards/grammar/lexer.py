@@ -38,6 +38,8 @@ MAX_TOKENS = 700
 _CHARACTERS = translation()
 _RAISED = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
 _LOWERED = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
+_QED = re.compile(r"(?<=[\s{(])\(?Q\.?\s?E\.?\s?D\.?\)?(?=\s*[})]*\s*$)")
+"""The end of a proof."""
 _LETTERS = re.compile(r"[^\W\d_]+")
 _COMMAND = re.compile(r"\\([a-zA-Z]+)\*?")
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree|deg)\s*\}|\\(?:circ|degree|deg)(?![a-zA-Z]))")
@@ -62,7 +64,7 @@ def tokens(text: str) -> list[Token]:
     """
     text = _RAISED.sub(lambda found: "^{" + "".join(SUPERSCRIPTS[sign] for sign in found.group()) + "}", text)
     text = _LOWERED.sub(lambda found: "_{" + "".join(SUBSCRIPTS[sign] for sign in found.group()) + "}", text)
-    text = text.translate(_CHARACTERS)
+    text = _QED.sub("", text).translate(_CHARACTERS)
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(sign, sign)) for sign in text)
     return _Lexer(text).run()

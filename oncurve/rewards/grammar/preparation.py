@@ -46,8 +46,19 @@ def separated(found: list[Token], *, everywhere: bool) -> list[Token]:
     return result
 
 
+def _is_balanced(found: list[Token]) -> bool:
+    depth = 0
+    for token in found:
+        depth += (token.kind == "open") - (token.kind == "close")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
 def _inward(found: list[Token]) -> list[Token]:
     """``]1,4[`` with the brackets of an open interval."""
+    if _is_balanced(found):
+        return found
     depth, turned = 0, list(found)
     for place, token in enumerate(found):
         if token.text == "]" and depth == 0:
@@ -85,6 +96,8 @@ def _counts(found: list[Token]) -> bool:
 def _is_formula(found: Sequence[Token]) -> bool:
     """What follows an equals sign at the beginning is a formula of a spreadsheet, which nobody has computed."""
     rest = found[1:] if found[0].is_sign("-") else found
+    if not rest:
+        return False
     has_operation = any(token.is_sign("+", "-", "*", "/", "^", "&") for token in rest[1:])
     cell = rest[0].kind == "name" and rest[0].text.isupper() and len(rest) > 1 and rest[1].kind == "number"
     return has_operation or cell or any(token.kind == "word" and token.text.isupper() for token in rest)

@@ -76,7 +76,16 @@ def _currency(found: list[Token]) -> tuple[int, str, list[Token]]:
 def _with_base(found: list[Token]) -> list[Token]:
     """A number and its base behind a macro, ``\\text{110}_2``, as one token."""
     texts = [token for token in found if token.text != "{}"]
-    is_based = len(texts) == 3 and texts[0].kind == texts[2].kind == "number" and texts[1].is_sign("_")
+    texts = (
+        [token for token in texts if token.text not in ("(", ")", "in")]
+        if any(t.text == "base" for t in texts)
+        else texts
+    )
+    is_based = (
+        len(texts) == 3
+        and texts[0].kind == texts[2].kind == "number"
+        and (texts[1].is_sign("_") or texts[1].text.lower() == "base")
+    )
     digits, base = (texts[0].text, texts[2].value) if is_based else ("", 0)
     if not is_based or not digits.isdigit() or not 2 <= base <= 36 or any(int(digit) >= base for digit in digits):
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cmp_to_key, reduce
 
 from oncurve.rewards.grammar.brackets import closing, split, top
@@ -10,7 +11,7 @@ from oncurve.rewards.grammar.exact import infinity, rational, same
 from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.numeric import approximation
-from oncurve.rewards.grammar.values import Interval, Region, Tree, negative, number, quotient
+from oncurve.rewards.grammar.values import Interval, Region, Tree, negative, number, product, quotient
 
 MAX_PIECES = 32
 ORDERS = ("<", "<=", ">", ">=")
@@ -173,7 +174,47 @@ def _solved(left: Tree, sign: str, right: Tree) -> Region:
         slope, offset = line
         turned = sign if rational(slope) > 0 else _TURNED[sign]  # type: ignore[operator]
         return Region(_half(quotient(negative(offset), slope), turned), next(iter(names)))
-    raise Unreadable("no linear inequality")
+    return _bent(left, sign, right, names)
+
+
+def _bent(left: Tree, sign: str, right: Tree, names: frozenset[str]) -> Region:
+    """The numbers that satisfy ``|x - 2| < 3`` or a quadratic inequality in one variable."""
+    name = next(iter(names), "")
+    if left.kind == "call" and left.name == "abs" and not right.symbols() and sign in _TURNED:
+        inner = left.parts[0]
+        low, high = _solved(inner, _TURNED[sign], negative(right)), _solved(inner, sign, right)
+        if sign == "!=":
+            return intersection(low, high)
+        return (intersection if sign in ("<", "<=") else union)(low, high)
+    difference = Tree("sum", (left, negative(right)))
+    values = [rational(put_all(difference, {name: number(place)})) for place in (0, 1, -1, 2, 5)]
+    if len(names) != 1 or difference.has("call", "root", "operator", "determinant") or None in values:
+        raise Unreadable("no inequality that can be solved")
+    c, plus, minus, *others = values
+    a, b = (plus + minus) / 2 - c, (plus - minus) / 2  # type: ignore[operator]
+    if a == 0 or any(value != a * x * x + b * x + c for value, x in zip(others, (2, 5), strict=True)):  # type: ignore[operator]
+        raise Unreadable("no inequality that can be solved")
+    return Region(_between_roots(a, b, c, sign if a > 0 else _TURNED[sign]).intervals, name)  # type: ignore[arg-type]
+
+
+def _between_roots(a: Fraction, b: Fraction, c: Fraction, sign: str) -> Region:
+    """Where a parabola that opens upwards is below, above or not zero."""
+    discriminant = b * b - 4 * a * c
+    if discriminant < 0:
+        return EMPTY if sign in ("<", "<=") else REALS
+    root = Tree("root", (number(discriminant), number(2)))
+    low, high = (
+        Tree("product", (number(1 / (2 * a)), Tree("sum", (number(-b), product(number(turn), root)))))
+        for turn in ((-1, 1) if a > 0 else (1, -1))
+    )
+    inside = Interval(low, high, sign == "<", sign == "<")
+    if sign in ("<", "<="):
+        return Region((inside,)) if _is_nonempty(_lower(inside), _upper(inside)) else EMPTY
+    if sign == "!=":
+        gaps = (Interval(point, point, is_low_open=False, is_high_open=False) for point in (low, high))
+        return complement(normal(Region(tuple(gaps))))
+    outside = Interval(low, high, sign == ">=", sign == ">=")
+    return complement(Region((outside,))) if _is_nonempty(_lower(outside), _upper(outside)) else REALS
 
 
 def _linear(tree: Tree, name: str) -> tuple[Tree, Tree] | None:

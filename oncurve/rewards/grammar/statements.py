@@ -355,6 +355,9 @@ class Reader:
         """A tuple, set or list of lists in one pair of brackets; None for anything else."""
         if (nested := forms.read_nested_list(found)) is not None:
             return nested
+        if len(found) > 5 and forms.is_transposed(found[(stop := closing_or_none(found) or 0) + 1 :]) and stop:
+            pieces = self.pieces(found[1:stop])
+            return Members("tuple", tuple(self.value(piece) for piece in pieces), "⟨⟩") if len(pieces) > 1 else None
         opening, close = found[0].text, found[-1].text
         if found[0].kind != "open" or opening == "{}" or closing(found, 0) != len(found) - 1:
             return None

@@ -229,8 +229,13 @@ def _may_begin(found: Sequence[Token], start: int, *, with_letters: bool) -> boo
     if token.text == "frac":
         return any(each.mode == "text" for each in found[start:])
     is_number = before.kind == "number"
+    are_names = all(each.kind in ("name", "word", "sign") for each in found[start:])
+    is_rate = are_names and any(each.is_sign("/") for each in found[start:])
+    if is_number and is_rate and not token.has_space and with_letters and token.text not in ("/", "*"):
+        return True
     if token.kind == "name":
-        is_prefix = token.text == "μ" and start + 1 < len(found)
+        after = found[start + 1].text if start + 1 < len(found) else ""
+        is_prefix = (token.text == "μ" and after != "") or after == "Ω"
         return (
             with_letters
             and (token.has_space or is_prefix)
@@ -273,6 +278,7 @@ def _words(found: list[Token]) -> Iterator[str]:
             middle = next((k for k in range(place, len(found)) if found[k].kind == "close"), len(found))
             yield from _words(found[place:middle])
             yield "/"
+            place = middle
         elif token.kind == "number":
             yield f"^{token.text}" if place > 1 and not token.has_space else "?"
         elif token.is_sign("°") and after is not None and after.text in ("C", "F", "K"):
