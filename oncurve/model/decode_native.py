@@ -9,6 +9,7 @@ from torch import Tensor
 
 from oncurve.model.caches import LayerCache
 from oncurve.model.forward_backward import Angles
+from oncurve.model.lora_linear import Matrix
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.weights import Backbone
 
@@ -25,22 +26,26 @@ class NativeLayers:
 
     def _of_layer(self, number: int) -> list[Tensor | None]:
         """The weights in the order in which the kernel's ``Layer`` holds them."""
-        layer, pack = self.backbone.layers[number], self.ops.pack
+        layer = self.backbone.layers[number]
+
+        def pack(matrices: Sequence[Matrix]) -> Tensor:
+            return self.ops.pack([matrix.current() for matrix in matrices], [matrix.key for matrix in matrices])
+
         bias = None
         if layer.biases is not None:
-            joined = torch.cat([part.detach() for part in layer.biases]).to(self.ops.compute_type).float()
+            joined = torch.cat(layer.bias_copies(self.ops.compute_type)).float()
             bias = torch.nn.functional.pad(joined, (0, -len(joined) % 16))
         query_norm, key_norm = layer.head_norms or (None, None)
         return [
             layer.first_norm,
-            pack([matrix.current() for matrix in layer.qkv]),
+            pack(layer.qkv),
             bias,
             query_norm,
             key_norm,
-            pack([layer.output.current()]),
+            pack([layer.output]),
             layer.second_norm,
-            pack([matrix.current() for matrix in layer.gate_up]),
-            pack([layer.down.current()]),
+            pack(layer.gate_up),
+            pack([layer.down]),
         ]
 
     def _sizes(self, rows: int, *, own: int, prompt: int) -> list[int]:

@@ -39,6 +39,7 @@ class Decoder:
         head: Tensor,
         compute_type: torch.dtype,
         *,
+        head_key: int | None = None,
         slots: int,
         prompt_slots: int,
         prompt_tokens: int,
@@ -60,7 +61,7 @@ class Decoder:
         own_type = prompt_type = compute_type
         if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
-        self.renew(head)
+        self.renew(head, head_key)
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = 0 if on_cpu else whole_blocks(completion_tokens)
@@ -71,10 +72,11 @@ class Decoder:
                 LayerCache(self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in backbone.layers
             ]
 
-    def renew(self, head: Tensor) -> None:
-        """Go on with the weights as they are now; keys and values stay what they are."""
+    def renew(self, head: Tensor, head_key: int | None = None) -> None:
+        """Go on with the weights as they are now; keys and values stay what they are. ``head_key`` is that of the
+        head's dither."""
         backbone, ops, given = self.backbone, self.ops, self.compute_type
-        self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide))
+        self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide), head_key)
         self.weights = backbone.weights(given)
         self.layers: NativeLayers | TorchLayers
         if isinstance(ops, NativeOps):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from oncurve.algorithm.precision import linear, product
 from oncurve.model.lora_linear import joint_gradients
 from oncurve.model.ops import Ops, operations
 from oncurve.model.packing import Layout
@@ -191,7 +192,7 @@ class LayerPass:
         if store is not None:
             store(qkv)
         mixed, attention = ops.attention(qkv, self.angles, self.layout, sizes)
-        attended = with_thin(matrices.thin.output, mixed @ matrices.output.T, mixed)
+        attended = with_thin(matrices.thin.output, linear(mixed, matrices.output), mixed)
         second, x, second_scale = ops.add_norm(first, attended, layer.second_norm, sizes.epsilon, self.compute_type)
         gate_up = with_thin(matrices.thin.gate_up, project(x, matrices.gate_up), x)
         return SavedActivations(
@@ -202,7 +203,7 @@ class LayerPass:
         """The residual before the MLP and what the MLP adds to it; the state lets go of what is made again."""
         assert state.second is not None
         second, acted = state.second, self.ops.swiglu(state.gate_up)
-        added = with_thin(matrices.thin.down, acted @ matrices.down.T, acted)
+        added = with_thin(matrices.thin.down, linear(acted, matrices.down), acted)
         if self.compute_type == second.dtype:
             state.attended = None
         else:
@@ -233,7 +234,7 @@ class LayerPass:
         """Gradients of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
         g = added.to(self.compute_type)
         gate_up = state.gate_up
-        acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
+        acted = self.ops.swiglu_backward(product(g, matrices.down), gate_up)
         second, x = self._mlp_inputs(state, layer)
         grad_down = layer.down.gradients(g, acted)
         grad_gate_up = joint_gradients(layer.gate_up, gate_up, x, at_once=len(matrices.gate_up) == 1)
@@ -250,7 +251,7 @@ class LayerPass:
         g = grad.to(self.compute_type)
         grad_output = layer.output.gradients(g, state.mixed)
         at = (state.qkv, state.attention, self.angles, self.layout, sizes)
-        grad_qkv = ops.attention_backward(g @ matrices.output, *at)
+        grad_qkv = ops.attention_backward(product(g, matrices.output), *at)
         grad_head_norms = [] if layer.head_norms is None else self._norm_heads_backward(state, layer, grad_qkv)
         norm = (layer.first_norm, sizes.epsilon, self.compute_type, state.first_scale)
         _, x, _ = ops.add_norm(state.first, None, *norm)

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.algorithm.precision import product
+from oncurve.algorithm.rounding import narrow, weight_key
+
 ADAPTER = "default"
 """The name that peft gives to a model's only adapter."""
 
@@ -52,6 +55,17 @@ class Matrix:
 
     weight: Tensor
     adapter: LowRank | None = None
+    layer: nn.Module | None = None
+    """The linear layer that holds it."""
+
+    @property
+    def key(self) -> int | None:
+        """The key of its dither; None where copies are rounded to the nearest."""
+        return weight_key(self.layer)
+
+    def copy(self, dtype: torch.dtype) -> Tensor:
+        """What x is multiplied with, in a type."""
+        return narrow(self.current(), dtype, self.key)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -75,7 +89,7 @@ class Matrix:
 
     def gradients(self, g: Tensor, x: Tensor) -> list[Tensor | None]:
         """Gradients of the parameters, from that of the outputs g [N, outputs] and the inputs x; None where frozen."""
-        own = (g.T @ x).to(self.weight.dtype) if self.weight.requires_grad else None
+        own = product(g.T, x).to(self.weight.dtype) if self.weight.requires_grad else None
         if self.adapter is None:
             return [own]
         if not self.adapter.is_on:
@@ -102,8 +116,9 @@ class LoraDelta:
         rows, pairs, blocks = 0, [], []
         for matrix in matrices:
             if matrix.is_adapted and (adapter := matrix.adapter) is not None:
-                pairs.append(adapter.a.to(dtype))
-                blocks.append((rows, (adapter.scale * adapter.b).to(dtype)))
+                pairs.append(narrow(adapter.a, dtype, weight_key(adapter.module.lora_A[ADAPTER])))
+                b = adapter.scale * adapter.b
+                blocks.append((rows, narrow(b, dtype, weight_key(adapter.module.lora_B[ADAPTER]))))
             rows += len(matrix.weight)
         if not pairs:
             return None
@@ -121,7 +136,9 @@ class LoraDelta:
 
 def matrix_of(module: Any) -> Matrix:
     """The matrix of a linear layer, with the adapter that peft may have put around it."""
-    return Matrix(module.weight) if type(module) is nn.Linear else Matrix(module.base_layer.weight, LowRank(module))
+    if type(module) is nn.Linear:
+        return Matrix(module.weight, layer=module)
+    return Matrix(module.base_layer.weight, LowRank(module), module.base_layer)
 
 
 def is_matrix(module: nn.Module) -> bool:
@@ -155,7 +172,7 @@ def joint_gradients(matrices: Sequence[Matrix], g: Tensor, x: Tensor, *, at_once
     """
     widths = [len(matrix.weight) for matrix in matrices]
     if at_once and all(matrix.adapter is None and matrix.weight.requires_grad for matrix in matrices):
-        parts = (g.T @ x).split(widths)
+        parts = product(g.T, x).split(widths)
         return [part.to(matrix.weight.dtype) for part, matrix in zip(parts, matrices, strict=True)]
     parts = g.split(widths, dim=1)
     return [grad for part, matrix in zip(parts, matrices, strict=True) for grad in matrix.gradients(part, x)]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import HALF, arithmetic_type
+from oncurve.algorithm.precision import HALF, arithmetic_type, linear, product
+from oncurve.algorithm.rounding import narrow, weight_key
 from oncurve.model.lora_linear import LoraDelta, Matrix, is_matrix, matrix_of
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -57,6 +58,12 @@ class LayerParameters:
     gate_up: tuple[Matrix, Matrix]
     down: Matrix
 
+    def bias_copies(self, dtype: torch.dtype) -> list[Tensor]:
+        """The biases in a type, of a layer that has them."""
+        assert self.biases is not None
+        keys = [weight_key(matrix.layer, "bias") for matrix in self.qkv]
+        return [narrow(bias.detach(), dtype, key) for bias, key in zip(self.biases, keys, strict=True)]
+
     def all(self) -> list[Tensor]:
         """Every parameter, in a fixed order."""
         qkv = [parameter for matrix in self.qkv for parameter in matrix.parameters]
@@ -91,7 +98,7 @@ class LayerWeights:
 class Backbone:
     """The layers of a model between embedding and head, read from the module that holds their current weights.
 
-    In float32 the module's own matrices are used, where no adapter adds to them. For bfloat16 they are rounded at each
+    In float32 the module's own matrices are used, where no adapter adds to them. For bfloat16 they are copied at each
     call, so that no change is missed (fused optimizers leave no trace on a parameter's version), and matrices with the
     same input are joined.
     """
@@ -187,6 +194,11 @@ def head_matrix(model: PreTrainedModel) -> Tensor:
     return cast("nn.Linear", model.get_output_embeddings()).weight
 
 
+def head_key(model: PreTrainedModel) -> int | None:
+    """The key of the head's dither; None where it is rounded to the nearest."""
+    return weight_key(model.get_output_embeddings())
+
+
 _TRUNKS: WeakKeyDictionary[PreTrainedModel, Backbone] = WeakKeyDictionary()
 
 
@@ -263,18 +275,12 @@ def _as_they_are(layer: LayerParameters) -> LayerWeights:
 
 @torch.no_grad()
 def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
-    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        joined = parts[0].new_empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=compute_type)
-        for place, part in zip(joined.split([len(part) for part in parts]), parts, strict=True):
-            place.copy_(part)
-        return (joined,)
-
     return LayerWeights(
-        qkv=join([matrix.current() for matrix in layer.qkv]),
-        qkv_bias=None if layer.biases is None else join(layer.biases),
-        output=layer.output.current().to(compute_type),
-        gate_up=join([matrix.current() for matrix in layer.gate_up]),
-        down=layer.down.current().to(compute_type),
+        qkv=(torch.cat([matrix.copy(compute_type) for matrix in layer.qkv]),),
+        qkv_bias=None if layer.biases is None else (torch.cat(layer.bias_copies(compute_type)),),
+        output=layer.output.copy(compute_type),
+        gate_up=(torch.cat([matrix.copy(compute_type) for matrix in layer.gate_up]),),
+        down=layer.down.copy(compute_type),
     )
 
 
@@ -282,17 +288,19 @@ def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
 def _apart(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
     """Matrices without the adapters beside them, as a GPU trains: what it keeps in the type already is not copied."""
 
-    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (
-            tuple(parts) if parts[0].dtype == compute_type else (torch.cat([part.to(compute_type) for part in parts]),)
-        )
+    def copies(matrices: Sequence[Matrix]) -> tuple[Tensor, ...]:
+        if matrices[0].weight.dtype == compute_type:
+            return tuple(matrix.weight for matrix in matrices)
+        return (torch.cat([narrow(matrix.weight, compute_type, matrix.key) for matrix in matrices]),)
 
+    qkv = copies(layer.qkv)
+    biases = None if layer.biases is None else layer.bias_copies(compute_type)
     return LayerWeights(
-        qkv=join([matrix.weight for matrix in layer.qkv]),
-        qkv_bias=None if layer.biases is None else join([bias.to(layer.qkv[0].weight.dtype) for bias in layer.biases]),
-        output=layer.output.weight.to(compute_type),
-        gate_up=join([matrix.weight for matrix in layer.gate_up]),
-        down=layer.down.weight.to(compute_type),
+        qkv=qkv,
+        qkv_bias=None if biases is None else tuple(biases) if len(qkv) > 1 else (torch.cat(biases),),
+        output=narrow(layer.output.weight, compute_type, layer.output.key),
+        gate_up=copies(layer.gate_up),
+        down=narrow(layer.down.weight, compute_type, layer.down.key),
         thin=LayerLora(
             LoraDelta.of(layer.qkv, compute_type),
             LoraDelta.of([layer.output], compute_type),
@@ -323,7 +331,7 @@ def with_thin(thin: LoraDelta | None, out: Tensor, x: Tensor) -> Tensor:
 def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:
     """x @ W.T + b for matrices side by side: their outputs are columns of one tensor."""
     if len(weights) == 1:
-        return nn.functional.linear(x, weights[0], None if biases is None else biases[0])
+        return linear(x, weights[0], None if biases is None else biases[0])
     out = x.new_empty(len(x), sum(len(weight) for weight in weights))
     start = 0
     for place, weight in enumerate(weights):
@@ -339,7 +347,7 @@ def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] |
 def project_backward(g: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
     """The gradient of x."""
     parts = g.split([len(weight) for weight in weights], dim=1)
-    grad_x = parts[0] @ weights[0]
+    grad_x = product(parts[0], weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         grad_x.addmm_(part, weight)
     return grad_x

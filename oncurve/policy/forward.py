@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.logprobs import from_logits
+from oncurve.algorithm.rounding import dithered_casts
 from oncurve.batch import Batch
 from oncurve.model import forward_backward
 from oncurve.model.head import head
@@ -36,7 +37,8 @@ def completion_logprobs(
         return _one_by_one(model, batch, temperature)
     if not trust.head:
         ids, predicts = join_rows(batch)
-        logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
+        with dithered_casts(model):
+            logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
         return _spread(batch, from_logits(logits, targets, temperature=temperature))
     backbone = backbone_of(model) if packed and device.type == "cpu" else None
     ops = None
@@ -49,13 +51,20 @@ def completion_logprobs(
                 backbone, make_layout(batch, device), compute_type, recompute=recompute
             )
             ops = native if isinstance(native, NativeOps) else None
-        elif packed:
-            selected = packed_hidden(body_of(model), make_layout(batch, device))
         else:
-            ids, predicts = join_rows(batch)
-            places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
-            selected = hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
+            stack.enter_context(dithered_casts(model))
+            selected = _by_modules(model, batch, packed=packed)
         return _spread(batch, head(model, selected, targets, temperature, ops=ops))
+
+
+def _by_modules(model: PreTrainedModel, batch: Batch, *, packed: bool) -> Tensor:
+    """The hidden states [M, H] that predict the trained tokens, by the model's own modules."""
+    device = model.device
+    if packed:
+        return packed_hidden(body_of(model), make_layout(batch, device))
+    ids, predicts = join_rows(batch)
+    places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
+    return hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
 
 
 def _one_by_one(
@@ -74,10 +83,11 @@ def _one_by_one(
 
 def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """log p of every token of a row [N] but the first, given those before it [N - 1]."""
-    if not trust_of(model).head:
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-        return from_logits(logits, ids[1:], temperature=1.0)[0]
-    return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
+    with dithered_casts(model):
+        if not trust_of(model).head:
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            return from_logits(logits, ids[1:], temperature=1.0)[0]
+        return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
 
 
 def _spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

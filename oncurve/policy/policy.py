@@ -160,7 +160,7 @@ class TrainedPolicy:
             if self._offloads_activations:
                 pinned = self.device.type == "cuda"
                 stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
-            stack.enter_context(recomputing(self._recomputed, self.adapter))
+            stack.enter_context(recomputing(self._model, self._recomputed, self.adapter))
             yield
 
     @torch.no_grad()

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.algorithm import Algorithm
+from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.presets import Advantage, build
+from oncurve.algorithm.rounding import use_dither
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.batch import Rewards
 from oncurve.data.chat_template import prepare_tokenizer
@@ -27,6 +29,7 @@ from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, att
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.model.out_of_memory import is_out_of_memory
+from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import (
     LoadedModel,
@@ -41,7 +44,7 @@ from oncurve.policy.from_settings import (
 )
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.policy import TrainedPolicy, torch_type
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.teacher import load_teacher
 from oncurve.policy.unread_model import copy_unread
@@ -138,6 +141,10 @@ def make_policy(
     _end_turns(config.data, loaded, is_said=processes is None or processes.is_main)
     if not is_trained:
         nn.Module.requires_grad_(model, False)
+    is_dithered = torch_type(compute) in HALF and config.policy.rounding == "dither"
+    if is_dithered:
+        _refuse_gathered_rounding(sharding)
+        use_dither(model, config.run.seed)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:
@@ -148,6 +155,8 @@ def make_policy(
         asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
         teacher = extension("teacher behind a server")(*asked)
     reference = _make_reference(config.algorithm, source, loaded, device) if with_reference and not teacher else None
+    if is_dithered and reference is not None and config.algorithm.teacher is None:
+        use_dither(reference, config.run.seed)
     return TrainedPolicy(
         model,
         tokenizer,
@@ -167,6 +176,15 @@ def make_policy(
         unread=loaded.unread,
         teacher=teacher,
     )
+
+
+def _refuse_gathered_rounding(sharding: Sharding | ZeroSettings | None) -> None:
+    if isinstance(sharding, ZeroSettings) and sharding.stage == 3:
+        raise ConfigError(
+            "policy.rounding is dither, and DeepSpeed's stage 3 rounds weights itself when it puts them together. Set "
+            "policy.parallel=fsdp, which is dithered, or accept that small updates are not seen: "
+            "policy.rounding=nearest"
+        )
 
 
 def _end_turns(data: DataSection, loaded: LoadedModel, *, is_said: bool) -> None:

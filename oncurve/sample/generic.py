@@ -21,11 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision, wide_product
+from oncurve.algorithm.rounding import dithered_casts, narrow, weight_key
 from oncurve.errors import SamplerError
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.out_of_memory import first_line
 from oncurve.model.stand_in import FAILURES, allowed, find_stand_in, nudged
-from oncurve.model.weights import body_of, head_matrix, is_plain_head
+from oncurve.model.weights import body_of, head_key, head_matrix, is_plain_head
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, SamplingParams, padding_id
 from oncurve.sample.cache import OwnCache, RowCache, Rows, WholeRows, left_pad
@@ -52,7 +53,9 @@ def rounded_matrices(model: PreTrainedModel) -> Iterator[None]:
                 if part is not head and part.weight.dtype == torch.float32:
                     stack.callback(partial(setattr, part.weight, "data"), part.weight.data)
                     with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
-                        part.weight.data = part.weight.detach().to(torch.get_autocast_dtype(kind))
+                        part.weight.data = narrow(
+                            part.weight.detach(), torch.get_autocast_dtype(kind), weight_key(part)
+                        )
         yield
 
 
@@ -241,7 +244,7 @@ class ModuleSampling:
     def run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
         """Prefill each prompt once, expand it to its group, decode."""
         way_of(self.model)  # before matrices are rounded
-        with rounded_matrices(self.model) if self.rounds else nullcontext():
+        with rounded_matrices(self.model) if self.rounds else nullcontext(), dithered_casts(self.model):
             return self._run(prompt_ids, group_size)
 
     def _run(self, prompt_ids: list[tuple[int, ...]], group_size: int) -> list[SampledRow]:
@@ -292,7 +295,7 @@ class ModuleSampling:
         device = hidden.device
         if self._head_matrix is None:
             dtype = head_type(device, arithmetic_type(device, hidden.dtype), hidden.dtype)
-            self._head_matrix = head_matrix(self.model).to(dtype)
+            self._head_matrix = narrow(head_matrix(self.model), dtype, head_key(self.model))
         with torch.autocast(device.type, enabled=False):
             return wide_product(hidden.to(self._head_matrix.dtype), self._head_matrix.T)
 

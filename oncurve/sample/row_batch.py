@@ -17,7 +17,7 @@ from torch import Tensor
 from oncurve.model.decode_cuda_graph import NEWEST, Drawn
 from oncurve.model.decoding import Decoder
 from oncurve.model.ops_native import NativeOps
-from oncurve.model.weights import Backbone, head_matrix
+from oncurve.model.weights import Backbone, head_key, head_matrix
 from oncurve.records import FinishReason
 from oncurve.sample.base import PolicyView, Sampled, SamplingParams
 from oncurve.sample.draw import draw
@@ -92,6 +92,7 @@ class RowBatch:
             backbone,
             head_matrix(policy.model),
             compute_type,
+            head_key=head_key(policy.model),
             slots=sizes.rows,
             prompt_slots=sizes.prompts,
             prompt_tokens=sizes.prompt_tokens,
@@ -102,7 +103,8 @@ class RowBatch:
     def renew(self, version: str) -> None:
         """The weights have changed: rows that run go on with them, behind the keys and values that they have."""
         self._finish_step()
-        self._decoder.renew(head_matrix(self._policy.model))
+        model = self._policy.model
+        self._decoder.renew(head_matrix(model), head_key(model))
         self.version = version
         for row in self.rows.running.tolist():
             request, place = self.rows.owners[row]

@@ -156,8 +156,8 @@ void draw(const float* logits, const double* uniform, float temperature, int64_t
 }  // namespace
 
 #define EXPORT(name, T)                                                                                                \
-  void pack_##name(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs) {                   \
-    pack<T>(matrix, packed, first, outputs, inputs);                                                                   \
+  void pack_##name(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs, int64_t key) {      \
+    pack(matrix, packed, first, outputs, inputs, key);                                                                 \
   }                                                                                                                    \
   void product_##name(const float* x, const T* packed, float* out, int64_t rows, int64_t inputs, int64_t outputs) {    \
     product<T>(x, packed, out, rows, inputs, outputs);                                                                 \

@@ -30,13 +30,30 @@ inline int64_t place(int64_t n, int64_t k, int64_t inputs, bfloat16) {
   return n / PANEL * PANEL * inputs + k / 2 * 2 * PANEL + n % PANEL * 2 + k % 2;
 }
 
-// Writes a matrix [outputs, inputs] to the outputs from `first` on of a packed one, which is zero before.
-template <typename T>
-void pack(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs) {
+// Writes a matrix [outputs, inputs] to the outputs from `first` on of a packed one, which is zero before; rounded by the
+// thresholds of a key, or to the nearest where it is negative. In float nothing is rounded.
+inline void pack(const float* matrix, float* packed, int64_t first, int64_t outputs, int64_t inputs, int64_t) {
   const int64_t all = padded(inputs, INPUT_BLOCK);
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < outputs; n++)
-    for (int64_t k = 0; k < inputs; k++) narrow(matrix[n * inputs + k], packed[place(first + n, k, all, T{})]);
+    for (int64_t k = 0; k < inputs; k++) packed[place(first + n, k, all, float{})] = matrix[n * inputs + k];
+}
+inline void pack(const float* matrix, bfloat16* packed, int64_t first, int64_t outputs, int64_t inputs, int64_t key) {
+  const int64_t all = padded(inputs, INPUT_BLOCK);
+#pragma omp parallel
+  {
+    std::vector<bfloat16> line(size_t(all), bfloat16{0});
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < outputs; n++) {
+      const float* from = matrix + n * inputs;
+      if (key < 0)
+        nearest(from, line.data(), inputs);
+      else
+        dither(from, line.data(), uint32_t(key), uint32_t(n * inputs), inputs);
+      bfloat16* to = packed + place(first + n, 0, all, bfloat16{});
+      for (int64_t k = 0; k < all; k += 2) std::memcpy(to + k * PANEL, line.data() + k, 2 * sizeof(bfloat16));
+    }
+  }
 }
 
 // sum += x w over a pair of inputs (bfloat16) or one (float).
