@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, NoReturn
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -14,7 +15,7 @@ from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.grammar.choices import reference_letter
 from oncurve.rewards.grammar.equality import Reference, equal
 from oncurve.rewards.grammar.values import Tree
-from oncurve.rewards.places import AnswerPlace, FoundAnswer, locate_answer
+from oncurve.rewards.places import PLACES, AnswerPlace, FoundAnswer, FoundIn, locate_answer
 from oncurve.rewards.references import reference_text, typed_reference
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.thinking import said_by
@@ -149,7 +150,8 @@ class Mathematics:
     """Whether the answer at the asked place equals the row's reference answer.
 
     Parts: ``correct``, 1.0 if it does; ``format``, 1.0 if there is an answer at that place; ``over_limit``, 1.0 if the
-    answer made the grader exceed its time or memory, which pays as wrong. A row without a readable reference is an
+    answer made the grader exceed its time or memory, which pays as wrong; ``found_in_box`` and the like, 1.0 for the
+    place where an answer stands, asked for or not. A row without a readable reference is an
     error, never a zero.
     """
 
@@ -185,9 +187,14 @@ class Mathematics:
         if self.scale == "graded" and self.answer_from not in ("prose", "choice"):
             anywhere = self._answers(prompts, completions, "prose")
             loose = self.checker.check([(answer.text, gold) for answer, gold in zip(anywhere, golds, strict=True)])
-        return [
+        rewards = [
             self._reward(answer, gold, verdict, has_value=found == "right")
             for answer, gold, verdict, found in zip(answers, golds, verdicts, loose, strict=True)
+        ]
+        found_in = self._found_in(prompts, completions, answers)
+        return [
+            replace(reward, parts=dict(reward.parts) | {f"found_in_{place}": float(place == where) for place in PLACES})
+            for reward, where in zip(rewards, found_in, strict=True)
         ]
 
     def close(self) -> None:
@@ -201,6 +208,18 @@ class Mathematics:
             locate_answer(said_by(prompt, completion), place)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
+
+    def _found_in(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], answers: Sequence[FoundAnswer]
+    ) -> list[FoundIn]:
+        """Where each answer stands, also one that does not stand where it was asked for."""
+        elsewhere = self._answers(
+            [prompt for prompt, answer in zip(prompts, answers, strict=True) if answer.text is None],
+            [completion for completion, answer in zip(completions, answers, strict=True) if answer.text is None],
+            "prose",
+        )
+        others = iter(elsewhere)
+        return [next(others).found_in if answer.text is None else answer.found_in for answer in answers]
 
     def _reward(self, answer: FoundAnswer, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
         low = -1.0 if self.scale == "signed" else self.partial if has_value and self.scale == "graded" else 0.0
@@ -243,6 +262,7 @@ class MathematicsReward(RewardSection):
     """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
+    reads_reference: ClassVar[bool] = True
 
     def can_be_negative(self) -> bool:
         """Also where wrong answers pay -1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from oncurve.rewards.grammar.choices import chosen_letter
 from oncurve.rewards.prose import last_expression
@@ -17,6 +17,7 @@ last line, a statement; "prose" also the last expression; "choice" the letter of
 
 FoundIn = Literal["box", "tag", "hash", "statement", "prose", "nowhere"]
 """Where an answer was found."""
+PLACES: tuple[FoundIn, ...] = get_args(FoundIn)
 
 MAX_TEXT_CHARACTERS = 50_000
 """Only the end of a longer text is searched: the answer comes last, and a megabyte must cost no more than this."""

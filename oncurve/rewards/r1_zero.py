@@ -76,6 +76,7 @@ class R1ZeroReward(RewardSection):
     """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
+    reads_reference: ClassVar[bool] = True
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from oncurve.errors import shortened
 from oncurve.rewards.grammar.equality import Reference, read_reference
 from oncurve.rewards.grammar.figures import Unreadable
-from oncurve.rewards.grammar.values import Choice, Date, Family, Named, Quantity, Sequence, Time, Truths, Value
+from oncurve.rewards.grammar.values import Choice, Date, IntegerFamily, Members, Named, Quantity, Time, Truths, Value
 from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.statement import formulas
 
@@ -56,6 +58,20 @@ def typed_reference(text: str) -> Reference | str:
         return str(error) or "it is no answer that the grammar knows"
 
 
+def describe_references(rows: Iterable[Mapping[str, Any]], column: str = "answer") -> str:
+    """A line with the types of the references of some rows, and the first that cannot be read with its reason."""
+    counts: Counter[str] = Counter()
+    first = ""
+    for place, row in enumerate(rows):
+        text = reference_text(row, column)
+        found = typed_reference(text)
+        counts["unreadable" if isinstance(found, str) else type_name(found.value)] += 1
+        if isinstance(found, str) and not first:
+            first = f"; row {place} has {shortened(str(row.get(column)), 60)!r}, which cannot be read: {found}"
+    kinds = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    return f"references by type: {kinds}{first}"
+
+
 def type_name(value: Value) -> str:
     """The type of a value in a word or two, for people.
 
@@ -67,13 +83,15 @@ def type_name(value: Value) -> str:
             return type(value).__name__.lower()
         case Quantity():
             return "number" if not value.tree.symbols() and value.tree.kind == "number" else "expression"
-        case Sequence():
+        case Members():
             return value.kind
         case Named():
             return type_name(value.value)
         case Truths():
             return f"algebra of {value.kind}"
-        case Family():
+        case IntegerFamily():
             return "family"
+        case RealSet() | MatrixValue():
+            return "set of reals" if isinstance(value, RealSet) else "matrix"
         case _:
             return type(value).__name__.lower()

@@ -41,7 +41,7 @@ _SAYS_NOTHING = re.compile(
     re.IGNORECASE,
 )
 REFUSED = re.compile(r"(?:,|\s+and|,\s+and)\s+not\s+[-$\\\d.,/]+\W*$")
-"""What a text says that the answer is not: 36, not 35."""
+"""A number that the text says the answer is not: 36, not 35."""
 MARKUP = re.compile(r"\*\*|`|<\|\w+\|>|^[ \t]*=?>\s+", re.MULTILINE)
 """Marks of emphasis and quotation, and special tokens."""
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)

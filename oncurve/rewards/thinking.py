@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt
 
 _TAGS = (
@@ -31,7 +32,7 @@ _BEGINS = re.compile("|".join(re.escape(begin) for begin, _ in MARKS), re.IGNORE
 _ENDS = tuple(dict.fromkeys(end.lower() for _, end in MARKS))
 _MESSAGE = "<|message|>"
 _LOOKS_LIKE_ONE = re.compile(
-    r"[<\[◁|][|/]*[\w:.-]{0,20}(?:think|thought|reason|scratchpad|analysis|monologue)[\w:.-]{0,20}[|]*[>\]▷|]",
+    r"[<\[◁][|/]*[\w:.-]{0,20}(?:think|thought|reason|scratchpad|analysis|monologue)[\w:.-]{0,20}[|]*[>\]▷]",
     re.IGNORECASE,
 )
 """A mark whose name speaks of thinking."""
@@ -63,6 +64,16 @@ def said_by(prompt: Prompt, completion: Completion) -> str:
     begins = list(_BEGINS.finditer(prompt_text))
     is_open = completion.is_truncated and bool(begins) and begins[-1].end() == len(prompt_text)
     return after_thinking(completion.text, is_open=is_open)
+
+
+def refuse_unknown_marks(model: str, template: object, special_tokens: Iterable[str]) -> None:
+    """Raises ConfigError where a model marks its thinking as no known family does: it would be read as the answer."""
+    unknown = unknown_marks(template if isinstance(template, str) else "", special_tokens)
+    if unknown:
+        raise ConfigError(
+            f"model: {model} marks its thinking with {' '.join(unknown)}, which no known family does, so that "
+            f"its thinking would be read as its answer. Name a template with <think> and </think> as data.chat_template"
+        )
 
 
 def unknown_marks(template: str, special_tokens: Iterable[str]) -> list[str]:

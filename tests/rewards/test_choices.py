@@ -10,8 +10,8 @@ import pytest
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.grammar.choices import chosen_letter, reference_letter
-from oncurve.rewards.places import find_answer
 from oncurve.rewards.mathematics import Mathematics
+from oncurve.rewards.places import find_answer
 
 FORMS = [
     ("C", "C"),

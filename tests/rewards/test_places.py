@@ -187,3 +187,38 @@ def test_no_text_breaks_the_reader() -> None:
         text = (" " if number % 2 else "").join(random.choices(signs, k=random.randint(1, 8)))
         for place in get_args(AnswerPlace):
             assert find_answer(text, place) != "", text
+
+
+@pytest.mark.parametrize(
+    ("text", "found_in"),
+    [
+        (r"so \boxed{5}", "box"),
+        ("</think> <answer> 5 </answer>", "tag"),
+        ("so\n#### 5", "hash"),
+        ("The answer is 5.", "statement"),
+        ("so it is 5", "nowhere"),
+        ("", "nowhere"),
+    ],
+)
+def test_the_place_of_an_answer_is_known(text: str, found_in: str) -> None:
+    assert locate_answer(text, "marked").found_in == found_in
+
+
+def test_prose_is_read_where_it_is_asked_for_by_name() -> None:
+    assert find_answer("so it is 5", "marked") is None
+    assert locate_answer("so it is 5", "prose").found_in == "prose"
+    assert locate_answer(r"\boxed{4}, or 5", "prose").text == "4"
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+def test_every_known_mark_is_cut(begin: str, end: str) -> None:
+    assert find_answer(rf"{begin} \boxed{{5}} {end} I give up.", "boxed") is None
+    assert find_answer(rf"{begin} \boxed{{5}}", "boxed") is None
+
+
+def test_an_unknown_mark_of_a_template_or_tokenizer_is_found() -> None:
+    assert unknown_marks("{{ '<ponder_think>' }} {{ message['reasoning_content'] }}", ["<|im_end|>"]) == [
+        "<ponder_think>"
+    ]
+    assert unknown_marks("", ["<|deep_thought|>", "</think>", "<think>"]) == ["<|deep_thought|>"]
+    assert unknown_marks("{% if enable_thinking is defined and thinking %}[TOOL]{% endif %}", []) == []

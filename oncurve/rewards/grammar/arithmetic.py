@@ -171,7 +171,7 @@ class ArithmeticParser:
         return Tree("power", (base, self.exponent()))
 
     def exponent(self) -> Tree:
-        """What stands behind a sign of a power: a group, or one signed factor."""
+        """The exponent behind the sign of a power: a group, or one signed factor."""
         if self.next.text == "{}" or self.next.text == "(":
             return self._with_power(self.inside().whole())
         if self.take("-"):

@@ -19,7 +19,7 @@ _STATED = re.compile(
     rf"(?:the\s+)?(?:option|choice|letter|answer|选项)?\s*(?:{_VERB})?\s*",
     re.IGNORECASE,
 )
-"""What stands before a stated answer."""
+"""The words before a stated answer."""
 _PICKED = re.compile(
     r"(?<![a-z])(?:option|choice|pick|choose|select|go with|chose)\s+(?:option\s+|choice\s+|answer\s+)?"
     r"(?=\(?[A-J]\)?(?![a-zA-Z]))"
@@ -27,7 +27,7 @@ _PICKED = re.compile(
     r"|(?<!不)选择?\s*(?=[A-J](?![a-zA-Z]))",
     re.IGNORECASE,
 )
-"""What stands before a letter that is picked in passing."""
+"""The words before a letter that is picked in passing."""
 _IS_RIGHT = re.compile(
     r"(?:^|[,.:;]\s*|\s)(?:option |choice )?(?P<letter>\([A-J]\)|[A-J]) is (?:the )?"
     r"(?:correct|right|true|best|answer)(?: (?:one|answer|choice|option))?\s*[.!]?$"

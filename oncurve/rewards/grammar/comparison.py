@@ -1,4 +1,4 @@
-"""Comparison of typed values: one rule for each pair of types."""
+"""AnswerComparison of typed values: one rule for each pair of types."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from oncurve.rewards.grammar.conversions import (
     components,
     directed,
     in_radians,
+    is_named_sum,
     kelvins,
     marks,
     ratio,
@@ -27,14 +28,15 @@ from oncurve.rewards.grammar.values import (
     Conditional,
     Congruence,
     Date,
-    Family,
+    IntegerFamily,
     Interval,
-    Matrix,
+    MatrixValue,
+    Members,
     Named,
     Quantity,
     Range,
     Ratio,
-    Region,
+    RealSet,
     Relation,
     Time,
     Tree,
@@ -44,13 +46,12 @@ from oncurve.rewards.grammar.values import (
     number,
     product,
 )
-from oncurve.rewards.grammar.values import Sequence as Members
 
 Algebra = Callable[[Tree, Tree], bool]
 """Decides about two expressions that the exact arithmetic cannot tell apart."""
 
 
-class Comparison:
+class AnswerComparison:
     """The rules for pairs of types."""
 
     def __init__(self, algebra: Algebra) -> None:
@@ -225,7 +226,7 @@ class Comparison:
             for a, b in ((one.low, other.low), (one.high, other.high))
         )
 
-    def matrices(self, found: Value, wanted: Matrix) -> bool:
+    def matrices(self, found: Value, wanted: MatrixValue) -> bool:
         """The same rows; a list or vector stands for a row or column."""
         rows = rows_of(found, wanted)
         if rows is None or [len(row) for row in rows] != [len(row) for row in wanted.rows]:
@@ -293,7 +294,7 @@ class Comparison:
         """The same value under the same condition."""
         return self.same(found.value, wanted.value) and self.same(found.condition, wanted.condition)
 
-    def families(self, found: Family, wanted: Family) -> bool:
+    def families(self, found: IntegerFamily, wanted: IntegerFamily) -> bool:
         """The same values for the same integers."""
         return found.domain == wanted.domain and self.same(found.value, wanted.value)
 
@@ -317,11 +318,11 @@ class Comparison:
 
 def _adapted(found: Value, wanted: Value) -> tuple[Value, Value]:
     """Both without a name that only one gives its value, and a set of one number beside a number as that number."""
-    if isinstance(found, Named) and not isinstance(wanted, (Named, Relation, Region)):
+    if isinstance(found, Named) and not isinstance(wanted, (Named, Relation, RealSet)):
         found = found.value
-    if isinstance(wanted, Named) and not isinstance(found, (Named, Relation, Region)):
+    if isinstance(wanted, Named) and not isinstance(found, (Named, Relation, RealSet)):
         wanted = wanted.value
-    if isinstance(found, Family) != isinstance(wanted, Family):
+    if isinstance(found, IntegerFamily) != isinstance(wanted, IntegerFamily):
         found, wanted = _without_family(found), _without_family(wanted)
     if isinstance(wanted, Relation) and isinstance(found, Quantity):
         return found, wanted
@@ -329,12 +330,12 @@ def _adapted(found: Value, wanted: Value) -> tuple[Value, Value]:
 
 
 def _without_family(value: Value) -> Value:
-    if not isinstance(value, Family):
+    if not isinstance(value, IntegerFamily):
         return value
     return value.plain.value if isinstance(value.plain, Named) else value.plain
 
 
-def _vector_rule(comparison: Comparison, found: Quantity, wanted: Members) -> bool:
+def _vector_rule(comparison: AnswerComparison, found: Quantity, wanted: Members) -> bool:
     cells = components(found.tree)
     if cells is None or wanted.kind != "tuple" or not all(isinstance(member, Quantity) for member in wanted.members):
         return False
@@ -349,7 +350,7 @@ def _same_clock(found: Time, wanted: Ratio) -> bool:
     return found.seconds == seconds and not found.rest
 
 
-def _relation_or_value(comparison: Comparison, found: Value, wanted: Value) -> bool:
+def _relation_or_value(comparison: AnswerComparison, found: Value, wanted: Value) -> bool:
     """A named value beside an inequality is none; beside an equation the two are compared as equations."""
     if (isinstance(found, Relation) and isinstance(wanted, Named)) or (
         isinstance(found, Named) and isinstance(wanted, Relation)
@@ -358,46 +359,56 @@ def _relation_or_value(comparison: Comparison, found: Value, wanted: Value) -> b
     return comparison.relations(found, wanted)
 
 
-def _infinite(comparison: Comparison, found: Quantity, wanted: Quantity) -> bool:
+def _infinite(comparison: AnswerComparison, found: Quantity, wanted: Quantity) -> bool:
     signs = infinity(found.tree), infinity(wanted.tree)
     return comparison.quantities(found, wanted) if signs == (None, None) else signs[0] == signs[1]
 
 
-def _one_named(comparison: Comparison, found: Named, wanted: Region) -> bool:
+def _one_named(comparison: AnswerComparison, found: Named, wanted: RealSet) -> bool:
     return not isinstance(found.value, Quantity) and comparison.regions(found, wanted)
+
+
+def _value_of_sum(comparison: AnswerComparison, found: Value, wanted: Value) -> bool:
+    """``a + b = 58`` states the value of what was asked for; an equation with numbers on its left states none."""
+    relation, other = (found, wanted) if isinstance(found, Relation) else (wanted, found)
+    assert isinstance(relation, Relation)
+    is_stated = set(relation.signs) == {"="} and is_named_sum(relation.sides[0])
+    return is_stated and comparison.same(Quantity(relation.sides[-1]), other)
 
 
 _RULES: dict[tuple[type, type], Callable[..., bool]] = {
     (Quantity, Quantity): _infinite,
-    (Amounts, Amounts): Comparison.amounts,
-    (Amounts, Quantity): Comparison.amounts,
-    (Quantity, Amounts): Comparison.amounts,
-    (Members, Members): Comparison.members,
-    (Named, Named): Comparison.named,
+    (Amounts, Amounts): AnswerComparison.amounts,
+    (Amounts, Quantity): AnswerComparison.amounts,
+    (Quantity, Amounts): AnswerComparison.amounts,
+    (Members, Members): AnswerComparison.members,
+    (Named, Named): AnswerComparison.named,
+    (Relation, Quantity): _value_of_sum,
+    (Quantity, Relation): _value_of_sum,
     (Relation, Relation): _relation_or_value,
     (Relation, Named): _relation_or_value,
     (Named, Relation): _relation_or_value,
-    (Region, Region): Comparison.regions,
-    (Members, Region): Comparison.regions,
-    (Region, Members): Comparison.regions,
-    (Named, Region): _one_named,
-    (Matrix, Matrix): Comparison.matrices,
-    (Members, Matrix): Comparison.matrices,
-    (Quantity, Matrix): Comparison.matrices,
+    (RealSet, RealSet): AnswerComparison.regions,
+    (Members, RealSet): AnswerComparison.regions,
+    (RealSet, Members): AnswerComparison.regions,
+    (Named, RealSet): _one_named,
+    (MatrixValue, MatrixValue): AnswerComparison.matrices,
+    (Members, MatrixValue): AnswerComparison.matrices,
+    (Quantity, MatrixValue): AnswerComparison.matrices,
     (Quantity, Members): _vector_rule,
-    (Ratio, Ratio): Comparison.ratios,
-    (Quantity, Ratio): Comparison.ratios,
-    (Range, Ratio): Comparison.ratios,
-    (Time, Ratio): Comparison.ratios,
-    (Range, Range): Comparison.ranges,
-    (Range, Quantity): Comparison.ranges_as_numbers,
-    (Congruence, Congruence): Comparison.congruences,
-    (Congruence, Quantity): Comparison.congruences,
-    (Words, Words): Comparison.words,
-    (Words, Quantity): Comparison.words,
-    (Quantity, Words): Comparison.words,
-    (Conditional, Conditional): Comparison.conditionals,
-    (Family, Family): Comparison.families,
+    (Ratio, Ratio): AnswerComparison.ratios,
+    (Quantity, Ratio): AnswerComparison.ratios,
+    (Range, Ratio): AnswerComparison.ratios,
+    (Time, Ratio): AnswerComparison.ratios,
+    (Range, Range): AnswerComparison.ranges,
+    (Range, Quantity): AnswerComparison.ranges_as_numbers,
+    (Congruence, Congruence): AnswerComparison.congruences,
+    (Congruence, Quantity): AnswerComparison.congruences,
+    (Words, Words): AnswerComparison.words,
+    (Words, Quantity): AnswerComparison.words,
+    (Quantity, Words): AnswerComparison.words,
+    (Conditional, Conditional): AnswerComparison.conditionals,
+    (IntegerFamily, IntegerFamily): AnswerComparison.families,
     (Truths, Truths): lambda _, found, wanted: found.letters == wanted.letters and found.rows == wanted.rows,
     (Date, Date): lambda _, found, wanted: found == wanted,
     (Time, Time): lambda _, found, wanted: found == wanted,

@@ -10,10 +10,11 @@ from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.units import DEGREES, RADIANS, Unit
 from oncurve.rewards.grammar.values import (
     Interval,
-    Matrix,
+    MatrixValue,
+    Members,
     Named,
     Quantity,
-    Region,
+    RealSet,
     Relation,
     Tree,
     Value,
@@ -22,7 +23,6 @@ from oncurve.rewards.grammar.values import (
     quotient,
     symbol,
 )
-from oncurve.rewards.grammar.values import Sequence as Members
 
 _CONSTANT_NAMES = ("C", "c", "K", "k")
 """Names of the constant of an integral, which has any of them."""
@@ -98,13 +98,13 @@ def ratio(one: Tree, other: Tree) -> Fraction | None:
     return None
 
 
-def as_region(value: Value) -> Region | None:
+def as_region(value: Value) -> RealSet | None:
     """A region, also from a pair in brackets that may be an interval, or a set of numbers."""
-    if isinstance(value, Region):
+    if isinstance(value, RealSet):
         return value
     if isinstance(value, Named):
         inner = as_region(value.value) if not isinstance(value.value, Quantity) else None
-        return None if inner is None else Region(inner.intervals, value.name)
+        return None if inner is None else RealSet(inner.intervals, value.name)
     if (
         isinstance(value, Members)
         and value.kind == "tuple"
@@ -114,18 +114,18 @@ def as_region(value: Value) -> Region | None:
         low, high = value.members
         if isinstance(low, Quantity) and isinstance(high, Quantity):
             opened = value.brackets[0] == "(", value.brackets[1] == ")"
-            return Region((regions.interval(low.tree, high.tree, is_low_open=opened[0], is_high_open=opened[1]),))
+            return RealSet((regions.interval(low.tree, high.tree, is_low_open=opened[0], is_high_open=opened[1]),))
     if isinstance(value, Members) and value.kind in ("set", "list"):
         values = without_one_name(value.members)
         if values is not None and all(isinstance(member, Quantity) for member in values):
             points = [member.tree for member in values if isinstance(member, Quantity)]
-            return regions.normal(Region(tuple(Interval(p, p, is_low_open=False, is_high_open=False) for p in points)))
+            return regions.normal(RealSet(tuple(Interval(p, p, is_low_open=False, is_high_open=False) for p in points)))
     return None
 
 
-def rows_of(found: Value, wanted: Matrix) -> tuple[tuple[Tree, ...], ...] | None:
+def rows_of(found: Value, wanted: MatrixValue) -> tuple[tuple[Tree, ...], ...] | None:
     """The rows of a matrix, a list of lists, or a vector in the shape that is wanted."""
-    if isinstance(found, Matrix):
+    if isinstance(found, MatrixValue):
         return found.rows
     if isinstance(found, Members) and found.kind == "tuple" and found.brackets in ("()", "[]", "⟨⟩"):
         if not all(isinstance(member, Quantity) for member in found.members):
@@ -172,3 +172,14 @@ def without_one_name(members: Sequence[Value]) -> list[Value] | None:
     if len(names) > 1 or (names and not all(isinstance(member, Named) for member in members)):
         return None
     return [value_of(member) for member in members]
+
+
+def is_named_sum(tree: Tree) -> bool:
+    """An expression of several variables and no numbers: it is what was asked for."""
+    if len(tree.symbols()) < 2:
+        return False
+    return not any(part.kind == "number" and part.value not in (1, -1) for part in _leaves(tree))
+
+
+def _leaves(tree: Tree) -> list[Tree]:
+    return [leaf for part in tree.parts for leaf in _leaves(part)] if tree.parts else [tree]

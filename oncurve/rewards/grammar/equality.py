@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence as AnySequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oncurve.rewards.grammar.choices import chosen_letter
-from oncurve.rewards.grammar.comparison import Algebra, Comparison
+from oncurve.rewards.grammar.comparison import Algebra, AnswerComparison
 from oncurve.rewards.grammar.exact import is_too_large, rational
 from oncurve.rewards.grammar.figures import Unreadable
 from oncurve.rewards.grammar.forms import read_date, read_time
@@ -16,7 +16,7 @@ from oncurve.rewards.grammar.preparation import prepared, trimmed
 from oncurve.rewards.grammar.reading import MAX_CHARACTERS, read
 from oncurve.rewards.grammar.regions import OrderError
 from oncurve.rewards.grammar.truths import read_truths
-from oncurve.rewards.grammar.values import Choice, Date, Quantity, Sequence, Time, Truths, Value, Words
+from oncurve.rewards.grammar.values import Choice, Date, Members, Quantity, Time, Truths, Value, Words
 
 _THOUSANDS = re.compile(r"\d,\d{3}")
 _LETTER = re.compile(r"\d\s+[a-zA-Z](?![a-zA-Z])")
@@ -67,12 +67,12 @@ def _other_readings(text: str, value: Value) -> tuple[Value, ...]:
 def equal(text: str, reference: Reference, algebra: Algebra) -> bool:
     """Whether an answer states what the reference states; an answer that cannot be read does not."""
     try:
-        return _equal(text, reference, Comparison(algebra))
+        return _equal(text, reference, AnswerComparison(algebra))
     except (Unreadable, OrderError, RecursionError):
         return False
 
 
-def _equal(text: str, reference: Reference, comparison: Comparison) -> bool:
+def _equal(text: str, reference: Reference, comparison: AnswerComparison) -> bool:
     if len(text) > MAX_CHARACTERS or not text.strip():
         return False
     wanted = reference.value
@@ -104,7 +104,7 @@ def _equal(text: str, reference: Reference, comparison: Comparison) -> bool:
 
 def _without_braces(value: Value, wanted: Value) -> Value:
     """The number of a set of one number, where a number is wanted."""
-    is_single = isinstance(value, Sequence) and value.kind == "set" and len(value.members) == 1
+    is_single = isinstance(value, Members) and value.kind == "set" and len(value.members) == 1
     return value.members[0] if is_single and isinstance(wanted, Quantity) else value  # type: ignore[union-attr]
 
 
@@ -160,7 +160,7 @@ def _same_truths(found: Truths, wanted: Truths, text: str, reference: str) -> bo
     return found.rows == wanted.rows
 
 
-def _spread(truths: Truths, letters: AnySequence[str]) -> frozenset[int]:
+def _spread(truths: Truths, letters: Sequence[str]) -> frozenset[int]:
     """The rows of a table over more letters."""
     places = [letters.index(letter) for letter in truths.letters]
     return frozenset(

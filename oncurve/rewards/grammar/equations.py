@@ -28,7 +28,7 @@ def stated_side(sides: list[list[Token]]) -> list[Token] | None:
         return sides[-1]
     if len(sides) > 2 and (trees[-1] is None or not trees[-1].symbols()):
         return sides[-1]
-    return sides[-1] if _is_named_sum(trees[0]) else None
+    return None
 
 
 def tree_or_none(side: list[Token]) -> Tree | None:
@@ -41,17 +41,6 @@ def tree_or_none(side: list[Token]) -> Tree | None:
 
 def _has_label(side: list[Token]) -> bool:
     return any(token.kind == "word" or token.is_sign("$", "€", "£") for token in side)
-
-
-def _is_named_sum(tree: Tree | None) -> bool:
-    """An expression of several variables and no numbers: it is what was asked for."""
-    if tree is None or len(tree.symbols()) < 2:
-        return False
-    return not any(part.kind == "number" and part.value not in (1, -1) for part in _leaves(tree))
-
-
-def _leaves(tree: Tree) -> list[Tree]:
-    return [leaf for part in tree.parts for leaf in _leaves(part)] if tree.parts else [tree]
 
 
 def refuse_contradiction(sides: list[list[Token]]) -> None:

@@ -16,7 +16,7 @@ from oncurve.rewards.grammar.values import (
     Amounts,
     Congruence,
     Date,
-    Matrix,
+    MatrixValue,
     Quantity,
     Range,
     Ratio,
@@ -286,7 +286,7 @@ def read_congruence(
     return Congruence(name, frozenset(residues), int(right[0].value), is_class) if residues else None
 
 
-def read_matrix(found: Sequence[Token]) -> Matrix | None:
+def read_matrix(found: Sequence[Token]) -> MatrixValue | None:
     """A matrix, or numbers times a matrix; None for anything else."""
     found = list(found)
     begins = [place for place, token in enumerate(found) if token.kind == "begin"]
@@ -313,7 +313,7 @@ def read_matrix(found: Sequence[Token]) -> Matrix | None:
     if before:
         factor = number(-1) if len(before) == 1 and before[0].is_sign("-") else parse(before)
         cells = [[Tree("product", (factor, cell)) for cell in row] for row in cells]
-    return Matrix(tuple(map(tuple, cells)))
+    return MatrixValue(tuple(map(tuple, cells)))
 
 
 def is_transposed(after: Sequence[Token]) -> bool:
@@ -322,7 +322,7 @@ def is_transposed(after: Sequence[Token]) -> bool:
     return len(texts) == 2 and texts[0] == "^" and texts[1] in ("T", "⊤")
 
 
-def read_nested_list(found: Sequence[Token]) -> Matrix | None:
+def read_nested_list(found: Sequence[Token]) -> MatrixValue | None:
     """A list of lists as a matrix: ``[[1,2],[3,4]]``; None for anything else."""
     if not found or found[0].text not in ("[", "("):
         return None
@@ -337,4 +337,4 @@ def read_nested_list(found: Sequence[Token]) -> Matrix | None:
         raise Unreadable("rows of different lengths")
     if is_turned:
         cells = [list(column) for column in zip(*cells, strict=True)]
-    return Matrix(tuple(map(tuple, cells)), is_list=True, is_turned=is_turned)
+    return MatrixValue(tuple(map(tuple, cells)), is_list=True, is_turned=is_turned)

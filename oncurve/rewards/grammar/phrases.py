@@ -62,7 +62,7 @@ MAX_WORDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """What stands behind a value and says when it holds."""
+    """The words behind a value that say when it holds."""
 
     kind: Literal["always", "integers", "condition"]
     before: list[Token]

@@ -94,7 +94,7 @@ def _counts(found: list[Token]) -> bool:
 
 
 def _is_formula(found: Sequence[Token]) -> bool:
-    """What follows an equals sign at the beginning is a formula of a spreadsheet, which nobody has computed."""
+    """Whether the text behind an opening equals sign is a formula of a spreadsheet, which nobody has computed."""
     rest = found[1:] if found[0].is_sign("-") else found
     if not rest:
         return False

@@ -9,8 +9,7 @@ from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.phrases import is_hedged
 from oncurve.rewards.grammar.units import DEGREES, NO_UNIT, Unit, unit_suffix
-from oncurve.rewards.grammar.values import Quantity, Tree, Value, negative, number
-from oncurve.rewards.grammar.values import Sequence as Members
+from oncurve.rewards.grammar.values import Members, Quantity, Tree, Value, negative, number
 
 MAX_SIGNS = 4
 """Most plus-minus signs in one value."""

@@ -11,7 +11,7 @@ from oncurve.rewards.grammar.exact import infinity, rational, same
 from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.numeric import approximation
-from oncurve.rewards.grammar.values import Interval, Region, Tree, negative, number, product, quotient
+from oncurve.rewards.grammar.values import Interval, RealSet, Tree, negative, number, product, quotient
 
 MAX_PIECES = 32
 ORDERS = ("<", "<=", ">", ">=")
@@ -21,15 +21,15 @@ RELATIONS = ("=", "≈", "≡", "⇒", "⇔", "→", "≅", "∝", "⊂", "⊆",
 """Signs between the sides of a relation."""
 _TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
-REALS = Region((Interval(None, None),))
-EMPTY = Region(())
+REALS = RealSet((Interval(None, None),))
+EMPTY = RealSet(())
 
 
 class OrderError(Exception):
     """Two ends of intervals cannot be put in order without algebra."""
 
 
-def read_region(found: Sequence[Token]) -> Region:
+def read_region(found: Sequence[Token]) -> RealSet:
     """The set of real numbers that tokens write. Raises Unreadable, and OrderError where its ends cannot be ordered.
 
     Understood are intervals, finite sets, chains of inequalities around one variable, memberships, set-builders, and
@@ -41,11 +41,11 @@ def read_region(found: Sequence[Token]) -> Region:
     return reduce(union, map(_intersection, pieces))
 
 
-def _intersection(found: Sequence[Token]) -> Region:
+def _intersection(found: Sequence[Token]) -> RealSet:
     return reduce(intersection, map(_difference, split(found, "∩")))
 
 
-def _difference(found: Sequence[Token]) -> Region:
+def _difference(found: Sequence[Token]) -> RealSet:
     pieces = split(found, "∖")
     if len(pieces) == 1 and len(found) > 2 and found[0].text == "ℝ" and found[1].is_sign("-", "\\\\"):
         pieces = [[found[0]], list(found[2:])]
@@ -55,7 +55,7 @@ def _difference(found: Sequence[Token]) -> Region:
     return whole
 
 
-def _atom(found: Sequence[Token]) -> Region:
+def _atom(found: Sequence[Token]) -> RealSet:
     if not found:
         raise Unreadable("a set that is missing")
     first = found[0]
@@ -67,7 +67,7 @@ def _atom(found: Sequence[Token]) -> Region:
         if len(pieces := split(found, sign)) == 2 and len(pieces[0]) < 6:
             inside = read_region(pieces[1])
             name = variable(pieces[0])
-            return Region((inside if sign == "∈" else complement(inside)).intervals, name)
+            return RealSet((inside if sign == "∈" else complement(inside)).intervals, name)
     if any(token.is_sign(*ORDERS, "!=") for piece in split(found, ",", "|", ":") for token in top(piece)) and (
         first.text != "{" or closing(found, 0) != len(found) - 1
     ):
@@ -77,33 +77,33 @@ def _atom(found: Sequence[Token]) -> Region:
     raise Unreadable("no set of numbers")
 
 
-def _half_line(found: Sequence[Token]) -> Region:
+def _half_line(found: Sequence[Token]) -> RealSet:
     text = "".join(token.text for token in found[2:] if token.text != "{}")
     zero = number(0)
     match text:
         case "+" | ">0":
-            return Region((Interval(zero, None),))
+            return RealSet((Interval(zero, None),))
         case "-" | "<0":
-            return Region((Interval(None, zero),))
+            return RealSet((Interval(None, zero),))
         case ">=0":
-            return Region((Interval(zero, None, is_low_open=False),))
+            return RealSet((Interval(zero, None, is_low_open=False),))
     raise Unreadable("a part of the real numbers")
 
 
-def _bracketed(found: Sequence[Token]) -> Region:
+def _bracketed(found: Sequence[Token]) -> RealSet:
     opening, inside, close = found[0].text, list(found[1:-1]), found[-1].text
     if opening == "{" and close == "}":
         return _braces(inside)
     members = split(inside, ",", ";")
     if len(members) == 2 and opening in "([" and close in ")]":
         low, high = (end(member) for member in members)
-        return Region((interval(low, high, is_low_open=opening == "(", is_high_open=close == ")"),))
+        return RealSet((interval(low, high, is_low_open=opening == "(", is_high_open=close == ")"),))
     if len(members) == 1 and (opening, close) == ("(", ")"):
         return read_region(inside)
     raise Unreadable("no interval")
 
 
-def _braces(inside: list[Token]) -> Region:
+def _braces(inside: list[Token]) -> RealSet:
     """A set-builder or a finite set."""
     for sign in ("|", ":"):
         if len(pieces := split(inside, sign)) >= 2:
@@ -112,11 +112,11 @@ def _braces(inside: list[Token]) -> Region:
             region = read_region(rest)
             if region.variable not in ("", name):
                 raise Unreadable("a set-builder of another variable")
-            return Region(region.intervals)
+            return RealSet(region.intervals)
     if not inside:
         return EMPTY
     points = [parse(member) for member in split(inside, ",", ";")]
-    return normal(Region(tuple(Interval(point, point, is_low_open=False, is_high_open=False) for point in points)))
+    return normal(RealSet(tuple(Interval(point, point, is_low_open=False, is_high_open=False) for point in points)))
 
 
 def end(found: Sequence[Token]) -> Tree:
@@ -150,7 +150,7 @@ def variable(found: Sequence[Token]) -> str:
     return tree.name
 
 
-def chain(found: Sequence[Token]) -> Region:
+def chain(found: Sequence[Token]) -> RealSet:
     """The numbers that satisfy ``1 < x <= 3``, ``x > 2`` or ``2x > 6``."""
     sides = [parse(side) for side in split(found, *ORDERS, "!=")]
     signs = [token.text for token in top(found) if token.is_sign(*ORDERS, "!=")]
@@ -165,19 +165,19 @@ def chain(found: Sequence[Token]) -> Region:
     return reduce(intersection, parts)
 
 
-def _solved(left: Tree, sign: str, right: Tree) -> Region:
+def _solved(left: Tree, sign: str, right: Tree) -> RealSet:
     for one, other, turned in ((left, right, sign), (right, left, _TURNED[sign])):
         if one.kind == "symbol" and one.name in one.symbols() and one.name not in other.symbols():
-            return Region(_half(other, turned), one.name)
+            return RealSet(_half(other, turned), one.name)
     names = left.symbols() | right.symbols()
     if len(names) == 1 and (line := _linear(Tree("sum", (left, negative(right))), next(iter(names)))):
         slope, offset = line
         turned = sign if rational(slope) > 0 else _TURNED[sign]  # type: ignore[operator]
-        return Region(_half(quotient(negative(offset), slope), turned), next(iter(names)))
+        return RealSet(_half(quotient(negative(offset), slope), turned), next(iter(names)))
     return _bent(left, sign, right, names)
 
 
-def _bent(left: Tree, sign: str, right: Tree, names: frozenset[str]) -> Region:
+def _bent(left: Tree, sign: str, right: Tree, names: frozenset[str]) -> RealSet:
     """The numbers that satisfy ``|x - 2| < 3`` or a quadratic inequality in one variable."""
     name = next(iter(names), "")
     if left.kind == "call" and left.name == "abs" and not right.symbols() and sign in _TURNED:
@@ -194,10 +194,10 @@ def _bent(left: Tree, sign: str, right: Tree, names: frozenset[str]) -> Region:
     a, b = (plus + minus) / 2 - c, (plus - minus) / 2  # type: ignore[operator]
     if a == 0 or any(value != a * x * x + b * x + c for value, x in zip(others, (2, 5), strict=True)):  # type: ignore[operator]
         raise Unreadable("no inequality that can be solved")
-    return Region(_between_roots(a, b, c, sign if a > 0 else _TURNED[sign]).intervals, name)  # type: ignore[arg-type]
+    return RealSet(_between_roots(a, b, c, sign if a > 0 else _TURNED[sign]).intervals, name)  # type: ignore[arg-type]
 
 
-def _between_roots(a: Fraction, b: Fraction, c: Fraction, sign: str) -> Region:
+def _between_roots(a: Fraction, b: Fraction, c: Fraction, sign: str) -> RealSet:
     """Where a parabola that opens upwards is below, above or not zero."""
     discriminant = b * b - 4 * a * c
     if discriminant < 0:
@@ -209,12 +209,12 @@ def _between_roots(a: Fraction, b: Fraction, c: Fraction, sign: str) -> Region:
     )
     inside = Interval(low, high, sign == "<", sign == "<")
     if sign in ("<", "<="):
-        return Region((inside,)) if _is_nonempty(_lower(inside), _upper(inside)) else EMPTY
+        return RealSet((inside,)) if _is_nonempty(_lower(inside), _upper(inside)) else EMPTY
     if sign == "!=":
         gaps = (Interval(point, point, is_low_open=False, is_high_open=False) for point in (low, high))
-        return complement(normal(Region(tuple(gaps))))
+        return complement(normal(RealSet(tuple(gaps))))
     outside = Interval(low, high, sign == ">=", sign == ">=")
-    return complement(Region((outside,))) if _is_nonempty(_lower(outside), _upper(outside)) else REALS
+    return complement(RealSet((outside,))) if _is_nonempty(_lower(outside), _upper(outside)) else REALS
 
 
 def _linear(tree: Tree, name: str) -> tuple[Tree, Tree] | None:
@@ -224,7 +224,8 @@ def _linear(tree: Tree, name: str) -> tuple[Tree, Tree] | None:
         return None
     offset, slope = values[0], values[1] - values[0]  # type: ignore[operator]
     is_linear = slope != 0 and all(
-        value == offset + slope * x for value, x in zip(values, (0, 1, 2, 3, 7), strict=True)
+        value == offset + slope * x  # type: ignore[operator]
+        for value, x in zip(values, (0, 1, 2, 3, 7), strict=True)
     )  # type: ignore[operator]
     return (number(slope), number(offset)) if is_linear and not _has_bend(tree) else None  # type: ignore[arg-type]
 
@@ -289,7 +290,7 @@ def _is_nonempty(low: Bound, high: Bound) -> bool:
     return order < 0 or (order == 0 and low[1] < 0 < high[1])
 
 
-def normal(region: Region) -> Region:
+def normal(region: RealSet) -> RealSet:
     """The same set as intervals from left to right that do not touch."""
     if len(region.intervals) < 2:
         return region
@@ -310,7 +311,7 @@ def normal(region: Region) -> Region:
             )
         else:
             kept.append(piece)
-    return Region(tuple(kept), region.variable)
+    return RealSet(tuple(kept), region.variable)
 
 
 def _touches(left: Interval, right: Interval) -> bool:
@@ -321,18 +322,18 @@ def _touches(left: Interval, right: Interval) -> bool:
     return order < 0 or (order == 0 and not (left.is_high_open and right.is_low_open))
 
 
-def _name(one: Region, other: Region) -> str:
+def _name(one: RealSet, other: RealSet) -> str:
     if one.variable and other.variable and one.variable != other.variable:
         raise Unreadable("sets of different variables")
     return one.variable or other.variable
 
 
-def union(one: Region, other: Region) -> Region:
+def union(one: RealSet, other: RealSet) -> RealSet:
     """The numbers in either."""
-    return normal(Region(one.intervals + other.intervals, _name(one, other)))
+    return normal(RealSet(one.intervals + other.intervals, _name(one, other)))
 
 
-def intersection(one: Region, other: Region) -> Region:
+def intersection(one: RealSet, other: RealSet) -> RealSet:
     """The numbers in both."""
     pieces = []
     for left in one.intervals:
@@ -344,10 +345,10 @@ def intersection(one: Region, other: Region) -> Region:
                 pieces.append(Interval(low.low, high.high, low.is_low_open, high.is_high_open, closed))
     if len(pieces) > MAX_PIECES:
         raise Unreadable("too many intervals")
-    return normal(Region(tuple(pieces), _name(one, other)))
+    return normal(RealSet(tuple(pieces), _name(one, other)))
 
 
-def complement(region: Region) -> Region:
+def complement(region: RealSet) -> RealSet:
     """All other real numbers."""
     result = REALS
     for piece in region.intervals:
@@ -356,8 +357,8 @@ def complement(region: Region) -> Region:
             sides.append(Interval(None, piece.low, is_high_open=not piece.is_low_open))
         if piece.high is not None:
             sides.append(Interval(piece.high, None, is_low_open=not piece.is_high_open))
-        result = intersection(result, Region(tuple(sides)))
-    return Region(result.intervals, region.variable)
+        result = intersection(result, RealSet(tuple(sides)))
+    return RealSet(result.intervals, region.variable)
 
 
 def put_all(tree: Tree, values: dict[str, Tree]) -> Tree:

@@ -27,7 +27,7 @@ SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱˣ", "0123456789
 SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙᵢ", "0123456789+-ni", strict=True))
 
 SPACES = frozenset(" ,;:>") | {"\n", "\t"}
-"""What a backslash may stand before to make a space."""
+"""Signs that make a space behind a backslash."""
 WIDE = frozenset(("quad", "qquad"))
 """Spaces that may separate two statements."""
 GAPS = frozenset(("enspace", "thinspace", "medspace", "thickspace", "space", "negthinspace", "hfill", "newline"))

@@ -27,19 +27,19 @@ from oncurve.rewards.grammar.truths import read_truths
 from oncurve.rewards.grammar.values import (
     Conditional,
     Congruence,
-    Family,
+    IntegerFamily,
+    Members,
     Named,
     Quantity,
     Range,
     Ratio,
-    Region,
+    RealSet,
     Relation,
     Value,
     Words,
     negative,
     number,
 )
-from oncurve.rewards.grammar.values import Sequence as Members
 
 MAX_DEPTH = 12
 _JOINS = (",", ";", "\\\\")
@@ -174,7 +174,7 @@ class Reader:
         ]
         value = self.value(renamed)
         inner = value.value if isinstance(value, Named) else value
-        return Family(inner, clause.domain, self.value(clause.before))
+        return IntegerFamily(inner, clause.domain, self.value(clause.before))
 
     def _region(self, found: list[Token]) -> Value | None:
         """A set of real numbers; None for what is none or for relations that only algebra can solve."""
@@ -193,7 +193,7 @@ class Reader:
         except Unreadable:
             return None
 
-    def _all_but(self, found: list[Token]) -> Region | None:
+    def _all_but(self, found: list[Token]) -> RealSet | None:
         texts = [token.text.lower() for token in found]
         gap = next((place for place, text in enumerate(texts) if text in ("except", "but", "excluding")), None)
         if gap is None or gap > 7 or not any(texts[0] == word for word in ("all", "any", "every", "ℝ")):
@@ -203,7 +203,7 @@ class Reader:
         points = [parse(piece) for piece in self.pieces(sides[-1])]
         result = regions.REALS
         for point in points:
-            gap_region = Region((regions.interval(point, point, is_low_open=False, is_high_open=False),))
+            gap_region = RealSet((regions.interval(point, point, is_low_open=False, is_high_open=False),))
             result = regions.intersection(result, regions.complement(gap_region))
         return result
 
@@ -426,7 +426,7 @@ def closing_or_none(found: Sequence[Token]) -> int | None:
         return None
 
 
-def _joined(parts: list[Region], joins: list[str]) -> Region:
+def _joined(parts: list[RealSet], joins: list[str]) -> RealSet:
     """Inequalities with "and", "or" or commas between them as one set."""
     if "or" in joins and "and" not in joins:
         return reduce(regions.union, parts)

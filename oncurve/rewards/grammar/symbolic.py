@@ -162,7 +162,7 @@ def _same(answer: Any, reference: Any) -> bool:
             continue
         if not all(value.is_real for value in values):
             continue
-        if not is_zero(values[0] - values[1]):
+        if _has_digits(values[0] - values[1], _DIGITS[0]):
             return False
         num_compared += 1
     return num_compared > 1 or sympy.simplify(answer - reference) == 0

@@ -86,7 +86,7 @@ class Amounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class Members:
     """Several values: a list or set in any order, or a tuple in its order."""
 
     kind: Literal["list", "set", "tuple"]
@@ -124,7 +124,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RealSet:
     """A set of real numbers: a union of intervals."""
 
     intervals: tuple[Interval, ...]
@@ -141,7 +141,7 @@ class Truths:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class MatrixValue:
     """Rows of values."""
 
     rows: tuple[tuple[Tree, ...], ...]
@@ -226,7 +226,7 @@ class Conditional:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class IntegerFamily:
     """A value for every integer ``k``; the letter is written as ``#``."""
 
     value: Value
@@ -236,7 +236,7 @@ class Family:
 
 
 Value = (
-    Quantity | Amounts | Sequence | Named | Relation | Region | Truths | Matrix | Ratio | Range | Congruence | Date
-    | Time | Choice | Words | Conditional | Family
+    Quantity | Amounts | Members | Named | Relation | RealSet | Truths | MatrixValue | Ratio | Range | Congruence | Date
+    | Time | Choice | Words | Conditional | IntegerFamily
 )  # fmt: skip
-"""What an answer can be."""
+"""The types of answers."""
