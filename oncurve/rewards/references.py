@@ -11,7 +11,19 @@ from typing import Any
 from oncurve.errors import shortened
 from oncurve.rewards.grammar.equality import Reference, read_reference
 from oncurve.rewards.grammar.figures import Unreadable
-from oncurve.rewards.grammar.values import Choice, Date, IntegerFamily, Members, Named, Quantity, Time, Truths, Value
+from oncurve.rewards.grammar.values import (
+    Choice,
+    Date,
+    IntegerFamily,
+    MatrixValue,
+    Members,
+    Named,
+    Quantity,
+    RealSet,
+    Time,
+    Truths,
+    Value,
+)
 from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.statement import formulas
 
