@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -46,13 +47,14 @@ def has_bfloat16() -> bool:
 
 def embedded_on_grid(place: Path) -> Path:
     """The model in the package with its weights on bfloat16's grid, as those of a published model are."""
-    shutil.copytree(ROOT / "oncurve" / "assets" / "base_model", place, dirs_exist_ok=True)
-    file = place / "model.safetensors"
-    save_file(
-        {name: weight.bfloat16().float().contiguous() for name, weight in load_file(file).items()},
-        file,
-        metadata={"format": "pt"},
-    )
+    if not place.is_dir():
+        partial = place.with_name(f".{place.name}-{os.getpid()}")
+        shutil.copytree(ROOT / "oncurve" / "assets" / "base_model", partial)
+        file = partial / "model.safetensors"
+        weights = {name: weight.bfloat16().float().contiguous() for name, weight in load_file(file).items()}
+        save_file(weights, partial / "new", metadata={"format": "pt"})
+        (partial / "new").replace(file)
+        partial.rename(place)
     return place
 
 
@@ -102,19 +104,23 @@ def run_one(mode: str, seed: int, runs: Path, sums: Path | None) -> None:
     for _ in trainer.steps():
         pass
     seconds = time.perf_counter() - begin
-    folder = Path(trainer.folder)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {
-        "mode": mode,
-        "seed": seed,
-        "seconds": round(seconds, 1),
-        "rewards": [row.get("reward/mean") for row in rows if "reward/mean" in row],
-        "accuracy": {row["step"]: row["evaluation/accuracy"] for row in rows if "evaluation/accuracy" in row},
-        "tokens_per_second": [row.get("time/tokens_per_second") for row in rows],
-        "arrived": [row.get("policy/arrived") for row in rows],
-        "moved": [row.get("policy/moved_fraction") for row in rows],
+    (runs / f"{Path(trainer.folder).name}.json").write_text(json.dumps({"seconds": round(seconds, 1)}))
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What a finished run measured of itself, step by step."""
+    rows = [json.loads(line) for line in (path.with_suffix("") / "metrics.jsonl").read_text().splitlines()]
+    name, mode, seed = path.stem.split("_")
+    keys = {
+        "rewards": "reward/mean",
+        "correct": "evaluation/correct_fraction",
+        "arrived": "policy/arrived",
+        "moved": "policy/moved_fraction",
+        "sampled_tokens_per_second": "speed/sampled_tokens_per_second",
+        "trained_tokens_per_second": "speed/trained_tokens_per_second",
     }
-    (runs / f"{folder.name}.json").write_text(json.dumps(found, indent=1))
+    columns = {said: {row["step"]: round(row[key], 4) for row in rows if key in row} for said, key in keys.items()}
+    return {"task": name, "mode": mode, "seed": int(seed), **json.loads(path.read_text()), **columns}
 
 
 def learn(seeds: list[int], runs: Path, sums: Path | None) -> None:
@@ -126,7 +132,7 @@ def learn(seeds: list[int], runs: Path, sums: Path | None) -> None:
                 extra = [] if sums is None else ["--sums", str(sums)]
                 command = [sys.executable, __file__, "one", "--mode", mode, "--seeds", str(seed), "--runs", str(runs)]
                 subprocess.run([*command, *extra], check=True)
-    found = [json.loads(path.read_text()) for path in sorted(runs.glob(f"{name}_*_[0-9].json"))]
+    found = [read_run(path) for path in sorted(runs.glob(f"{name}_*_[0-9].json"))]
     write(f"rounding_{name}.json", {"runs": found})
 
 

@@ -41,7 +41,7 @@ def wide_product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in their type [N, M], of a [N, K] and b [K, M]; see ``linear``."""
-    return (a.float() @ b.float()).to(a.dtype) if _is_slow(a) else a @ b
+    return (a.float() @ b.float()).to(a.dtype) if is_slow(a) else a @ b
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -50,18 +50,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     A processor without instructions for bfloat16 takes such products in float32 and rounds what they give: the sums are
     the same, and torch's own products of that type are six times slower there.
     """
-    if not _is_slow(x):
+    if not is_slow(x):
         return nn.functional.linear(x, weight, bias)
     wide = None if bias is None else bias.float()
     return nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype)
 
 
-def _is_slow(x: Tensor) -> bool:
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not _multiplies_bfloat16()
+def is_slow(x: Tensor) -> bool:
+    """Products of this type are slow on this processor, and better taken in float32."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bfloat16()
 
 
 @cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     """This processor has instructions with which torch multiplies bfloat16."""
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

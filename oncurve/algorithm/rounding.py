@@ -35,6 +35,8 @@ _CHUNK = {"cpu": 2**18, "cuda": 2**26}
 """Numbers that are computed at a time, so that what lies between them stays in a cache or takes little memory."""
 _KEYS: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
 """By module the keys of its own parameters."""
+_SEEDS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""The seeds of whole models."""
 
 
 def key_of(seed: int, name: str) -> int:
@@ -55,7 +57,8 @@ def dithered(weight: Tensor, dtype: torch.dtype, key: int, first: int = 0) -> Te
     size = _CHUNK.get(weight.device.type, 2**20)
     for start in range(0, len(flat), size):
         part = flat[start : start + size]
-        out[start : start + size] = _dithered(part, dtype, _thresholds(part, key, first + start))
+        indices = torch.arange(first + start, first + start + len(part), device=part.device)
+        out[start : start + size] = _dithered(part, dtype, _thresholds(indices, key))
     return out.view(weight.shape)
 
 
@@ -63,10 +66,9 @@ def _no_kernel() -> None:
     """A device without one."""
 
 
-def _thresholds(part: Tensor, key: int, first: int) -> Tensor:
-    """The thresholds of numbers with consecutive indices: the low half of murmur3's finalizer, in 32 bits."""
-    h = torch.arange(first, first + len(part), device=part.device).to(torch.int32)  # keeps the low 32 bits
-    h = h.mul_(_signed(0x9E3779B1)).add_(_signed(key))
+def _thresholds(indices: Tensor, key: int) -> Tensor:
+    """The thresholds of numbers with these flat indices: the low half of murmur3's finalizer, in 32 bits."""
+    h = indices.to(torch.int32).mul(_signed(0x9E3779B1)).add_(_signed(key))  # the low 32 bits of an index
     h = h.bitwise_xor_(_shifted(h, 16)).mul_(_signed(0x85EBCA6B))
     h = h.bitwise_xor_(_shifted(h, 13)).mul_(_signed(0xC2B2AE35))
     return h.bitwise_xor_(_shifted(h, 16)).bitwise_and_(0xFFFF)
@@ -96,6 +98,11 @@ def narrow(weight: Tensor, dtype: torch.dtype, key: int | None, first: int = 0) 
     return dithered(weight, dtype, key, first)
 
 
+def narrow_at(weights: Tensor, dtype: torch.dtype, key: int | None, indices: Tensor) -> Tensor:
+    """The copies of some numbers of a weight, which have these flat indices in it."""
+    return weights.to(dtype) if key is None else _dithered(weights, dtype, _thresholds(indices, key))
+
+
 def saved_name(name: str) -> str:
     """The name of a parameter in a checkpoint, with an adapter's wrappers around it or without."""
     for wrapper in (".base_layer.", ".default.", ".modules_to_save."):
@@ -105,11 +112,20 @@ def saved_name(name: str) -> str:
 
 def use_dither(model: nn.Module, seed: int) -> None:
     """From here on copies of the model's weights are dithered. Tied weights have the first of their names."""
+    _SEEDS[model] = seed
     keys = {id(weight): key_of(seed, saved_name(name)) for name, weight in model.named_parameters()}
     for module in model.modules():
         own = {name: keys[id(weight)] for name, weight in module._parameters.items() if weight is not None}
         if own:
             _KEYS[module] = own
+
+
+def use_key(module: nn.Module, key: int | None) -> None:
+    """The same of one module's weight with a key that is known; None rounds it to the nearest."""
+    if key is None:
+        _KEYS.pop(module, None)
+    else:
+        _KEYS[module] = {"weight": key}
 
 
 def weight_key(module: nn.Module | None, name: str = "weight") -> int | None:
@@ -128,6 +144,8 @@ def parameter_keys(model: nn.Module) -> dict[str, int]:
 
 def like(model: nn.Module, other: nn.Module) -> None:
     """Let a copy of a model be dithered as the model is."""
+    if model in _SEEDS:
+        _SEEDS[other] = _SEEDS[model]
     modules = dict(other.named_modules())
     for name, module in model.named_modules():
         if module in _KEYS and name in modules:
@@ -170,6 +188,25 @@ class Copies:
             return None
         flat = tensor.detach().as_strided((extent,), (1,))
         return dithered(flat, dtype, key, first).as_strided(tensor.shape, tensor.stride())
+
+
+class SavedCopies:
+    """Copies of a model's weights under the names of a checkpoint.
+
+    What lies in the model's memory, also under another name or cut into pieces, is copied as the model itself does it.
+    Weights that were made for the checkpoint, such as those with an adapter added, have thresholds by their names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seed = _SEEDS.get(model)
+        self._copies = Copies(keyed_parameters(model))
+
+    def copy(self, name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The copy in a type; to the nearest for a model that is not dithered."""
+        if self._seed is None or dtype not in HALF or weight.dtype != torch.float32:
+            return weight.detach().to(dtype)
+        copy = self._copies.copy(weight, dtype)
+        return dithered(weight, dtype, key_of(self._seed, name)) if copy is None else copy
 
 
 class _Casts(TorchDispatchMode):

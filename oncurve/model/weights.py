@@ -98,9 +98,10 @@ class LayerWeights:
 class Backbone:
     """The layers of a model between embedding and head, read from the module that holds their current weights.
 
-    In float32 the module's own matrices are used, where no adapter adds to them. For bfloat16 they are copied at each
-    call, so that no change is missed (fused optimizers leave no trace on a parameter's version), and matrices with the
-    same input are joined.
+    In float32 the module's own matrices are used, with the adapter added where there is one. For bfloat16 they are
+    copied at each call, so that no change is missed (fused optimizers leave no trace on a parameter's version),
+    matrices with the same input are joined, and adapters stay beside them: added to a matrix of 8 bits, most of a small
+    one would be lost.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -118,6 +119,15 @@ class Backbone:
     def is_current(self) -> bool:
         """The model still consists of the modules that this was made from: no adapter came or went."""
         return self._projections == projections(self.body)
+
+    @property
+    def has_adapter(self) -> bool:
+        """An adapter is beside some matrix, on or off."""
+        return any(
+            matrix.adapter is not None
+            for layer in self.layers
+            for matrix in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -138,9 +148,8 @@ class Backbone:
 
     def layer_weights(self, layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         """The same of one of the layers."""
-        if self.device.type != "cpu":
-            return _apart(layer, compute_type)
-        return _as_they_are(layer) if compute_type == self.wide else _rounded(layer, compute_type)
+        is_wide = self.device.type == "cpu" and compute_type == self.wide
+        return _as_they_are(layer) if is_wide else _apart(layer, compute_type)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
@@ -274,33 +283,22 @@ def _as_they_are(layer: LayerParameters) -> LayerWeights:
 
 
 @torch.no_grad()
-def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
-    return LayerWeights(
-        qkv=(torch.cat([matrix.copy(compute_type) for matrix in layer.qkv]),),
-        qkv_bias=None if layer.biases is None else (torch.cat(layer.bias_copies(compute_type)),),
-        output=layer.output.copy(compute_type),
-        gate_up=(torch.cat([matrix.copy(compute_type) for matrix in layer.gate_up]),),
-        down=layer.down.copy(compute_type),
-    )
-
-
-@torch.no_grad()
 def _apart(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
-    """Matrices without the adapters beside them, as a GPU trains: what it keeps in the type already is not copied."""
+    """Matrices without the adapters beside them: what is kept in the type already is not copied."""
 
     def copies(matrices: Sequence[Matrix]) -> tuple[Tensor, ...]:
         if matrices[0].weight.dtype == compute_type:
             return tuple(matrix.weight for matrix in matrices)
-        return (torch.cat([narrow(matrix.weight, compute_type, matrix.key) for matrix in matrices]),)
+        return (torch.cat([matrix.copy(compute_type) for matrix in matrices]),)
 
     qkv = copies(layer.qkv)
     biases = None if layer.biases is None else layer.bias_copies(compute_type)
     return LayerWeights(
         qkv=qkv,
         qkv_bias=None if biases is None else tuple(biases) if len(qkv) > 1 else (torch.cat(biases),),
-        output=narrow(layer.output.weight, compute_type, layer.output.key),
+        output=layer.output.copy(compute_type),
         gate_up=copies(layer.gate_up),
-        down=narrow(layer.down.weight, compute_type, layer.down.key),
+        down=layer.down.copy(compute_type),
         thin=LayerLora(
             LoraDelta.of(layer.qkv, compute_type),
             LoraDelta.of([layer.output], compute_type),
@@ -323,13 +321,16 @@ def heads_of(queries_and_keys: Tensor, sizes: AttentionSizes) -> tuple[Tensor, T
     return q.unflatten(1, (-1, sizes.head_size)), k.unflatten(1, (-1, sizes.head_size))
 
 
-def with_thin(thin: LoraDelta | None, out: Tensor, x: Tensor) -> Tensor:
-    """The output of matrices for x with that of the adapter beside them, in its place."""
-    return out if thin is None else thin.add(out, x)
-
-
-def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:
-    """x @ W.T + b for matrices side by side: their outputs are columns of one tensor."""
+def project(
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor, ...] | None = None,
+    *,
+    thin: LoraDelta | None = None,
+) -> Tensor:
+    """x @ W.T + b for matrices side by side, with the adapters beside them: their outputs are columns of one tensor."""
+    if thin is not None:
+        return thin.onto(x, weights, biases)
     if len(weights) == 1:
         return linear(x, weights[0], None if biases is None else biases[0])
     out = x.new_empty(len(x), sum(len(weight) for weight in weights))
@@ -344,10 +345,13 @@ def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] |
     return out
 
 
-def project_backward(g: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+def project_backward(g: Tensor, weights: tuple[Tensor, ...], *, thin: LoraDelta | None = None) -> Tensor:
     """The gradient of x."""
     parts = g.split([len(weight) for weight in weights], dim=1)
-    grad_x = product(parts[0], weights[0])
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
+    if thin is None:
+        grad_x, done = product(parts[0], weights[0]), 1
+    else:
+        grad_x, done = thin.inputs_gradient(g), 0
+    for part, weight in zip(parts[done:], weights[done:], strict=True):
         grad_x.addmm_(part, weight)
     return grad_x

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.logprobs import from_logits
 from oncurve.algorithm.rounding import dithered_casts
-from oncurve.batch import Batch
+from oncurve.batch import Batch, Size
 from oncurve.model import forward_backward
 from oncurve.model.head import head
 from oncurve.model.ops import operations
@@ -82,12 +82,25 @@ def _one_by_one(
 
 
 def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """log p of every token of a row [N] but the first, given those before it [N - 1]."""
+    """log p of every token of a row [N] but the first, given those before it [N - 1].
+
+    A model with an adapter goes through the layers that sample and train it.
+    """
+    backbone = backbone_of(model) if model.device.type == "cpu" else None
+    if backbone is not None and backbone.has_adapter:
+        return completion_logprobs(model, one_row(ids), temperature=1.0, packed=True)[0][0]
     with dithered_casts(model):
         if not trust_of(model).head:
             logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
             return from_logits(logits, ids[1:], temperature=1.0)[0]
         return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
+
+
+def one_row(ids: Tensor) -> Batch:
+    """A row of tokens [N] of which each but the first is predicted."""
+    ids, count, whole = ids.cpu()[None], len(ids) - 1, torch.zeros(1, dtype=torch.long)
+    mask, zeros = torch.ones(1, count, dtype=torch.bool), torch.zeros(1, count)
+    return Batch(ids[:, :1], whole + 1, ids[:, 1:], mask, whole + count, whole, zeros[:, 0], zeros, Size(1, count, 1))
 
 
 def _spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.rounding import like
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.backend import OneDevice, Scorers, trained_parameters
@@ -17,7 +16,6 @@ from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import (
     Sharding,
     add_between_rows,
-    dither_parts,
     is_cut,
     make_mesh,
     reshard,
@@ -62,9 +60,6 @@ class Fsdp(OneDevice):
                 unread.put_on(part)
             blocks = recomputable_layers(part)
             shard(scorer, blocks, self._mesh, sharding, compute_type=compute_type)
-            if compute_type in HALF:
-                for block in blocks:  # after FSDP2's own hook of the whole, before the first block is put together
-                    scorer.register_forward_pre_hook(lambda *_, block=block: dither_parts(block))
             if unread is not None:
                 unread.fill(part, offload=sharding.offload)
         super().__init__(model, scorers, settings, processes)

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.reference import move_reference
 from oncurve.batch import Batch
 from oncurve.errors import TrainingError
@@ -21,14 +22,16 @@ from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
-from oncurve.policy.backend import Backend, OneDevice
+from oncurve.policy.arrivals import Arrivals
+from oncurve.policy.backend import Backend, OneDevice, trained_parameters
 from oncurve.policy.deepspeed import Zero
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes, own_rows
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter
-from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only
+from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
+from oncurve.policy.loss_scale import LossScale
 from oncurve.policy.road import find_road
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
@@ -115,6 +118,10 @@ class TrainedPolicy:
             set_trust(part, replace(trust_of(part), layers=False))  # they need whole weights
         self.num_updates, self.num_scheduled = 0, 0
         self.rate_of: Callable[[int], float] = partial(self.settings.rate, total_updates=total_updates)
+        self.arrivals = Arrivals(model, kind) if kind in HALF else None
+        """What copies show of what was learned; None where there are none."""
+        self.loss_scale = LossScale() if compute_type == "float16" else None
+        """The factor of the loss in float16; None elsewhere."""
         self.last_rate = 0.0
         """Updates that moved the weights; and all of them, by which the schedule counts."""
         self._is_loss_finite = True
@@ -145,6 +152,11 @@ class TrainedPolicy:
     def adapter_weights(self) -> LoraWeights | None:
         """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
         return adapter_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+
+    def why_not_apart(self) -> str | None:
+        """The reason why servers cannot apply the adapter beside its base, with what to change; None where they can,
+        and without an adapter."""
+        return why_not_apart(self._model) if self.adapter is not None else None
 
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
@@ -264,7 +276,7 @@ class TrainedPolicy:
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a microbatch to that of the update."""
         self._is_loss_finite = self._is_loss_finite and math.isfinite(loss.item())
-        self.backend.backward(loss)
+        self.backend.backward(loss if self.loss_scale is None else loss * self.loss_scale.value)
 
     def update(self) -> dict[str, Mean]:
         """Clip the gradient, move the weights, forget the gradient.
@@ -275,19 +287,30 @@ class TrainedPolicy:
         rate = self.last_rate = self.rate_of(self.num_scheduled)
         self.num_scheduled += 1  # without a signal too: the plan is of steps
         is_finite = self.processes.all_true(self._is_loss_finite)
+        before = self.arrivals.copies() if self.arrivals is not None else []
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(trained_parameters(self._model).values())
         with moving_weights(self.num_updates + 1):
             norm = self.backend.move(rate, is_allowed=is_finite)
         give_back()
         is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True
         count = Mean(0, 1 / self.processes.count)  # of updates; the microbatches of all processes gave the loss
+        scaled, is_explained = {}, False
+        if self.loss_scale is not None:
+            scaled = {"policy/loss_scale": Mean(self.loss_scale.value, 1)}
+            is_explained = self.loss_scale.adapt(is_finite=is_finite)
         if not is_finite or norm == 0:
             return {
+                **scaled,
                 "policy/skipped_updates": Mean(1, 1),
-                "policy/nonfinite_updates": Mean(float(not is_finite), 1),
+                "policy/nonfinite_updates": Mean(float(not is_finite and not is_explained), 1),
                 "policy/loss": count,
             }
         self.num_updates += 1
+        arrived = self.arrivals.measure(before) if self.arrivals is not None else {}
         return {
+            **arrived,
+            **scaled,
             "policy/gradient_norm": Mean(norm, 1),
             "policy/learning_rate": Mean(rate, 1),
             "policy/skipped_updates": Mean(0, 1),

@@ -6,7 +6,6 @@ type: a process group computes what one process computes, in which autocast roun
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from oncurve.algorithm.precision import HALF
-from oncurve.algorithm.rounding import narrow, weight_key
 from oncurve.policy.distributed import Processes
+from oncurve.policy.dithered_parts import dither_parts, plain
 
 _gather_into: Callable[..., Any] = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
 """Its name from torch 2.13 on, and before."""
@@ -81,64 +80,13 @@ def shard(
     }
     for block in blocks:
         policy = rounded if compute_type in HALF else exact
+        if compute_type in HALF:
+            dither_parts(block)
         fully_shard(block, reshard_after_forward=sharding.reshard_after_forward, mp_policy=policy, **options)
     fully_shard(module, reshard_after_forward=False, mp_policy=exact, **options)
     for part in _units(module):
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
-
-
-def dither_parts(module: nn.Module) -> None:
-    """Let FSDP2 put dithered copies of matrices together where it rounds them, each part by its rows in the whole.
-
-    FSDP2 asks the tensor of a part for its own cast. It makes that tensor anew when it first looks at a model, so that
-    this is to be called when it has, and costs nothing where it was done.
-    """
-    for part in module.modules():
-        for name, weight in part._parameters.items():
-            key = weight_key(part, name)
-            if key is not None and isinstance(weight, DTensor):
-                local: Any = weight._local_tensor
-                if "fsdp_pre_all_gather" not in vars(local):
-                    gather = _DitheredGather(local, key, own_rows_of(weight).start, weight.device_mesh.size())
-                    local.fsdp_pre_all_gather, local.fsdp_post_all_gather = gather.pre, gather.post
-
-
-class _DitheredGather:
-    """The cast of one part before all parts of a matrix are put together; see torch's ``fully_shard``."""
-
-    def __init__(self, part: Tensor, key: int, first_row: int, count: int) -> None:
-        self._part, self._key = weakref.ref(part), key
-        self._first, self._count = first_row * part[:1].numel() if len(part) else 0, count
-
-    def pre(
-        self,
-        mesh: DeviceMesh,
-        outer_size: torch.Size,
-        outer_stride: tuple[int, ...],
-        module: nn.Module,
-        mp_policy: Any,
-    ) -> tuple[tuple[Tensor, ...], None]:
-        """The copy of this part, filled up to the height of the other parts."""
-        part = self._part()
-        assert part is not None
-        copy = narrow(part, mp_policy.param_dtype or part.dtype, self._key, self._first)
-        height = -(-outer_size[0] // self._count)
-        if len(copy) < height:
-            copy = torch.cat([copy, copy.new_zeros(height - len(copy), *outer_size[1:])])
-        return (copy.to(self._device(mesh, copy)),), None
-
-    @staticmethod
-    def _device(mesh: DeviceMesh, copy: Tensor) -> torch.device:
-        """Parts may lie in the CPU's memory between passes."""
-        return copy.device if mesh.device_type == copy.device.type else torch.device(mesh.device_type)
-
-    @staticmethod
-    def post(
-        outputs: tuple[Tensor, ...], metadata: None, param_dtype: torch.dtype, *, out: Tensor | None = None
-    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """All parts as they came, below one another."""
-        return None if out is not None else (outputs[0], ())
 
 
 def _units(module: nn.Module) -> Iterator[Any]:
@@ -175,7 +123,7 @@ def whole(tensor: Tensor, room: Room | None = None) -> Tensor:
         return tensor
     if not tensor.placements[0].is_shard(0):  # as that of a norm over all parts
         return tensor.full_tensor()
-    rows, part, count = tensor.shape[0], tensor.to_local(), tensor.device_mesh.size()
+    rows, part, count = tensor.shape[0], plain(tensor.to_local()), tensor.device_mesh.size()
     height = -(-rows // count)
     if len(part) < height:
         part = torch.cat([part, part.new_zeros(height - len(part), *part.shape[1:])])

@@ -9,10 +9,10 @@ from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.forms import read_amounts, read_date
 from oncurve.rewards.grammar.lexer import tokens
 from oncurve.rewards.grammar.numerals import CARDINALS, FACTORS
-from oncurve.rewards.statement import MARKUP, MAX_CLAUSE_CHARACTERS, REFUSED, formulas, is_computation
+from oncurve.rewards.statement import DENIED, MARKUP, MAX_CLAUSE_CHARACTERS, REFUSED, formulas, is_computation
 
 _DOUBTED = re.compile(
-    r"(?:(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是|except|exceed|wrong:?"
+    r"(?:\b(?:no|non|не)\s+(?:es|son|è|é|sono|были)|(?:\b(?:not|cannot|never|nicht|keine?|pas|не)|n['’]t)(?:\s+(?:be|equal(?:\s+to)?))?|不是|except|exceed|wrong:?"
     r"|\b(?:about|approximately|around|roughly|nearly|almost|maybe|perhaps|possibly|probably|more than|less than"
     r"|(?:could|might|may) be))[\s:$]*$",
     re.IGNORECASE,
@@ -64,7 +64,8 @@ def last_expression(text: str) -> str | None:
         return table
     text = re.sub(r"(?<=[：是は은는])(?=[-$\d])", " ", MARKUP.sub("", text)).rstrip()
     text = _NOT_BUT.sub("", REFUSED.sub("", _CITATION.sub("", text)))  # 36, not 35
-    text = text.replace("|", " ").replace("```", " ").replace('"', " ").replace("\\blacksquare", "")
+    text = re.sub(r"^\s*\|.*", lambda row: row.group().replace("|", "\n"), text, flags=re.MULTILINE)  # cells of a table
+    text = text.replace("```", " ").replace('"', " ").replace("\\blacksquare", "")
     text = re.sub(r"\$\s*\$", "", text)
     text = re.sub(r"[{}]", " ", text) if re.fullmatch(r"\s*\{[^{}\\]*\}\s*", text) and ":" in text else text
     found = formulas(text)
@@ -196,7 +197,7 @@ def _run(words: list[str], place: int) -> str | None:
     while run.startswith("(") and run.count("(") > run.count(")"):
         run = run[1:]
     is_listing = len(run.split()) >= MIN_LISTED and all(part.isdigit() for part in run.split())
-    return None if is_listing or not run else run
+    return None if is_listing or not run or DENIED.search(run) else run
 
 
 def _is_mathematics(word: str) -> bool:

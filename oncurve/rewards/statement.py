@@ -34,7 +34,8 @@ _REVISED = re.compile(
     re.IGNORECASE,
 )
 """Words behind a stated answer after which another one may count."""
-_DENIED = re.compile(r"(?:不是|ではない|じゃない|아닙|아니)")
+DENIED = re.compile(r"(?:不是|ではない|ではありません|じゃない|아닙|아니)")
+"""Denials that stand behind what they deny."""
 _SAYS_NOTHING = re.compile(
     r"(?:the |as |given |shown |found |stated )*(?:above|below|clear|obvious|simple|correct|right|wrong|follows|this"
     r"|that|it|same|unknown)",
@@ -82,7 +83,7 @@ def stated_answer(text: str) -> str | None:
     clause = said[: end.start()] if end else said
     behind = text[start + len(clause) :]
     clause = REFUSED.sub("", clause)
-    if _REVISED.search(behind) or _DENIED.search(said):
+    if _REVISED.search(behind) or DENIED.search(said):
         return None
     plain = MARKUP.sub("", clause).strip().rstrip(" .")
     if any(sign.isdigit() or sign in "$\\" for sign in clause):

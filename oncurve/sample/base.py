@@ -12,6 +12,7 @@ from oncurve.records import Completion, FinishReason, Group, Prompt
 from oncurve.sample.settings import SamplingParams
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -34,6 +35,11 @@ class PolicyView(Protocol):
         """Text to tokens and back."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """The device of its passes; the whole copy of a policy in parts may lie elsewhere."""
+        ...
+
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic in which the model is to be evaluated."""
         ...
@@ -44,6 +50,10 @@ class PolicyView(Protocol):
 
     def adapter_weights(self) -> LoraWeights | None:
         """The adapter alone, where nothing else is trained."""
+        ...
+
+    def why_not_apart(self) -> str | None:
+        """The reason why servers cannot apply the adapter beside its base; None where they can, and without one."""
         ...
 
 
