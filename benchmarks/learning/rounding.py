@@ -84,7 +84,7 @@ def make_trainer(mode: str, seed: int, runs: Path, sums: Path | None, **run: Any
     return oncurve.Trainer(
         str(sums),
         rows,
-        {"type": "mathematics"},
+        {"type": "mathematics", "answer_from": "prose"},
         algorithm={"type": "grpo", "group_size": 8},
         rollouts={"type": "engine", "max_completion_tokens": 16},
         optimizer={"learning_rate": 1e-5, "warmup_updates": 4},
