@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oncurve.algorithm.precision import wide_product
+from oncurve.algorithm.rounding import narrow
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""
@@ -28,8 +29,9 @@ GIVEN_BACK = 32 * 2**20
 class HeadOps(Protocol):
     """The arithmetic on a chunk of logits, which a compiled kernel may do in one pass."""
 
-    def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """The head [V, H] as ``logits`` reads it, which multiplies in that type if nothing else is faster."""
+    def head_matrix(self, weight: Tensor, dtype: torch.dtype, key: int | None = None) -> Tensor:
+        """The head [V, H] as ``logits`` reads it, which multiplies in that type if nothing else is faster; ``key`` is
+        that of its dither."""
         ...
 
     def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
@@ -55,9 +57,9 @@ class HeadOps(Protocol):
 class TorchHeadOps:
     """The same in torch."""
 
-    def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def head_matrix(self, weight: Tensor, dtype: torch.dtype, key: int | None = None) -> Tensor:
         """See ``HeadOps``."""
-        return weight.to(dtype)
+        return narrow(weight, dtype, key)
 
     def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
         """See ``HeadOps``."""
@@ -100,15 +102,17 @@ def from_hidden(
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
     ops: HeadOps | None = None,
+    key: int | None = None,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """The same as ``from_logits(hidden @ weight.T, ...)`` without holding all logits.
 
     Products are in the type of ``hidden``, whatever autocast says, forward and backward; logits in float32 or better.
     ``chunk_tokens`` are computed at one time, or what suits the device. ``ops`` computes on a chunk of logits;
-    torch does if None.
+    torch does if None. A head that is rounded to 16 bits is dithered where its ``key`` is given.
     """
     chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if hidden.device.type == "cpu" else CHUNK_TOKENS)
-    return _ChunkedHead.apply(hidden, weight, targets, temperature, chunk_tokens, ops or TorchHeadOps())  # type: ignore[return-value]
+    settings = temperature, chunk_tokens, ops or TorchHeadOps(), key
+    return _ChunkedHead.apply(hidden, weight, targets, *settings)  # type: ignore[return-value]
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -123,15 +127,16 @@ class _ChunkedHead(torch.autograd.Function):
         temperature: float,
         chunk_tokens: int,
         ops: HeadOps,
+        key: int | None,
     ) -> tuple[Tensor, Tensor]:
-        ctx.temperature, ctx.chunk_tokens, ctx.ops = temperature, chunk_tokens, ops
+        ctx.temperature, ctx.chunk_tokens, ctx.ops, ctx.key = temperature, chunk_tokens, ops, key
         with torch.autocast(hidden.device.type, enabled=False):
             return _ChunkedHead._forward(ctx, hidden, weight, targets)
 
     @staticmethod
     def _forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        matrix = ctx.ops.head_matrix(weight.detach(), hidden.dtype)
+        matrix = ctx.ops.head_matrix(weight.detach(), hidden.dtype, ctx.key)
         logprobs, entropy, normalizer = hidden.new_empty(3, len(hidden), dtype=wide)
         for rows, room in _chunks(hidden, len(weight), ctx.chunk_tokens):
             logits = ctx.ops.logits(hidden[rows], matrix, len(weight), room)
@@ -148,7 +153,8 @@ class _ChunkedHead(torch.autograd.Function):
     def _backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
         grad_logprobs, grad_entropy = (gradient.contiguous() for gradient in gradients)
-        matrix, compute_weight = ctx.ops.head_matrix(weight, hidden.dtype), weight.to(hidden.dtype)
+        matrix = ctx.ops.head_matrix(weight, hidden.dtype, ctx.key)
+        compute_weight = narrow(weight, hidden.dtype, ctx.key)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         product = _room(hidden, ctx.chunk_tokens, *weight.shape) if grad_weight is not None else None
@@ -159,7 +165,7 @@ class _ChunkedHead(torch.autograd.Function):
             grad_hidden[rows] = grad @ compute_weight
             if grad_weight is not None:
                 grad_weight += wide_product(grad.T, hidden[rows], product).to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _chunks(hidden: Tensor, words: int, chunk_tokens: int) -> Iterator[tuple[slice, Tensor | None]]:

@@ -18,7 +18,7 @@ def merge(
         str | None, typer.Option("--type", help="float32, bfloat16 or float16 (default: that of the base's files).")
     ] = None,
 ) -> None:
-    """Merge a LoRA adapter into its base model, and say how much of it rounding takes.
+    """Merge a LoRA adapter into its base model, and say how much of it is left after rounding.
 
     Example: `oncurve merge runs/demo/model --output runs/demo/merged`
     """
@@ -27,10 +27,10 @@ def merge(
 
     folder, share = merge_with_card(adapter, output, weight_type)
     console().print(f"merged: {folder}", highlight=False)
-    if share:
+    if share != 1:
         console().print(
-            f"Rounding the weights to their type changes them by {share:.1%} of what the adapter adds; "
-            f"--type float32 keeps all of it",
+            f"Rounded to their type, the weights show {share:.3f} of what the adapter adds; --type float32 keeps every "
+            f"digit",
             highlight=False,
         )
 

@@ -153,11 +153,9 @@ def _changes_nothing(draft: Draft, name: str, value: object) -> bool:
 
 
 def _policy(draft: Draft) -> None:
-    wide = draft.ask("bf16") is False and not draft.ask("fp16")
-    draft.put("policy.compute_type", "float32" if wide else "bfloat16", "bf16", "fp16")
-    if draft.ask("fp16"):
-        why = "there is no float16 with its loss scaling; bfloat16 is used"
-        draft.note("unsupported", "fp16", why, changes_learning=False)
+    half = "float16" if draft.ask("fp16") else "bfloat16"
+    wide = draft.ask("bf16") is False and half == "bfloat16"
+    draft.put("policy.compute_type", "float32" if wide else half, "bf16", "fp16")
     if draft.ask("use_cpu"):
         draft.put("policy.device", "cpu", "use_cpu")
     deepspeed = draft.ask("deepspeed")

@@ -205,14 +205,6 @@ class DevicePolicy:
         """The arithmetic of the compute type, for training and for sampling in process."""
         return compute_context(self.device, self.compute_type)
 
-    def ordinary_weights(self) -> dict[str, Tensor]:
-        """The weights under the names of an ordinary checkpoint."""
-        return self.model.state_dict()
-
-    def adapter_weights(self) -> object | None:
-        """None: all weights are trained."""
-        return None
-
     def logprobs(self, batch: Batch) -> Pair:
         """log pi_theta(o_t | q, o_<t) and the entropy of each token's distribution; 0 outside the mask."""
         with self.compute(), self._training_pass():

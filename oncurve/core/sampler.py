@@ -11,7 +11,7 @@ from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, FinishReason, Group, Prompt, SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -28,16 +28,13 @@ class PolicyView(Protocol):
         """Text to tokens and back."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """The device of its passes; the whole copy of a policy in parts may lie elsewhere."""
+        ...
+
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic in which the model is to be evaluated."""
-        ...
-
-    def ordinary_weights(self) -> dict[str, Tensor]:
-        """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
-        ...
-
-    def adapter_weights(self) -> object | None:
-        """The adapter alone, where nothing else is trained."""
         ...
 
 

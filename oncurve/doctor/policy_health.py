@@ -72,6 +72,24 @@ def learning_rate_low(case: Case) -> Finding | None:
     )
 
 
+def lost_to_rounding(case: Case) -> Finding | None:
+    """The copies of the weights that sample show less than nine tenths of what the updates changed."""
+    arrived = case.curve("policy/arrived")
+    if len(arrived) < 4 or arrived.end > 0.9:
+        return None
+    return Finding(
+        severity="severe" if arrived.end < 0.5 else "warning",
+        what="Updates are lost to rounding: the policy that samples shows a part of what was learned",
+        evidence=(
+            *arrived.both_ends(),
+            *case.configured("policy.rounding"),
+            *case.configured("optimizer.learning_rate"),
+        ),
+        do="Set policy.rounding to dither, or policy.compute_type to float32. A learning rate that was chosen with "
+        "rounding to the nearest is too high without it: begin with a third.",
+    )
+
+
 def not_learning(case: Case) -> Finding | None:
     """Over 20 steps and more the reward has not risen beyond chance, although groups have a signal."""
     reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")

@@ -41,6 +41,7 @@ def make_server_sampler(config: Config) -> ServerSampler:
     from oncurve.fleet.servers.server_sampler import ServerSampler  # lazy
 
     chosen = config.rollouts
+    check_adapter(config)
     push = make_push(config)
     local: ChildServers | None = None
     if chosen.vllm_servers:
@@ -64,9 +65,21 @@ def make_server_sampler(config: Config) -> ServerSampler:
         sleep=chosen.sleep,
         deltas=chosen.deltas,
         staleness=chosen.staleness,
+        merges=chosen.adapter == "merged",
     )
     made.pool.in_flight = chosen.in_flight
     return made
+
+
+def check_adapter(config: Config) -> None:
+    """Raises ConfigError for an adapter that servers cannot apply beside their base, before any is started."""
+    lora = config.policy.lora
+    if lora is not None and lora.bias != "none" and config.rollouts.adapter == "apart":
+        raise ConfigError(
+            f"policy.lora.bias is {lora.bias}, which trains biases of the base, so that servers cannot apply the "
+            f"adapter beside it. Set policy.lora.bias=none, sample with rollouts.type=engine, or say "
+            f"`rollouts.adapter=merged`: whole weights are sent then, rounded as policy.rounding says"
+        )
 
 
 def make_push(config: Config) -> GroupPush | None:
@@ -139,6 +152,7 @@ def start_vllm(config: Config) -> VllmServers:
         sleeps=chosen.sleep,
         share=share,
         tensor_parallel=chosen.tensor_parallel,
+        adapter_rank=config.policy.lora.rank if config.policy.lora and chosen.adapter == "apart" else None,
     )
 
 

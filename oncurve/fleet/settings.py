@@ -82,6 +82,9 @@ class ServerKeys(SamplingKeys):
     """servers: how new weights reach them. fetch: files with checksums. nccl: broadcast from the trainer's GPU to
     vLLM servers. auto: nccl for vLLM servers of this run on other GPUs, if this process has the same vLLM; otherwise
     fetch."""
+    adapter: Literal["apart", "merged"] = "apart"
+    """servers: how they apply a LoRA adapter. apart: beside the base, of which nothing is sent. merged: as whole
+    weights in the servers' type, rounded as policy.rounding says; for adapters that servers cannot apply apart."""
     sleep: bool = False
     """servers: the one vLLM server shares the trainer's GPU and frees its memory during training."""
     weights_folder: Harmless[str | None] = None

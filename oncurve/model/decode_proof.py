@@ -12,13 +12,14 @@ from torch import Tensor
 
 from oncurve.algorithm.chunked_head import from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
+from oncurve.algorithm.rounding import dithered_casts
 from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
 from oncurve.core.logprobs import from_logits
 from oncurve.core.sampler import PolicyView
 from oncurve.model.agreement import agreement, mean, worst_step
 from oncurve.model.decode_memory import GROWTH
 from oncurve.model.decoding import LayerDecoder
-from oncurve.model.weights import Backbone, backbone_of, body_of, head_matrix
+from oncurve.model.weights import Backbone, backbone_of, body_of, head_key, head_matrix
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,10 @@ def _by_module(policy: PolicyView, prompt: Tensor, row: Tensor) -> Tensor:
     """log p of the tokens of a row behind its prompt [T], by one pass over both."""
     model = policy.model
     ids = torch.cat([prompt, row])[None].to(model.device)
-    hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
+    with dithered_casts(model):
+        hidden = body_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
     dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), torch.float32)
-    return from_hidden(hidden.to(dtype), head_matrix(model), row.to(hidden.device))[0].cpu()
+    return from_hidden(hidden.to(dtype), head_matrix(model), row.to(hidden.device), key=head_key(model))[0].cpu()
 
 
 def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], rows: Tensor) -> Tensor:
@@ -84,6 +86,7 @@ def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], 
             backbone,
             head_matrix(policy.model),
             compute_type,
+            head_key=head_key(policy.model),
             slots=count,
             prompt_slots=len(PROMPTS),
             prompt_tokens=max(PROMPTS),

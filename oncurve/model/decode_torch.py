@@ -133,19 +133,19 @@ class Layer:
         """
         norms, bias, thin = parameters.head_norms, matrices.qkv_bias, matrices.thin
         arranged = partial(_arranged, sizes=sizes, by_key_head=by_key_head)
-        qkv = matrix_product(arranged(matrices.qkv), None if bias is None else arranged(bias))
+        qkv, qkv_bias = (arranged(matrices.qkv),), None if bias is None else (arranged(bias),)
         qkv_thin = None if thin.qkv is None else LoraDelta(thin.qkv.a, arranged((thin.qkv.b,)))
         if norms is not None:
             of_queries, of_keys = (paired(norm)[None] for norm in norms)
             norms = torch.cat([of_queries.expand(sizes.heads // sizes.kv_heads, -1), of_keys])
         return cls(
             first_norm=norm_weight(parameters.first_norm),
-            qkv=_beside(qkv, qkv_thin),
+            qkv=_product(qkv, qkv_thin, qkv_bias),
             head_norms=norms,
-            output=_beside(matrix_product(matrices.output), thin.output),
+            output=_product((matrices.output,), thin.output),
             second_norm=norm_weight(parameters.second_norm),
-            gate_up=_beside(_side_by_side(matrices.gate_up), thin.gate_up),
-            down=_beside(matrix_product(matrices.down), thin.down),
+            gate_up=_product(matrices.gate_up, thin.gate_up),
+            down=_product((matrices.down,), thin.down),
         )
 
 
@@ -263,12 +263,11 @@ def matrix_product(weight: Tensor, bias: Tensor | None = None) -> Product:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, arranged, bias, "none", [], "")
 
 
-def _beside(product: Product, thin: LoraDelta | None) -> Product:
-    return product if thin is None else lambda x: thin.add(product(x), x)
-
-
-def _side_by_side(weights: tuple[Tensor, ...]) -> Product:
-    return matrix_product(*weights) if len(weights) == 1 else lambda x: project(x, weights)
+def _product(weights: tuple[Tensor, ...], thin: LoraDelta | None, biases: tuple[Tensor, ...] | None = None) -> Product:
+    """The product with matrices side by side, and with the adapters beside them."""
+    if thin is None and len(weights) == 1:
+        return matrix_product(weights[0], None if biases is None else biases[0])
+    return partial(project, weights=weights, biases=biases, thin=thin)
 
 
 @lru_cache

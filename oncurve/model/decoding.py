@@ -41,6 +41,7 @@ class LayerDecoder:
         head: Tensor,
         compute_type: torch.dtype,
         *,
+        head_key: int | None = None,
         slots: int,
         prompt_slots: int,
         prompt_tokens: int,
@@ -64,8 +65,8 @@ class LayerDecoder:
         own_type = prompt_type = compute_type
         if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
-        self.head_of: Callable[[], Tensor] = lambda: head
-        """Gives the head as it is now."""
+        self.head_of: Callable[[], tuple[Tensor, int | None]] = lambda: (head, head_key)
+        """Gives the head as it is now, and the key of its dither."""
         self.renew()
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
@@ -80,7 +81,8 @@ class LayerDecoder:
     def renew(self) -> None:
         """Go on with the weights as they are now; keys and values stay what they are."""
         backbone, ops, given = self.backbone, self.ops, self.compute_type
-        self.head = ops.head_matrix(self.head_of().detach(), head_type(self.device, given, backbone.wide))
+        head, head_key = self.head_of()
+        self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide), head_key)
         self.weights = backbone.weights(given)
         self.layers: NativeLayers | TorchLayers
         if isinstance(ops, NativeOps):

@@ -26,7 +26,6 @@ from oncurve.model.weights import (
     norm_heads,
     project,
     project_backward,
-    with_thin,
 )
 
 
@@ -186,14 +185,14 @@ class LayerPass:
         """
         ops, sizes = self.ops, self.sizes
         first, x, first_scale = ops.add_norm(residual, added, layer.first_norm, sizes.epsilon, self.compute_type)
-        qkv = with_thin(matrices.thin.qkv, project(x, matrices.qkv, matrices.qkv_bias), x)
+        qkv = project(x, matrices.qkv, matrices.qkv_bias, thin=matrices.thin.qkv)
         heads_before = None if layer.head_norms is None else self._norm_heads(qkv, layer.head_norms)
         if store is not None:
             store(qkv)
         mixed, attention = ops.attention(qkv, self.angles, self.layout, sizes)
-        attended = with_thin(matrices.thin.output, mixed @ matrices.output.T, mixed)
+        attended = project(mixed, (matrices.output,), thin=matrices.thin.output)
         second, x, second_scale = ops.add_norm(first, attended, layer.second_norm, sizes.epsilon, self.compute_type)
-        gate_up = with_thin(matrices.thin.gate_up, project(x, matrices.gate_up), x)
+        gate_up = project(x, matrices.gate_up, thin=matrices.thin.gate_up)
         return SavedActivations(
             first, first_scale, qkv, heads_before, attention, mixed, attended, second, second_scale, gate_up
         )
@@ -202,7 +201,7 @@ class LayerPass:
         """The residual before the MLP and what the MLP adds to it; the state lets go of what is made again."""
         assert state.second is not None
         second, acted = state.second, self.ops.swiglu(state.gate_up)
-        added = with_thin(matrices.thin.down, acted @ matrices.down.T, acted)
+        added = project(acted, (matrices.down,), thin=matrices.thin.down)
         if self.compute_type == second.dtype:
             state.attended = None
         else:
@@ -231,13 +230,13 @@ class LayerPass:
         self, state: SavedActivations, layer: LayerParameters, matrices: LayerWeights, grad: Tensor, added: Tensor
     ) -> list[Tensor | None]:
         """Gradients of the second norm and the MLP; ``grad`` becomes the gradient of the residual before them."""
-        g = added.to(self.compute_type)
+        g, thin = added.to(self.compute_type), matrices.thin
         gate_up = state.gate_up
-        acted = self.ops.swiglu_backward(g @ matrices.down, gate_up)
+        acted = self.ops.swiglu_backward(project_backward(g, (matrices.down,), thin=thin.down), gate_up)
         second, x = self._mlp_inputs(state, layer)
         grad_down = layer.down.gradients(g, acted)
         grad_gate_up = joint_gradients(layer.gate_up, gate_up, x, at_once=len(matrices.gate_up) == 1)
-        g = project_backward(gate_up, matrices.gate_up)
+        g = project_backward(gate_up, matrices.gate_up, thin=thin.gate_up)
         grad_norm = torch.zeros_like(layer.second_norm, dtype=grad.dtype)
         self.ops.norm_backward(g, second, layer.second_norm, state.second_scale, grad, grad_norm)
         return [grad_norm, *grad_gate_up, *grad_down]
@@ -246,17 +245,17 @@ class LayerPass:
         self, state: SavedActivations, layer: LayerParameters, matrices: LayerWeights, grad: Tensor
     ) -> list[Tensor | None]:
         """Gradients of the first norm and attention; ``grad`` becomes the gradient of the layer's input."""
-        ops, sizes = self.ops, self.sizes
+        ops, sizes, thin = self.ops, self.sizes, matrices.thin
         g = grad.to(self.compute_type)
         grad_output = layer.output.gradients(g, state.mixed)
         at = (state.qkv, state.attention, self.angles, self.layout, sizes)
-        grad_qkv = ops.attention_backward(g @ matrices.output, *at)
+        grad_qkv = ops.attention_backward(project_backward(g, (matrices.output,), thin=thin.output), *at)
         grad_head_norms = [] if layer.head_norms is None else self._norm_heads_backward(state, layer, grad_qkv)
         norm = (layer.first_norm, sizes.epsilon, self.compute_type, state.first_scale)
         _, x, _ = ops.add_norm(state.first, None, *norm)
         g = grad_qkv.to(self.compute_type)
         grad_weights = joint_gradients(layer.qkv, g, x, at_once=len(matrices.qkv) == 1)
-        g = project_backward(g, matrices.qkv)
+        g = project_backward(g, matrices.qkv, thin=thin.qkv)
         grad_norm = torch.zeros_like(layer.first_norm, dtype=grad.dtype)
         ops.norm_backward(g, state.first, layer.first_norm, state.first_scale, grad, grad_norm)
         return [

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.chunked_head import HeadOps, from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type
+from oncurve.algorithm.rounding import weight_key
 from oncurve.core.errors import TrainingError
 from oncurve.core.logprobs import from_logits
 from oncurve.model.weights import is_plain_head
@@ -25,7 +26,9 @@ def head(
         raise TrainingError(f"{type(model).__name__} has no language-model head; oncurve trains causal language models")
     if is_plain_head(model):
         dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), hidden.dtype)
-        return from_hidden(hidden.to(dtype), layer.weight, targets, temperature=temperature, ops=ops)
+        return from_hidden(
+            hidden.to(dtype), layer.weight, targets, temperature=temperature, ops=ops, key=weight_key(layer)
+        )
     logits: Tensor = layer(hidden)
     config = model.config.get_text_config()
     if cap := getattr(config, "final_logit_softcapping", None):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
@@ -18,7 +16,7 @@ from oncurve.model.module_caches import OwnHead, way_of
 from oncurve.model.row_budget import RowBudget
 from oncurve.model.row_memory import LayerKeeper, RowMemory
 from oncurve.model.stop_table import ending_tokens
-from oncurve.model.weights import Backbone, head_matrix
+from oncurve.model.weights import Backbone, head_key, head_matrix
 
 
 class LayerDecoders:
@@ -85,11 +83,12 @@ def _by_layers(policy: PolicyView, backbone: Backbone, sizes: BufferSizes, *, ap
         backbone,
         head_matrix(policy.model),
         backbone.compute_type(),
+        head_key=head_key(policy.model),
         slots=sizes.rows,
         prompt_slots=sizes.prompts,
         prompt_tokens=sizes.prompt_tokens,
         completion_tokens=sizes.completion_tokens,
         apart=apart,
     )
-    decoder.head_of = partial(head_matrix, policy.model)
+    decoder.head_of = lambda: (head_matrix(policy.model), head_key(policy.model))
     return decoder

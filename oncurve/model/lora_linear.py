@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.algorithm.precision import is_slow, product
+from oncurve.algorithm.rounding import narrow, weight_key
+
 ADAPTER = "default"
 """The name that peft gives to a model's only adapter."""
 
@@ -45,6 +48,12 @@ class LowRank:
         """alpha / rank."""
         return float(self.module.scaling[ADAPTER])
 
+    @torch.no_grad()
+    def copies(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A and scale B in the type of the products around them."""
+        keys = [weight_key(part[ADAPTER]) for part in (self.module.lora_A, self.module.lora_B)]
+        return narrow(self.a, dtype, keys[0]), narrow(self.scale * self.b, dtype, keys[1])
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -52,6 +61,17 @@ class Matrix:
 
     weight: Tensor
     adapter: LowRank | None = None
+    layer: nn.Module | None = None
+    """The linear layer that holds it."""
+
+    @property
+    def key(self) -> int | None:
+        """The key of its dither; None where copies are rounded to the nearest."""
+        return weight_key(self.layer)
+
+    def copy(self, dtype: torch.dtype) -> Tensor:
+        """The matrix in a type, without the adapter."""
+        return narrow(self.weight, dtype, self.key)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -75,20 +95,26 @@ class Matrix:
 
     def gradients(self, g: Tensor, x: Tensor) -> list[Tensor | None]:
         """Gradients of the parameters, from that of the outputs g [N, outputs] and the inputs x; None where frozen."""
-        own = (g.T @ x).to(self.weight.dtype) if self.weight.requires_grad else None
+        own = product(g.T, x).to(self.weight.dtype) if self.weight.requires_grad else None
         if self.adapter is None:
             return [own]
         if not self.adapter.is_on:
             return [own, None, None]
         a, b, scale = self.adapter.a, self.adapter.b, self.adapter.scale
-        grad_a = scale * ((g @ b.to(g.dtype)).T @ x).to(a.dtype) if a.requires_grad else None
-        grad_b = scale * (g.T @ (x @ a.to(x.dtype).T)).to(b.dtype) if b.requires_grad else None
+        own_a, own_b = self.adapter.copies(x.dtype)
+        grad_a = product(product(g, own_b).T, x).to(a.dtype) if a.requires_grad else None
+        grad_b = scale * product(g.T, product(x, own_a.T)).to(b.dtype) if b.requires_grad else None
         return [own, grad_a, grad_b]
 
 
 @dataclass(frozen=True)
 class LoraDelta:
-    """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T."""
+    """The adapters beside matrices with one input, whose outputs are columns of one tensor: x -> (x A^T) B^T.
+
+    In half width an output W x is rounded to 8 bits, and what is added to it afterwards counts only where it is more
+    than half of the last of them: of an adapter after one step of 1e-5, nearly nothing. So the adapter's output comes
+    first, and the matrix is multiplied onto it (``onto``): the sum is rounded once.
+    """
 
     a: Tensor
     """The A matrices of all, stacked [sum of ranks, inputs]."""
@@ -102,8 +128,9 @@ class LoraDelta:
         rows, pairs, blocks = 0, [], []
         for matrix in matrices:
             if matrix.is_adapted and (adapter := matrix.adapter) is not None:
-                pairs.append(adapter.a.to(dtype))
-                blocks.append((rows, (adapter.scale * adapter.b).to(dtype)))
+                a, b = adapter.copies(dtype)
+                pairs.append(a)
+                blocks.append((rows, b))
             rows += len(matrix.weight)
         if not pairs:
             return None
@@ -114,14 +141,37 @@ class LoraDelta:
             column += block.shape[1]
         return cls(a, b)
 
-    def add(self, out: Tensor, x: Tensor) -> Tensor:
-        """The outputs of the matrices [N, outputs] with those of the adapters, in their place."""
-        return out.addmm_(x @ self.a.T, self.b.T)
+    def outputs(self, x: Tensor) -> Tensor:
+        """The adapters' outputs for x [N, outputs]."""
+        return product(product(x, self.a.T), self.b.T)
+
+    def onto(self, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None) -> Tensor:
+        """x @ W.T + b of matrices side by side with the adapters' outputs [N, outputs].
+
+        A bias comes last: it is not on the grid of what it is added to, which therefore still counts.
+        """
+        if is_slow(x):  # see ``linear``
+            joined = torch.cat([weight.float() for weight in weights])
+            wide = None if biases is None else torch.cat([bias.float() for bias in biases])
+            return nn.functional.linear(x.float(), joined, wide).add_(self.outputs(x)).to(x.dtype)
+        out, start = self.outputs(x), 0
+        for place, weight in enumerate(weights):
+            part = out[:, start : start + len(weight)].addmm_(x, weight.T)
+            if biases is not None:
+                part.add_(biases[place])
+            start += len(weight)
+        return out
+
+    def inputs_gradient(self, g: Tensor) -> Tensor:
+        """The gradient of x from that of the outputs g [N, outputs]."""
+        return product(product(g, self.b), self.a)
 
 
 def matrix_of(module: Any) -> Matrix:
     """The matrix of a linear layer, with the adapter that peft may have put around it."""
-    return Matrix(module.weight) if type(module) is nn.Linear else Matrix(module.base_layer.weight, LowRank(module))
+    if type(module) is nn.Linear:
+        return Matrix(module.weight, layer=module)
+    return Matrix(module.base_layer.weight, LowRank(module), module.base_layer)
 
 
 def is_matrix(module: nn.Module) -> bool:
@@ -155,7 +205,7 @@ def joint_gradients(matrices: Sequence[Matrix], g: Tensor, x: Tensor, *, at_once
     """
     widths = [len(matrix.weight) for matrix in matrices]
     if at_once and all(matrix.adapter is None and matrix.weight.requires_grad for matrix in matrices):
-        parts = (g.T @ x).split(widths)
+        parts = product(g.T, x).split(widths)
         return [part.to(matrix.weight.dtype) for part, matrix in zip(parts, matrices, strict=True)]
     parts = g.split(widths, dim=1)
     return [grad for part, matrix in zip(parts, matrices, strict=True) for grad in matrix.gradients(part, x)]

@@ -1,14 +1,13 @@
-"""New weights for servers when only an adapter is trained: they get the adapter, and add it to their base.
+"""New weights for servers when only an adapter is trained: they get the adapter, and apply it beside their base.
 
-What travels is a hundredth of the weights. Servers sample from the sum, as they would from whole weights: under one
-version, at the full speed of a model without adapters. Nothing but torch and safetensors is needed here, because vLLM's
-environment imports it too.
+What travels is a hundredth of the weights. Nothing but torch and safetensors is needed here, because vLLM's environment
+imports it too.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from oncurve.algorithm.rounding import narrow
 
 FILE = "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
@@ -39,15 +40,17 @@ class LoraWeights:
     """An adapter as it is handed to servers."""
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
-    """By the name of the matrix that they are added to: A [rank, in] and B [out, rank]."""
+    """By the name of the matrix that they are beside: A [rank, in] and B [out, rank]."""
     scales: Mapping[str, float]
     """Factor of each product: alpha / rank."""
     is_transposed: bool
     """The base's matrices are [in, out], as in GPT-2."""
     base: str
-    """Fingerprint of the matrices that they are added to."""
+    """Fingerprint of these matrices."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The names of these matrices in a checkpoint, where they are others."""
+    keys: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The keys of the dither of A and B, where the policy's own copies are dithered."""
 
     @property
     def num_bytes(self) -> int:
@@ -65,7 +68,12 @@ class LoraWeights:
     def facts(self) -> dict[str, Any]:
         """The facts that servers get beside the file."""
         facts = {"scales": dict(self.scales), "is_transposed": self.is_transposed, "base": self.base}
-        return facts | {"names": dict(self.names)}
+        return facts | {"names": dict(self.names), "keys": {name: list(pair) for name, pair in self.keys.items()}}
+
+    def copies(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A and scale B of a pair in a type, as the policy's own products take them."""
+        (a, b), (of_a, of_b) = self.pairs[name], self.keys.get(name, (None, None))
+        return narrow(a, dtype, of_a), narrow(self.scales[name] * b, dtype, of_b)
 
 
 def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
@@ -79,8 +87,8 @@ def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
         pairs[plain.removeprefix(_PREFIX) + ".weight"] = (tensors[key], tensors[plain + _B])
     if not pairs or set(pairs) != set(facts["scales"]) or len(tensors) != 2 * len(pairs):
         raise ValueError(f"{path.name} is not the adapter that was announced")
-    names = facts.get("names", {})
-    return LoraWeights(pairs, facts["scales"], bool(facts["is_transposed"]), str(facts["base"]), names)
+    words = {"names": facts.get("names", {}), "keys": facts.get("keys", {})}
+    return LoraWeights(pairs, facts["scales"], bool(facts["is_transposed"]), str(facts["base"]), **words)
 
 
 def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:
@@ -89,19 +97,6 @@ def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:
         raise AnotherModel(
             "the adapter was trained over another base than this server has; start it again with that one"
         )
-
-
-@torch.no_grad()
-def merged(thin: LoraWeights, name: str, weight: Tensor) -> Tensor:
-    """W + (B A) scale, in the base's precision; the weight itself where no adapter belongs to it."""
-    if name not in thin.pairs:
-        return weight
-    first, second = (part.to(weight.device, torch.float32) for part in thin.pairs[name])
-    delta = second @ first
-    added = (delta.T if thin.is_transposed else delta) * thin.scales[name]
-    if added.shape != weight.shape:
-        raise ValueError(f"{name} has the shape {tuple(weight.shape)}, and its adapter {tuple(added.shape)}")
-    return (weight.float() + added).to(weight.dtype)
 
 
 def fingerprint(names: Iterable[str], base: Callable[[str], Tensor]) -> str:

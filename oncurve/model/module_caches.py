@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision, wide_product
+from oncurve.algorithm.rounding import dithered_casts, narrow, weight_key
 from oncurve.core.decoder import KEYS_AND_VALUES, CacheKind, ModuleForward, cached_inputs, left_pad
 from oncurve.core.errors import SamplerError, first_line
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.stand_in import FAILURES, allowed, find_stand_in, nudged
-from oncurve.model.weights import body_of, head_matrix, is_plain_head
+from oncurve.model.weights import body_of, head_key, head_matrix, is_plain_head
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RoundedMatrices:
             head, dtype = self.model.get_output_embeddings(), torch.get_autocast_dtype(kind)
             with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
                 self._rounded = [
-                    (part.weight, part.weight.detach().to(dtype))
+                    (part.weight, narrow(part.weight.detach(), dtype, weight_key(part)))
                     for part in linear_layers(self.model)
                     if part is not head and part.weight.dtype == torch.float32
                 ]
@@ -71,13 +72,13 @@ class OwnHead(ModuleForward):
 
     def __call__(self, inputs: dict[str, Any]) -> Tensor:
         """Logits [B, V]; by the model itself where its head is more than a matrix."""
-        with self._around():
+        with self._around(), dithered_casts(self.model):
             if not is_plain_head(self.model):
                 return super().__call__(inputs)
             hidden = body_of(self.model)(**inputs).last_hidden_state[:, -1]
         if self._head is None:
             dtype = head_type(hidden.device, arithmetic_type(hidden.device, hidden.dtype), hidden.dtype)
-            self._head = head_matrix(self.model).to(dtype)
+            self._head = narrow(head_matrix(self.model), dtype, head_key(self.model))
         with torch.autocast(hidden.device.type, enabled=False):
             return wide_product(hidden.to(self._head.dtype), self._head.T)
 

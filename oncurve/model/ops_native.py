@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oncurve.algorithm.rounding import KERNELS, Kernel
+from oncurve.model.build import library
 from oncurve.model.ops_torch import Heads, Rotary
 from oncurve.model.packing import Layout
 
@@ -23,7 +26,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "head_backward": (_POINTER, _POINTER, _REAL, *[_POINTER] * 4, _INTEGER, _INTEGER),
     "attention": (*[_POINTER] * 8,),
     "attention_backward": (*[_POINTER] * 9,),
-    "pack": (_POINTER, _POINTER, *[_INTEGER] * 3),
+    "pack": (_POINTER, _POINTER, *[_INTEGER] * 4),
     "product": (*[_POINTER] * 3, *[_INTEGER] * 3),
     "store_prompts": (*[_POINTER] * 5, _INTEGER, *[_POINTER] * 3),
     "decode": (*[_POINTER] * 6, _REAL, *[_POINTER] * 3),
@@ -176,9 +179,9 @@ class NativeOps:
             _array(heads),
         )
 
-    def head_matrix(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def head_matrix(self, weight: Tensor, dtype: torch.dtype, key: int | None = None) -> Tensor:
         """See ``torch_ops.head_matrix``; packed where this kernel is faster than torch's product: in bfloat16."""
-        return self.pack([weight]) if self.compute_type == torch.bfloat16 else weight.to(dtype)
+        return self.pack([weight], [key]) if self.compute_type == torch.bfloat16 else weight.to(dtype)
 
     def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
         """See ``torch_ops.logits``.
@@ -216,13 +219,17 @@ class NativeOps:
         self._head_backward(*_wide(logits), *_integers(targets), 1 / temperature, *_wide(*saved, *grads), *logits.shape)
         return logits
 
-    def pack(self, matrices: Sequence[Tensor]) -> Tensor:
-        """Matrices [outputs, inputs] with the same inputs, below one another, as ``decode`` reads them."""
+    def pack(self, matrices: Sequence[Tensor], keys: Sequence[int | None] | None = None) -> Tensor:
+        """Matrices [outputs, inputs] with the same inputs, below one another, as ``decode`` reads them.
+
+        In bfloat16 those with a key are rounded by its thresholds, the others to the nearest.
+        """
         inputs, outputs = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
         packed = torch.zeros(self._packed_size(outputs, inputs), dtype=self.compute_type)
         first = 0
-        for matrix in matrices:
-            self._pack(*_wide(matrix.detach().float().contiguous()), *self._narrow(packed), first, *matrix.shape)
+        for matrix, key in zip(matrices, keys or [None] * len(matrices), strict=True):
+            wide = matrix.detach().float().contiguous()
+            self._pack(*_wide(wide), *self._narrow(packed), first, *matrix.shape, -1 if key is None else key)
             first += len(matrix)
         return packed
 
@@ -264,6 +271,25 @@ class NativeOps:
         drawn = (*_integers(tokens), *_wide(logprobs))
         self._draw(*_wide(logits), *_addresses(torch.float64, uniform), temperature, *drawn, *logits.shape)
         return tokens, logprobs
+
+
+def dither_kernel() -> Kernel | None:
+    """The compiled arithmetic of ``algorithm.rounding``; None where there are no kernels."""
+    built = library()
+    if built is None:
+        return None
+    function = built.dither_bfloat16
+    function.argtypes, function.restype = (_POINTER, _POINTER, *[_INTEGER] * 3), None
+
+    def dither(numbers: Tensor, key: int, first: int) -> Tensor:
+        out = torch.empty(numbers.shape, dtype=torch.bfloat16)
+        function(*_wide(numbers), *_addresses(torch.bfloat16, out), key, first, len(numbers))
+        return out
+
+    return dither
+
+
+KERNELS["cpu"] = cache(dither_kernel)
 
 
 def _addresses(dtype: torch.dtype, *tensors: Tensor) -> list[int]:

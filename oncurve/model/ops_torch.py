@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import wide_product
+from oncurve.algorithm.rounding import narrow
 from oncurve.model.packing import Layout
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -121,9 +122,9 @@ def swiglu_backward(g: Tensor, gate_up: Tensor) -> Tensor:
     return out
 
 
-def head_matrix(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The head [V, H] as ``logits`` reads it, in the type of the product."""
-    return weight.to(dtype)
+def head_matrix(weight: Tensor, dtype: torch.dtype, key: int | None = None) -> Tensor:
+    """The head [V, H] as ``logits`` reads it, in the type of the product; ``key`` is that of its dither."""
+    return narrow(weight, dtype, key)
 
 
 def logits(hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:

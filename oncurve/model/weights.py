@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import HALF, arithmetic_type
+from oncurve.algorithm.precision import HALF, arithmetic_type, linear, product
+from oncurve.algorithm.rounding import narrow, weight_key
 from oncurve.model.lora_linear import LoraDelta, Matrix, is_matrix, matrix_of
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -57,6 +58,12 @@ class LayerParameters:
     gate_up: tuple[Matrix, Matrix]
     down: Matrix
 
+    def bias_copies(self, dtype: torch.dtype) -> list[Tensor]:
+        """The biases in a type, of a layer that has them."""
+        assert self.biases is not None
+        keys = [weight_key(matrix.layer, "bias") for matrix in self.qkv]
+        return [narrow(bias.detach(), dtype, key) for bias, key in zip(self.biases, keys, strict=True)]
+
     def all(self) -> list[Tensor]:
         """Every parameter, in a fixed order."""
         qkv = [parameter for matrix in self.qkv for parameter in matrix.parameters]
@@ -91,9 +98,10 @@ class LayerWeights:
 class Backbone:
     """The layers of a model between embedding and head, read from the module that holds their current weights.
 
-    In float32 the module's own matrices are used, where no adapter adds to them. For bfloat16 they are rounded at each
-    call, so that no change is missed (fused optimizers leave no trace on a parameter's version), and matrices with the
-    same input are joined.
+    In float32 the module's own matrices are used, with the adapter added where there is one. For bfloat16 they are
+    copied at each call, so that no change is missed (fused optimizers leave no trace on a parameter's version),
+    matrices with the same input are joined, and adapters stay beside them: added to a matrix of 8 bits, most of a small
+    one would be lost.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -111,6 +119,15 @@ class Backbone:
     def is_current(self) -> bool:
         """The model still consists of the modules that this was made from: no adapter came or went."""
         return self._projections == projections(self.body)
+
+    @property
+    def has_adapter(self) -> bool:
+        """An adapter is beside some matrix, on or off."""
+        return any(
+            matrix.adapter is not None
+            for layer in self.layers
+            for matrix in (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+        )
 
     @property
     def device(self) -> torch.device:
@@ -131,9 +148,8 @@ class Backbone:
 
     def layer_weights(self, layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
         """The same of one of the layers."""
-        if self.device.type != "cpu":
-            return _apart(layer, compute_type)
-        return _as_they_are(layer) if compute_type == self.wide else _rounded(layer, compute_type)
+        is_wide = self.device.type == "cpu" and compute_type == self.wide
+        return _as_they_are(layer) if is_wide else _apart(layer, compute_type)
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions [N], [N, D / 2] each, as the model's own rotary embedding makes them."""
@@ -185,6 +201,11 @@ def is_plain_head(model: PreTrainedModel) -> bool:
 def head_matrix(model: PreTrainedModel) -> Tensor:
     """The matrix that turns last hidden states into logits [V, H]."""
     return cast("nn.Linear", model.get_output_embeddings()).weight
+
+
+def head_key(model: PreTrainedModel) -> int | None:
+    """The key of the head's dither; None where it is rounded to the nearest."""
+    return weight_key(model.get_output_embeddings())
 
 
 _TRUNKS: WeakKeyDictionary[PreTrainedModel, Backbone] = WeakKeyDictionary()
@@ -262,37 +283,22 @@ def _as_they_are(layer: LayerParameters) -> LayerWeights:
 
 
 @torch.no_grad()
-def _rounded(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
-    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        joined = parts[0].new_empty((sum(len(part) for part in parts), *parts[0].shape[1:]), dtype=compute_type)
-        for place, part in zip(joined.split([len(part) for part in parts]), parts, strict=True):
-            place.copy_(part)
-        return (joined,)
-
-    return LayerWeights(
-        qkv=join([matrix.current() for matrix in layer.qkv]),
-        qkv_bias=None if layer.biases is None else join(layer.biases),
-        output=layer.output.current().to(compute_type),
-        gate_up=join([matrix.current() for matrix in layer.gate_up]),
-        down=layer.down.current().to(compute_type),
-    )
-
-
-@torch.no_grad()
 def _apart(layer: LayerParameters, compute_type: torch.dtype) -> LayerWeights:
-    """Matrices without the adapters beside them, as a GPU trains: what it keeps in the type already is not copied."""
+    """Matrices without the adapters beside them: what is kept in the type already is not copied."""
 
-    def join(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return (
-            tuple(parts) if parts[0].dtype == compute_type else (torch.cat([part.to(compute_type) for part in parts]),)
-        )
+    def copies(matrices: Sequence[Matrix]) -> tuple[Tensor, ...]:
+        if matrices[0].weight.dtype == compute_type:
+            return tuple(matrix.weight for matrix in matrices)
+        return (torch.cat([matrix.copy(compute_type) for matrix in matrices]),)
 
+    qkv = copies(layer.qkv)
+    biases = None if layer.biases is None else layer.bias_copies(compute_type)
     return LayerWeights(
-        qkv=join([matrix.weight for matrix in layer.qkv]),
-        qkv_bias=None if layer.biases is None else join([bias.to(layer.qkv[0].weight.dtype) for bias in layer.biases]),
-        output=layer.output.weight.to(compute_type),
-        gate_up=join([matrix.weight for matrix in layer.gate_up]),
-        down=layer.down.weight.to(compute_type),
+        qkv=qkv,
+        qkv_bias=None if biases is None else tuple(biases) if len(qkv) > 1 else (torch.cat(biases),),
+        output=layer.output.copy(compute_type),
+        gate_up=copies(layer.gate_up),
+        down=layer.down.copy(compute_type),
         thin=LayerLora(
             LoraDelta.of(layer.qkv, compute_type),
             LoraDelta.of([layer.output], compute_type),
@@ -315,15 +321,18 @@ def heads_of(queries_and_keys: Tensor, sizes: AttentionSizes) -> tuple[Tensor, T
     return q.unflatten(1, (-1, sizes.head_size)), k.unflatten(1, (-1, sizes.head_size))
 
 
-def with_thin(thin: LoraDelta | None, out: Tensor, x: Tensor) -> Tensor:
-    """The output of matrices for x with that of the adapter beside them, in its place."""
-    return out if thin is None else thin.add(out, x)
-
-
-def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] | None = None) -> Tensor:
-    """x @ W.T + b for matrices side by side: their outputs are columns of one tensor."""
+def project(
+    x: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor, ...] | None = None,
+    *,
+    thin: LoraDelta | None = None,
+) -> Tensor:
+    """x @ W.T + b for matrices side by side, with the adapters beside them: their outputs are columns of one tensor."""
+    if thin is not None:
+        return thin.onto(x, weights, biases)
     if len(weights) == 1:
-        return nn.functional.linear(x, weights[0], None if biases is None else biases[0])
+        return linear(x, weights[0], None if biases is None else biases[0])
     out = x.new_empty(len(x), sum(len(weight) for weight in weights))
     start = 0
     for place, weight in enumerate(weights):
@@ -336,10 +345,13 @@ def project(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...] |
     return out
 
 
-def project_backward(g: Tensor, weights: tuple[Tensor, ...]) -> Tensor:
+def project_backward(g: Tensor, weights: tuple[Tensor, ...], *, thin: LoraDelta | None = None) -> Tensor:
     """The gradient of x."""
     parts = g.split([len(weight) for weight in weights], dim=1)
-    grad_x = parts[0] @ weights[0]
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
+    if thin is None:
+        grad_x, done = product(parts[0], weights[0]), 1
+    else:
+        grad_x, done = thin.inputs_gradient(g), 0
+    for part, weight in zip(parts[done:], weights[done:], strict=True):
         grad_x.addmm_(part, weight)
     return grad_x

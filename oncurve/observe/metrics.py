@@ -48,6 +48,12 @@ _REWARD = (
         "mean of a reward that is graded and never trained on",
         "rises with reward/mean; flat or falling while that rises is reward hacking",
     ),
+    Metric(
+        "reward/found_in_<place>",
+        "fraction",
+        "completions whose answer stands in this place, asked for or not: box, tag, hash, statement, prose, nowhere",
+        "the place that the reward asks for",
+    ),
     Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
 )
 
@@ -168,6 +174,26 @@ _POLICY = (
     ),
     Metric("policy/learning_rate", "1", "learning rate, mean over the updates of the step", "-"),
     Metric(
+        "policy/arrived",
+        "1",
+        "projection of the change of the 16-bit copies since the start of the run on that of the float32 weights, over "
+        "a sample of the trained matrices: the part of what was taught that the policy shows which samples",
+        "1, within the noise of the first steps; below 0.9 updates are lost to rounding: policy.rounding=dither",
+    ),
+    Metric(
+        "policy/loss_scale",
+        "1",
+        "factor of the loss that keeps small gradients in float16 from becoming zero; halved when one overflows",
+        "any power of two; one that keeps falling says that gradients are not finite for another reason",
+    ),
+    Metric(
+        "policy/moved_fraction",
+        "fraction",
+        "sampled weights whose 16-bit copy changed with the last update",
+        "with the dither about the learning rate by the distance of two neighbors on the grid: a few in a thousand at "
+        "1e-6, a tenth at 2e-5",
+    ),
+    Metric(
         "policy/skipped_updates",
         "fraction",
         "updates skipped for lack of a signal or of a finite gradient",
@@ -202,6 +228,13 @@ _MISMATCH = (
         "fraction",
         "tokens that correction or off-policy mask left out; only with one",
         "below 0.05",
+    ),
+    Metric(
+        "mismatch/adapter_fraction",
+        "1",
+        "part that rollout servers have of what the LoRA adapter changes in the log-probabilities of 64 stored tokens; "
+        "from the version on whose change is above the noise of the arithmetic",
+        "1; a server that is off by more than 0.1 and five standard errors is refused",
     ),
 )
 

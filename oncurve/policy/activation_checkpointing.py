@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from oncurve.algorithm.rounding import dithered_casts
 from oncurve.core.errors import TrainingError
 from oncurve.policy.lora import Adapter
 
@@ -28,16 +29,21 @@ def recomputable_layers(model: PreTrainedModel) -> list[GradientCheckpointingLay
 
 
 @contextmanager
-def recomputing(layers: Sequence[GradientCheckpointingLayer], adapter: Adapter | None = None) -> Iterator[None]:
+def recomputing(
+    model: PreTrainedModel, layers: Sequence[GradientCheckpointingLayer], adapter: Adapter | None = None
+) -> Iterator[None]:
     """While it lasts, what these layers compute will be computed again in the backward pass.
 
     The models' own switch for this works in training mode only, and that would bring dropout with it. An adapter's
-    dropout is active again when its layer is, and drops the same.
+    dropout is active again when its layer is, and drops the same; and copies of weights are made in the same way.
     """
     drops = adapter is not None and adapter.has_dropout
-    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=drops)
-    if adapter is not None:
-        again = partial(again, context_fn=lambda: (nullcontext(), adapter.dropping_out()))
+    again = partial(
+        checkpoint,
+        use_reentrant=False,
+        preserve_rng_state=drops,
+        context_fn=lambda: (nullcontext(), _surroundings(model, adapter)),
+    )
     for layer in layers:
         layer.forward = partial(again, layer.forward)
     try:
@@ -45,3 +51,10 @@ def recomputing(layers: Sequence[GradientCheckpointingLayer], adapter: Adapter |
     finally:
         for layer in layers:
             del layer.forward  # the class's own again
+
+
+@contextmanager
+def _surroundings(model: PreTrainedModel, adapter: Adapter | None) -> Iterator[None]:
+    """The surroundings of the first pass, in which a layer runs again."""
+    with dithered_casts(model), nullcontext() if adapter is None else adapter.dropping_out():
+        yield

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.core.batch import Batch
+from oncurve.algorithm.rounding import dithered_casts
+from oncurve.core.batch import Batch, Size
 from oncurve.core.logprobs import from_logits, join_rows, spread
 from oncurve.model import forward_backward
 from oncurve.model.head import head
@@ -36,7 +37,8 @@ def completion_logprobs(
         return _one_by_one(model, batch, temperature)
     if not trust.head:
         ids, predicts = join_rows(batch)
-        logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
+        with dithered_casts(model):
+            logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
         return spread(batch, from_logits(logits, targets, temperature=temperature))
     backbone = backbone_of(model) if packed and device.type == "cpu" else None
     ops = None
@@ -49,13 +51,20 @@ def completion_logprobs(
                 backbone, make_layout(batch, device), compute_type, recompute=recompute
             )
             ops = native if isinstance(native, NativeOps) else None
-        elif packed:
-            selected = packed_hidden(body_of(model), make_layout(batch, device))
         else:
-            ids, predicts = join_rows(batch)
-            places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
-            selected = hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
+            stack.enter_context(dithered_casts(model))
+            selected = _by_modules(model, batch, packed=packed)
         return spread(batch, head(model, selected, targets, temperature, ops=ops))
+
+
+def _by_modules(model: PreTrainedModel, batch: Batch, *, packed: bool) -> Tensor:
+    """The hidden states [M, H] that predict the trained tokens, by the model's own modules."""
+    device = model.device
+    if packed:
+        return packed_hidden(body_of(model), make_layout(batch, device))
+    ids, predicts = join_rows(batch)
+    places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
+    return hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
 
 
 def _one_by_one(
@@ -73,11 +82,25 @@ def _one_by_one(
 
 
 def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """log p of every token of a row [N] but the first, given those before it [N - 1]."""
-    if not trust_of(model).head:
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-        return from_logits(logits, ids[1:], temperature=1.0)[0]
-    return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
+    """log p of every token of a row [N] but the first, given those before it [N - 1].
+
+    A model with an adapter goes through the layers that sample and train it.
+    """
+    backbone = backbone_of(model) if model.device.type == "cpu" else None
+    if backbone is not None and backbone.has_adapter:
+        return completion_logprobs(model, one_row(ids), temperature=1.0, packed=True)[0][0]
+    with dithered_casts(model):
+        if not trust_of(model).head:
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            return from_logits(logits, ids[1:], temperature=1.0)[0]
+        return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
+
+
+def one_row(ids: Tensor) -> Batch:
+    """A row of tokens [N] of which each but the first is predicted."""
+    ids, count, whole = ids.cpu()[None], len(ids) - 1, torch.zeros(1, dtype=torch.long)
+    mask, zeros = torch.ones(1, count, dtype=torch.bool), torch.zeros(1, count)
+    return Batch(ids[:, :1], whole + 1, ids[:, 1:], mask, whole + count, whole, zeros[:, 0], zeros, Size(1, count, 1))
 
 
 def has_own_layers(model: PreTrainedModel) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from oncurve.algorithm.rounding import like
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.backend import DataParallel, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
@@ -50,6 +51,8 @@ class Fsdp(DataParallel):
         device = model.device if unread is None else unread.device
         halved = compute_type == torch.bfloat16
         self.replica = make_replica(model, replica_place, device, halved=halved, is_unread=unread is not None)
+        if self.replica is not None:
+            like(model, self.replica)
         self._mesh = make_mesh(processes, sharding, device)
         for scorer in scorers.values():
             part: PreTrainedModel = scorer.model  # type: ignore[assignment]

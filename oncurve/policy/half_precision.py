@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from oncurve.algorithm.rounding import narrow, weight_key
 from oncurve.model.lora_linear import linear_layers
 
 M = TypeVar("M", bound=nn.Module)
@@ -32,10 +33,10 @@ def frozen_copy(model: M, device: torch.device, *, halved: bool) -> M:
 
     ``halved`` keeps the matrices of its linear layers in bfloat16, to which autocast would round them at each use.
     """
-    linear = {id(part.weight) for part in linear_layers(model)} if halved else set()
+    linear = {id(part.weight): weight_key(part) for part in linear_layers(model)} if halved else {}
     known: dict[int, object] = {}
     for weight in model.parameters():  # one at a time: nothing is there twice in full width
         dtype = torch.bfloat16 if id(weight) in linear else weight.dtype
-        copied = weight.detach().to(device, dtype, copy=True)
+        copied = narrow(weight.detach(), dtype, linear.get(id(weight))).to(device, copy=dtype == weight.dtype)
         known[id(weight)] = nn.Parameter(copied, requires_grad=False)
     return copy.deepcopy(model, known).to(device)  # pyright: ignore[reportReturnType]

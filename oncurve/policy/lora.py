@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from oncurve.core.errors import ConfigError
+from oncurve.policy.lora_forward import sum_at_once
 from oncurve.policy.lora_merge import mergeable, refuse_tied
 from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
 from oncurve.policy.settings import LoraSettings
@@ -47,6 +48,7 @@ class Adapter:
 
     def __init__(self, peft_model: PeftModel) -> None:
         self._peft = peft_model
+        sum_at_once(peft_model)
         self._dropouts = [
             part
             for name, part in peft_model.named_modules()

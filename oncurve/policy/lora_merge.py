@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from oncurve.algorithm.rounding import key_of, narrow, saved_name, weight_key
 from oncurve.core.errors import ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
 
@@ -46,20 +47,23 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def rounding_share(model: PreTrainedModel, kind: torch.dtype) -> float:
-    """How much of an adapter is lost if the merged weights are rounded to another type:
-    ``|round(W + D) - (W + D)| / |D|`` over all weights W to which the adapter adds D, in Euclidean norms.
+def arrived_share(model: PreTrainedModel, kind: torch.dtype, seed: int | None) -> float:
+    """How much of an adapter is in the merged weights after they were rounded to another type: ``c D / D D`` over all
+    weights W to which the adapter adds D, with c = round(W + D) - round(W).
 
-    0 for an adapter that adds nothing. The model stays as it is. Raises ConfigError as ``merged_weights`` does.
+    Rounding is by the dither of the seed, to the nearest if it is None. 1 for an adapter that adds nothing. The model
+    stays as it is. Raises ConfigError as ``merged_weights`` does.
     """
-    lost = added = 0.0
-    for _, part in _wrapped(model):
+    shown = added = 0.0
+    for prefix, part in _wrapped(model):
         before = part.get_base_layer().state_dict()
         for name, weight in _merged(part).state_dict().items():
-            change = weight - before[name]
-            lost += float(torch.linalg.vector_norm(weight.to(kind) - weight, dtype=torch.float64)) ** 2
-            added += float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
-    return (lost / added) ** 0.5 if added else 0.0
+            key = None if seed is None else key_of(seed, saved_name(f"{prefix}.{name}"))
+            change = (weight - before[name]).double()
+            seen = narrow(weight, kind, key).double() - narrow(before[name], kind, key).double()
+            shown += float((seen * change).sum())
+            added += float((change * change).sum())
+    return shown / added if added else 1.0
 
 
 def _wrapped(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -115,29 +119,66 @@ def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
 
     Raises ConfigError for a base in few bits, over which servers would not have the policy's weights.
     """
-    from peft.tuners.lora import Linear, LoraLayer
-
-    layers: dict[str, Any] = {
-        f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)
-    }
+    layers = _lora_layers(model)
     _refuse_few_bits(layers.values())
-    if any(
-        not isinstance(part, Linear) or any(part.use_dora.values()) or any(part.lora_bias.values())
-        for part in layers.values()
-    ):
+    if _unlike_pairs(model, layers) is not None:
         return None
     bases = {name: part.get_base_layer().weight for name, part in layers.items()}
-    named = {id(weight): name for name, weight in revert_weight_conversion(model, bases).items()}
-    if any(id(weight) not in named for weight in bases.values()):  # files have them in pieces, or several in one
-        return None
+    named = _checkpoint_names(model, bases)
     pairs = {name: (part.lora_A["default"].weight, part.lora_B["default"].weight) for name, part in layers.items()}
     return LoraWeights(
         pairs,
         {name: float(part.scaling["default"]) for name, part in layers.items()},
         is_transposed=any(part.fan_in_fan_out for part in layers.values()),
         base=fingerprint(pairs, lambda name: bases[name]),
-        names={name: named[id(weight)] for name, weight in bases.items() if named[id(weight)] != name},
+        names={name: found for name, found in named.items() if found != name},
+        keys={name: keys for name, part in layers.items() if None not in (keys := _dither_keys(part))},
     )
+
+
+def _dither_keys(part: Any) -> tuple[Any, Any]:
+    return weight_key(part.lora_A["default"]), weight_key(part.lora_B["default"])
+
+
+def why_not_apart(model: PreTrainedModel) -> str | None:
+    """The reason why servers cannot apply the adapter in a model beside its base, with what to change; None if they
+    can."""
+    trained = [name for name, one in model.named_parameters() if one.requires_grad and ".lora_" not in name]
+    if trained and all(name.endswith(".bias") for name in trained):
+        return "policy.lora.bias trains biases of the base. Set policy.lora.bias to none"
+    if trained:
+        return f"{trained[0]} is trained beside the adapter's matrices. Leave it out (modules_to_save in peft)"
+    return _unlike_pairs(model, _lora_layers(model))
+
+
+def _lora_layers(model: nn.Module) -> dict[str, Any]:
+    from peft.tuners.lora import LoraLayer
+
+    return {f"{name}.weight": part for name, part in model.named_modules() if isinstance(part, LoraLayer)}
+
+
+def _unlike_pairs(model: PreTrainedModel, layers: dict[str, Any]) -> str | None:
+    """The first layer whose adapter is more than two matrices beside one of a checkpoint, with what to change."""
+    from peft.tuners.lora import Linear
+
+    for name, part in layers.items():
+        if not isinstance(part, Linear):
+            return f"the adapter of {name} is not that of a linear layer. Leave it out of policy.lora.target_modules"
+        if any(part.use_dora.values()):
+            return f"the adapter of {name} is of the kind DoRA. Train one without (use_dora in peft)"
+        if any(part.lora_bias.values()):
+            return f"the adapter of {name} has a bias of its own. Train one without (lora_bias in peft)"
+    bases = {name: part.get_base_layer().weight for name, part in layers.items()}
+    lost = sorted(bases.keys() - _checkpoint_names(model, bases).keys())
+    if lost:  # files have them in pieces, or several in one
+        return f"a checkpoint does not have {lost[0]} as a matrix. Leave it out of policy.lora.target_modules"
+    return None
+
+
+def _checkpoint_names(model: PreTrainedModel, bases: dict[str, Tensor]) -> dict[str, str]:
+    """The names of matrices in a checkpoint, for those that it has."""
+    named = {id(weight): name for name, weight in revert_weight_conversion(model, bases).items()}
+    return {name: named[id(weight)] for name, weight in bases.items() if id(weight) in named}
 
 
 def trains_pairs_only(model: nn.Module) -> bool:

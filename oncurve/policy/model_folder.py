@@ -27,10 +27,11 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from oncurve.algorithm.rounding import SavedCopies, use_dither
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.observe.run_model import check_place
 from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
-from oncurve.policy.lora_merge import rounding_share
+from oncurve.policy.lora_merge import arrived_share
 from oncurve.run_errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -262,11 +263,14 @@ def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path)
     return folder
 
 
-def merge_adapter(adapter: Path, output: Path, kind: torch.dtype | None = None) -> tuple[Path, float]:
+def merge_adapter(
+    adapter: Path, output: Path, kind: torch.dtype | None = None, *, seed: int | None = 0
+) -> tuple[Path, float]:
     """Write the base model of an adapter's folder with the adapter added to its weights; the folder, and the share of
-    the adapter that rounding took (``rounding_share``).
+    the adapter that is in it after rounding (``arrived_share``).
 
-    The weights are written in ``kind``, or in the type of the base's files.
+    The weights are written in ``kind``, or in the type of the base's files: by the dither of the ``seed``, or to the
+    nearest if it is None.
 
     Raises CheckpointError if the folder holds no adapter, or if one of the two cannot be read or written.
     """
@@ -283,8 +287,13 @@ def merge_adapter(adapter: Path, output: Path, kind: torch.dtype | None = None) 
     model, _ = load_model(base, revision=revision)
     opened = open_adapter(model, adapter)
     kind = kind or stored_type(base, revision) or model.dtype
-    share = rounding_share(opened.model, kind) if kind != model.dtype else 0.0
+    share = arrived_share(opened.model, kind, seed) if kind != model.dtype else 1.0
     merged = opened.merge()
+    if seed is not None:
+        use_dither(merged, seed)
+    copies = SavedCopies(merged)
+    for name, weight in merged.named_parameters():
+        weight.data = copies.copy(name, weight, kind)
     torch.nn.Module.to(merged, kind)
     return save_model(merged, load_tokenizer(str(adapter))[1], output), share
 

@@ -95,7 +95,10 @@ class PolicySection(Section):
 
     compute_type: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
     """Type of the arithmetic; weights and optimizer stay in float32. auto: bfloat16 on a GPU, float32 on a CPU.
-    float16: sampling and evaluation only."""
+    float16 has three more digits and a small range, so that the loss is scaled; slow on most CPUs."""
+    rounding: Literal["dither", "nearest"] = "dither"
+    """Copies of the weights in a 16-bit compute_type. dither: each weight is rounded up or down by a threshold of its
+    own, fixed for the run, so that the copies are right on average and no update is lost. nearest: as elsewhere."""
     device: str = "auto"
     """auto uses a GPU if there is one."""
     gradient_checkpointing: bool = False

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from oncurve.algorithm.precision import HALF
 from oncurve.policy.distributed import Processes
+from oncurve.policy.dithered_parts import dither_parts, plain
 
 _gather_into: Callable[..., Any] = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
 """Its name from torch 2.13 on, and before."""
@@ -79,6 +80,8 @@ def shard(
     }
     for block in blocks:
         policy = rounded if compute_type in HALF else exact
+        if compute_type in HALF:
+            dither_parts(block)
         fully_shard(block, reshard_after_forward=sharding.reshard_after_forward, mp_policy=policy, **options)
     fully_shard(module, reshard_after_forward=False, mp_policy=exact, **options)
     for part in _units(module):
@@ -120,7 +123,7 @@ def whole(tensor: Tensor, room: Room | None = None) -> Tensor:
         return tensor
     if not tensor.placements[0].is_shard(0):  # as that of a norm over all parts
         return tensor.full_tensor()
-    rows, part, count = tensor.shape[0], tensor.to_local(), tensor.device_mesh.size()
+    rows, part, count = tensor.shape[0], plain(tensor.to_local()), tensor.device_mesh.size()
     height = -(-rows // count)
     if len(part) < height:
         part = torch.cat([part, part.new_zeros(height - len(part), *part.shape[1:])])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,22 +14,26 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from oncurve.algorithm.precision import HALF
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError
 from oncurve.core.policy import ComputeType, DevicePolicy, torch_type
+from oncurve.core.records import Mean
 from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
-from oncurve.policy.backend import Backend, DataParallel, Scorers
+from oncurve.policy.arrivals import Arrivals
+from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
 from oncurve.policy.deepspeed import Zero
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter
-from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only
-from oncurve.policy.road import find_road
+from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
+from oncurve.policy.loss_scale import LossScale
+from oncurve.policy.road import Road, find_road
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
@@ -90,12 +95,8 @@ class TrainedPolicy(DevicePolicy):
         """The prompt of the reference for each prompt of the policy; empty where it is the same."""
         self.settings, self.total_updates = optimizer, total_updates
         self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
-        find = find_road if unread is None else unread.find_road
         parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
-        cuts = cuts_weights(sharding, processes)
-        roads = [find(part, kind, packing=packing, in_parts=cuts) for part in parts]
-        if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
-            roads = [find(part, kind, packing=False, in_parts=cuts) for part in parts]
+        roads = find_roads(parts, unread, kind, packing=packing, in_parts=cuts_weights(sharding, processes))
         self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
         self._offloads_activations = offload_activations
         scorers = {id(part): Scorer(part, self.is_packed, recompute=gradient_checkpointing) for part in parts}
@@ -112,6 +113,10 @@ class TrainedPolicy(DevicePolicy):
         )
         if unread is not None:
             self.device = unread.device
+        self.arrivals = Arrivals(model, kind) if kind in HALF else None
+        self._before_update: list[Tensor] = []
+        self.loss_scale = LossScale() if compute_type == "float16" else None
+        """The factor of the loss in float16; None elsewhere."""
         if self.backend.replica is not None:
             set_trust(self.backend.replica, trust_of(model))
         for part in parts if self.backend.is_divided else ():
@@ -134,7 +139,7 @@ class TrainedPolicy(DevicePolicy):
             if self._offloads_activations:
                 pinned = self.device.type == "cuda"
                 stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
-            stack.enter_context(recomputing(self._recomputed, self.adapter))
+            stack.enter_context(recomputing(self._model, self._recomputed, self.adapter))
             yield
 
     def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
@@ -154,12 +159,50 @@ class TrainedPolicy(DevicePolicy):
         """In smaller microbatches where memory runs out."""
         in_smaller_parts(self, batch, compute)
 
+    def why_not_apart(self) -> str | None:
+        """The reason why servers cannot apply the adapter beside its base, with what to change; None where they can,
+        and without an adapter."""
+        return why_not_apart(self._model) if self.adapter is not None else None
+
+    def backward(self, loss: Float[Tensor, ""]) -> None:
+        """Add the gradient of a microbatch to that of the update."""
+        self._is_loss_finite = self._is_loss_finite and math.isfinite(loss.item())
+        self.backend.backward(loss if self.loss_scale is None else loss * self.loss_scale.value)
+
+    def update(self) -> dict[str, Mean]:
+        """As in core; with what arrived of the update in 16 bits, and with the factor of the loss in float16."""
+        done = self.num_updates
+        statistics = super().update()
+        if self.loss_scale is not None:
+            statistics["policy/loss_scale"] = Mean(self.loss_scale.value, 1)
+            is_explained = self.loss_scale.adapt(is_finite=not statistics["policy/nonfinite_updates"].total)
+            if is_explained:
+                statistics["policy/nonfinite_updates"] = Mean(0, 1)
+        if self.arrivals is not None and self.num_updates > done:
+            statistics |= self.arrivals.measure(self._before_update)
+        self._before_update = []
+        return statistics
+
     def _move(self, rate: float, *, is_allowed: bool) -> float:
         """Let the optimizer make an update, and give back the memory that it used."""
+        self._before_update = self.arrivals.copies() if self.arrivals is not None else []
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(trained_parameters(self._model).values())
         with moving_weights(self.num_updates + 1):
             norm = super()._move(rate, is_allowed=is_allowed)
         give_back()
         return norm
+
+
+def find_roads(
+    parts: Sequence[PreTrainedModel], unread: Unread | None, kind: torch.dtype, *, packing: bool, in_parts: bool
+) -> list[Road]:
+    """The ways in which the model in training and its reference are scored: all of them packed, or none."""
+    find = find_road if unread is None else unread.find_road
+    roads = [find(part, kind, packing=packing, in_parts=in_parts) for part in parts]
+    if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
+        roads = [find(part, kind, packing=False, in_parts=in_parts) for part in parts]
+    return roads
 
 
 def make_backend(

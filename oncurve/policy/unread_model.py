@@ -20,6 +20,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
+from oncurve.algorithm.rounding import narrow, parameter_keys
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import set_trust, trust_of
@@ -211,11 +212,12 @@ def fill_copy(
 ) -> None:
     """Put the weights of a model in parts into a whole copy, one after the other. All processes must call it."""
     copies = {} if copied is None else dict(copied.named_parameters())
+    keys = parameter_keys(model)
     for name, weight in model.named_parameters():
         if weight.requires_grad or not only_trained:
             together = whole(weight)
             if name in copies:
-                copies[name].copy_(together)
+                copies[name].copy_(narrow(together, copies[name].dtype, keys.get(name)))
             del together  # before the next one is put together
 
 

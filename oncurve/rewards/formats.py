@@ -11,8 +11,9 @@ from pydantic import PositiveInt
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import after_hash, last_boxed, said_by
+from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.thinking import said_by
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _STEP = re.compile(

@@ -14,9 +14,9 @@ from pydantic import PositiveInt
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import said_by
 from oncurve.rewards.code_blocks import program_in
 from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.thinking import said_by
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool
 from oncurve.sandbox.packages import module_names
 from oncurve.sandbox.pool import Workplace

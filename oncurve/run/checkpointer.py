@@ -85,6 +85,7 @@ class Checkpointer:
         state: dict[str, Any] = {
             "num_updates": self.policy.num_updates,
             "num_scheduled": self.policy.num_scheduled,
+            "loss_scale": dict(vars(scale)) if (scale := self.policy.loss_scale) is not None else None,
             "tokens_per_microbatch": self.policy.tokens_per_microbatch,
             "entropy": self.algorithm.entropy.state_dict(),
             "curriculum": self.data.state(),

@@ -38,7 +38,7 @@ from oncurve.run.code_files import file_of, fingerprints, variables
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
-from oncurve.run.rendered import Rendered, make_prompts, split_rows
+from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
 from oncurve.run.state import checksum
 from oncurve.wording import counted
 
@@ -114,12 +114,12 @@ def make_parts(
 
     ``given`` holds the rows and rewards that a Python program passed.
 
-    Raises ConfigError for arithmetic in which small gradients would be lost.
+    Raises ConfigError for arithmetic that DeepSpeed is not asked for here.
     """
-    if config.policy.compute_type == "float16":
+    if config.policy.compute_type == "float16" and config.policy.parallel == "deepspeed":
         raise ConfigError(
-            "policy.compute_type is float16, in which gradients below 6e-8 become zero, and nothing here scales "
-            "the loss against that. Train in bfloat16, or in float32 on a GPU without it; use float16 to measure"
+            "policy.compute_type is float16 and policy.parallel is deepspeed, whose arithmetic is bfloat16 or float32 "
+            "here. Set policy.compute_type=bfloat16, or policy.parallel=fsdp"
         )
     rows = split_rows(config, given)  # what a user can mistake is found before the model is loaded
     reward_function = make_reward_function(
@@ -127,6 +127,7 @@ def make_parts(
     )
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
+    check_thinking(config, policy.tokenizer)
     config = with_moment(config, policy.tokenizer, processes)
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)

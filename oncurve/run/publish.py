@@ -65,16 +65,29 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
 
 
 def merge_with_card(adapter: Path, output: Path, weight_type: str | None = None) -> tuple[Path, float]:
-    """Merge an adapter into its base, with a card; the folder, and the share of the adapter that rounding took.
+    """Merge an adapter into its base, with a card; the folder, and the share of the adapter that is in it.
+
+    Weights are rounded as the run did it, so that the merged model is the one that the run measured.
 
     Raises ConfigError for a type that is none of WEIGHT_TYPES, and what ``merge_adapter`` does.
     """
     if weight_type is not None and weight_type not in WEIGHT_TYPES:
         raise ConfigError(f"--type {weight_type}: choose one of {', '.join(WEIGHT_TYPES)}")
     adapter = Path(resolve_model(str(adapter)))
-    folder, share = merge_adapter(adapter, output, WEIGHT_TYPES[weight_type] if weight_type else None)
-    write_card(folder, name=folder.name, run=adapter.parent if (adapter.parent / "config.yaml").is_file() else None)
+    run = adapter.parent if (adapter.parent / "config.yaml").is_file() else None
+    kind = WEIGHT_TYPES[weight_type] if weight_type else None
+    folder, share = merge_adapter(adapter, output, kind, seed=_seed_of(run))
+    write_card(folder, name=folder.name, run=run)
     return folder, share
+
+
+def _seed_of(run: Path | None) -> int | None:
+    """The seed of the dither of a run; None of one that rounds to the nearest."""
+    if run is None:
+        return 0
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    is_nearest = config.get("policy", {}).get("rounding") == "nearest"
+    return None if is_nearest else config.get("run", {}).get("seed", 0)
 
 
 def files_to_upload(folder: Path) -> list[Path]:

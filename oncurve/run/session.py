@@ -29,7 +29,7 @@ from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.redact import redact_tree
 from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
-from oncurve.policy.final_model import write_model
+from oncurve.policy.final_model import MODEL_TYPES, write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
@@ -186,7 +186,7 @@ class Session:
         """The final model, on the disk and measured."""
         self.folder.write_status(self.run.steps_done, "measure")
         policy = self.parts.policy
-        write_model(policy, self.folder.path / "model")  # by all processes
+        write_model(policy, self.folder.path / "model", MODEL_TYPES[self.parts.config.run.model_type])
         with self.interruption.interruptible():
             trained = self.evaluator.measure(self.parts.prompts.test, name="trained", step=self.run.steps_done)
         keep_evaluation(self.folder, trained)

@@ -30,6 +30,9 @@ class RunSection(Section):
     """Name of that folder; None: from recipe and time."""
     save_every_steps: Harmless[NonNegative] = 10
     """Steps between checkpoints; 0 saves only the final model."""
+    model_type: Harmless[Literal["float32", "bfloat16"]] = "float32"
+    """Type of the final model's weights. bfloat16 takes half the room, and is written through the copies that were
+    trained and measured with (policy.rounding)."""
     keep_checkpoints: Harmless[NonNegative] = 2
     """Checkpoints to keep, besides the best and the final model; 0 keeps all."""
     keep_every_steps: Harmless[NonNegative] = 0

@@ -13,6 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from oncurve.algorithm.precision import multiplies_bfloat16
 from oncurve.core.errors import OncurveError
 from oncurve.model.count_weights import count
 from oncurve.model.module_caches import reasons_of, way_of
@@ -27,6 +28,8 @@ from oncurve.recipe.schema import Config, RolloutSection
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
+SEEN_AT_ONCE = 1.5
+"""Updates from which on it is worth saying how long rounding to the nearest hides them."""
 USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
 """Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
 
@@ -43,7 +46,17 @@ def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = N
 
 def advice(policy: TrainedPolicy, config: Config) -> list[str]:
     """Lines on settings that this model and machine make doubtful."""
-    return [*filter(None, (faster_arithmetic(policy), slow_rate(policy, config)))]
+    return [
+        *filter(
+            None,
+            (
+                faster_arithmetic(policy),
+                slow_arithmetic(policy),
+                lost_updates(policy, config),
+                slow_rate(policy, config),
+            ),
+        )
+    ]
 
 
 def faster_arithmetic(policy: TrainedPolicy) -> str | None:
@@ -56,7 +69,35 @@ def faster_arithmetic(policy: TrainedPolicy) -> str | None:
         return None
     return (
         "arithmetic: float32, but this processor has instructions for bfloat16, which are faster: "
-        "policy.compute_type=bfloat16 (weights and optimizer stay in float32)"
+        "policy.compute_type=bfloat16 (weights and optimizer stay in float32, and policy.rounding=dither, the default, "
+        "loses no update)"
+    )
+
+
+def slow_arithmetic(policy: TrainedPolicy) -> str | None:
+    """A warning of arithmetic for which this processor has no instructions; None where it has."""
+    fast = policy.compute_type not in ("bfloat16", "float16") or (
+        policy.compute_type == "bfloat16" and multiplies_bfloat16()
+    )
+    if policy.device.type != "cpu" or fast:
+        return None
+    return (
+        f"warning: policy.compute_type is {policy.compute_type}, for which this processor has no instructions: float32 "
+        f"is faster here"
+    )
+
+
+def lost_updates(policy: TrainedPolicy, config: Config) -> str | None:
+    """A warning of rounding that hides updates from the policy that samples; None where they are seen at once."""
+    if policy.arrivals is None or config.policy.rounding == "dither":
+        return None
+    steps = policy.arrivals.steps_until_seen(config.optimizer.learning_rate)
+    if steps is None or steps < SEEN_AT_ONCE:
+        return None
+    return (
+        f"warning: policy.rounding is nearest, and at optimizer.learning_rate={config.optimizer.learning_rate:g} it "
+        f"takes about {steps:.0f} updates in one direction until half of the weights that sample have changed. Set "
+        f"policy.rounding=dither, which loses no update"
     )
 
 

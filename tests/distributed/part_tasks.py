@@ -13,6 +13,8 @@ from typing import Any
 import tasks
 import torch
 
+from oncurve.algorithm import rounding
+from oncurve.policy import dithered_parts
 from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -173,12 +175,32 @@ def broken_write(processes: Processes, *, root: Path) -> str:
     return ""
 
 
+def learn_in_half_width(processes: Processes, *, model: Path) -> dict[str, Any]:
+    """Two updates in bfloat16: the weights, the metrics, and the copy of the weights to sample from."""
+    policy = recipe_policy(processes, model, compute_type="bfloat16")
+    policy.rate_of = lambda number: 1e-3
+    batch = tasks.batch_of(one_row=False)
+    for _ in range(2):
+        for part in policy.microbatches(batch):
+            policy.backward(-policy.logprobs(part)[0].sum())
+        metrics = policy.update()
+    policy.publish()
+    copied = {name: weight.clone() for name, weight in policy.model.named_parameters()}
+    whole = {name: policy.backend.full_tensor(one).clone() for name, one in policy.trained_model.named_parameters()}
+    return {"whole": whole, "copied": copied, "arrived": metrics["policy/arrived"]}
+
+
 def full(*_: Any, **__: Any) -> None:
     raise OSError("No space left on device")
 
 
-def logprobs(processes: Processes, *, model: Path, compute_type: str, tokens: int = 50) -> torch.Tensor:
-    """Log-probabilities of the batch of these tests under a policy as the recipe makes it."""
+def logprobs(
+    processes: Processes, *, model: Path, compute_type: str, tokens: int = 50, planted: bool = False
+) -> torch.Tensor:
+    """Log-probabilities of the batch of these tests under a policy as the recipe makes it; ``planted``: with a mistake
+    in the index of a part's numbers."""
+    if planted:
+        dithered_parts.narrow = lambda part, dtype, key, first: rounding.narrow(part, dtype, key, 0)
     policy = recipe_policy(processes, model, compute_type=compute_type)
     policy.tokens_per_microbatch = tokens
     found = policy.annotate(tasks.batch_of(one_row=False), old=True, entropy=False, reference=True)

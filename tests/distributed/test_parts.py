@@ -13,6 +13,7 @@ import torch
 import workers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from oncurve.algorithm.rounding import dithered, key_of
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
@@ -163,3 +164,23 @@ def test_two_processes_compute_in_half_width_what_one_computes(
         print(f"rounding {rounding:.3g}, other microbatches {ragged:.3g}, two processes {gap:.3g}")
         assert gap <= 1.2 * ragged
         assert ragged < rounding
+    if change == "safetensors":  # thresholds by the index in a part, not in the whole, are found
+        planted = workers.run(2, part_tasks.logprobs, tmp_path / "planted", planted=True, **options)[0]
+        assert float((planted - alone).abs().mean()) > 4 * ragged
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_copies_of_parts_are_the_copies_of_the_whole(count: int, tmp_path: Path) -> None:
+    """After updates too: what is sampled from is the dithered copy of the weights that all processes have together."""
+    model = small_model(tmp_path / "model")
+    found = workers.run(count, part_tasks.learn_in_half_width, tmp_path / "said", model=model)
+    whole, copied = found[0]["whole"], found[0]["copied"]  # the first process has the copy to send
+    halved = [name for name in copied if copied[name].dtype == torch.bfloat16]
+    assert halved
+    for name in halved:
+        assert torch.equal(copied[name], dithered(whole[name], torch.bfloat16, key_of(0, name)))
+        assert not torch.equal(copied[name], whole[name].bfloat16())
+    for one in found:
+        assert_equal(one["whole"], whole)
+    shown, taught = (sum(getattr(one["arrived"], part) for one in found) for part in ("total", "count"))
+    assert 0.9 < shown / taught < 1.1

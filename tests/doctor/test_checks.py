@@ -104,6 +104,7 @@ SICK: dict[str, list[Case]] = {
     "kl_too_strong": [
         case({"policy/kl": 0.001, "reward/mean": 0.2, "reward/correct": 0.2}, {"algorithm.kl_coef": 10.0})
     ],
+    "lost_to_rounding": [case({"policy/arrived": lambda x: 0.1 + 0.5 * x}), case({"policy/arrived": 0.8})],
     "learning_rate_low": [case({**FLAT, "evaluation/mean_tokens": 31.0}), replace(case(), compared=unchanged(489))],
     "too_easy": [case({"group/solved_fraction": 0.9}), case({"group/solved_fraction": lambda x: x})],
     "too_hard": [
@@ -222,6 +223,7 @@ NEARLY: dict[str, list[Case]] = {
         case({"group/zero_signal_fraction": 0.7}, {"rollouts.temperature": 0.6}),
     ],
     "kl_too_strong": [case({"policy/kl": 0.001}, {"algorithm.kl_coef": 10.0})],
+    "lost_to_rounding": [case({"policy/arrived": lambda x: 1.05 - 0.05 * x})],
     "learning_rate_low": [
         case({**FLAT, "evaluation/mean_tokens": lambda x: 31 + 0.01 * x}),
         case({**FLAT, "evaluation/mean_tokens": 31.0, "group/std_mean": 0.0}),

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from served import FAST, LocalServer
 
+from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.weight_update import WeightUpdate
@@ -40,10 +41,10 @@ def served(make_policy: Callable[..., TrainedPolicy], tmp_path: Path) -> Iterato
     """A sampler over two servers that were started with the base."""
     opened: list[Any] = []
 
-    def start(architecture: str = "qwen2") -> ServerSampler:
+    def start(architecture: str = "qwen2", *, merges: bool = False) -> ServerSampler:
         opened.extend(LocalServer(make_policy(architecture)) for _ in range(2))
         urls = [server.url for server in opened[-2:]]
-        opened.append(ServerSampler(PARAMS, urls=urls, weights_folder=tmp_path, deadlines=FAST))
+        opened.append(ServerSampler(PARAMS, urls=urls, weights_folder=tmp_path, deadlines=FAST, merges=merges))
         return opened[-1]
 
     yield start
@@ -65,7 +66,7 @@ def completions(groups: list[Group]) -> list[Completion]:
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
-def test_servers_add_each_adapter_to_their_base_and_to_nothing_before_it(
+def test_servers_put_each_adapter_beside_their_base_and_beside_nothing_before_it(
     architecture: str,
     with_adapter: Callable[..., TrainedPolicy],
     served: Callable[..., ServerSampler],
@@ -141,12 +142,33 @@ def test_an_adapter_after_whole_weights_takes_them_for_its_base_or_refuses(
         update.stage(adapter)
 
 
-def test_where_more_than_thin_matrices_is_trained_whole_weights_travel(
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"bias": "all"}, "policy.lora.bias to none"), ({}, "use_dora in peft")],
+)
+def test_an_adapter_that_servers_cannot_apply_is_refused_before_anything_is_sent(
+    settings: dict[str, Any],
+    words: str,
+    with_adapter: Callable[..., TrainedPolicy],
+    served: Callable[..., ServerSampler],
+    tmp_path: Path,
+) -> None:
+    policy = with_adapter("gpt2", **settings)
+    if not settings:
+        for part in policy.model.modules():
+            if hasattr(part, "use_dora"):
+                part.use_dora["default"] = True
+    with pytest.raises(ConfigError, match=f"{words}.*rollouts.adapter=merged"):
+        served("gpt2").load_weights(policy, 0)
+    assert not list(tmp_path.glob("weights-*/*"))
+
+
+def test_whole_weights_travel_where_the_user_says_so(
     with_adapter: Callable[..., TrainedPolicy],
     served: Callable[..., ServerSampler],
     make_prompts: Callable[..., list[Prompt]],
 ) -> None:
-    policy, sampler, engine = with_adapter("gpt2", bias="all"), served("gpt2"), InProcessEngine(PARAMS)
+    policy, sampler, engine = with_adapter("gpt2", bias="all"), served("gpt2", merges=True), InProcessEngine(PARAMS)
     assert policy.adapter_weights() is None
     train(policy, seed=0)
     prompts = make_prompts("a tan")

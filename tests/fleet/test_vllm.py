@@ -28,6 +28,7 @@ from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
+from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -232,27 +233,77 @@ def test_vllm_fetches_while_it_samples(
         sampler.close()
 
 
-def test_an_adapter_is_added_to_the_base_that_vllm_was_started_with(servers: VllmServers, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def with_room_for_an_adapter(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
+    logs = tmp_path_factory.mktemp("vllm-adapter")
+    words = {"dtype": "float32", "on_cpu": True, "logs": logs, "adapter_rank": 16}
+    made = VllmServers(str(EMBEDDED), 1, python=vllm_python, **words)
+    yield made
+    made.close()
+
+
+def with_adapter(rank: int = 16) -> TrainedPolicy:
     model, tokenizer = load_model("embedded")
-    adapter = add_adapter(model, LoraSettings(rank=4), base="")
-    policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), adapter=adapter)
-    sampler = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0))
+    adapter = add_adapter(model, LoraSettings(rank=rank), base="")
+    return TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), adapter=adapter)
+
+
+def train(policy: TrainedPolicy, seed: int, rate: float) -> None:
+    """Move what is trained."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * rate)
+
+
+def sampler_over(servers: VllmServers, folder: Path, *, gone_seconds: float = 300.0) -> ServerSampler:
+    deadlines = Deadlines(gone_seconds=gone_seconds)
+    return ServerSampler(PARAMS, urls=servers.urls, weights_folder=folder, deadlines=deadlines)
+
+
+def test_vllm_applies_an_adapter_beside_its_base_and_again_after_it_was_killed(
+    with_room_for_an_adapter: VllmServers, tmp_path: Path
+) -> None:
+    policy, sampler = with_adapter(), sampler_over(with_room_for_an_adapter, tmp_path)
     try:
-        for version in range(3):
-            torch.manual_seed(version)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.requires_grad:
-                        parameter.add_(torch.randn_like(parameter) * 0.05)
+        for version, rate in enumerate((0.0, 1e-5, 1e-5, 0.05)):  # as after few steps, then far from them
+            train(policy, version, rate)
+            if version == 2:
+                [process] = with_room_for_an_adapter._processes.values()
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             sampler.load_weights(policy, version=version)
             [folder] = tmp_path.glob(f"weights-*/*:{version}:*")
             assert [path.name for path in folder.glob("*.safetensors")] == ["adapter_model.safetensors"]
             for one in completions(sampler.sample(make_prompts(policy), 4)):
                 assert one.policy_version == version
-                ours = teacher_forced(model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
+                ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
                 torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
+            if version:
+                assert sampler.weight_metrics()["mismatch/adapter_fraction"] == pytest.approx(1, abs=0.02)
     finally:
         sampler.close()
+
+
+def test_vllm_without_room_for_an_adapter_says_how_to_start_it(
+    servers: VllmServers, with_room_for_an_adapter: VllmServers, tmp_path: Path
+) -> None:
+    for started, policy, words in (
+        (servers, with_adapter(), "--enable-lora --max-lora-rank 16"),
+        (
+            with_room_for_an_adapter,
+            with_adapter(rank=32),
+            "started with --max-lora-rank 16, and the adapter has rank 32",
+        ),
+        (with_room_for_an_adapter, TrainedPolicy(*load_model("embedded"), optimizer=OptimizerSettings()), "not whole"),
+    ):
+        sampler = sampler_over(started, tmp_path, gone_seconds=30.0)
+        try:
+            with pytest.raises(SamplerError, match=words):
+                sampler.load_weights(policy, version=0)
+        finally:
+            sampler.close()
 
 
 async def asks_twice(row: dict[str, Any], client: Any) -> float:

@@ -65,7 +65,8 @@ def test_vllm_samples_from_weights_and_adapters_whatever_its_files_call_them(
     servers = VllmServers(str(place), 1, python=vllm_python, dtype="float32", on_cpu=True, logs=tmp_path / "logs")
     deadlines = Deadlines(gone_seconds=300.0)
     samplers = [
-        ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines) for _ in range(3)
+        ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines, merges=True)
+        for _ in range(3)
     ]
     try:
         check(samplers[0], policy_of(place, tokenizer, lora=True), 0)

@@ -106,11 +106,11 @@ def test_files_are_written_and_read_by_several_threads(
     meeting, writers = threading.Barrier(2, timeout=20), set[str]()
     usual = shards.in_host_memory
 
-    def slowly(weight: torch.Tensor, dtype: torch.dtype) -> memoryview:
+    def slowly(weight: torch.Tensor) -> memoryview:
         if threading.current_thread().name not in writers and len(writers) < 2:
             writers.add(threading.current_thread().name)
             meeting.wait()  # passes only if another thread writes at the same time
-        return usual(weight, dtype)
+        return usual(weight)
 
     monkeypatch.setattr(shards, "in_host_memory", slowly)
     write_weights(make_shipment(policy, "run", 1, matrix_type=None), tmp_path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.core.errors import ConfigError
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.record import read_metrics
 
@@ -56,10 +56,18 @@ def test_measuring_in_float16_gives_what_float32_gives(tmp_path: Path) -> None:
     assert same >= 5, "rounding may turn a near tie, and no more"
 
 
-def test_training_in_float16_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"float16.*bfloat16"):
-        run("train", "word_problems", "policy.compute_type=float16", f"run.folder={tmp_path}")
-    assert list(tmp_path.iterdir()) == []
+def test_training_in_float16_learns_with_a_scaled_loss(tmp_path: Path) -> None:
+    """Updates are those of float32, nearly, and a checkpoint holds the scale."""
+    found = {}
+    for kind in ("float32", "float16"):
+        words = [*SMALL, "run.steps=2", f"run.folder={tmp_path}", f"run.name={kind}", "run.save_every_steps=1"]
+        run("train", "word_problems", f"policy.compute_type={kind}", *words)
+        found[kind] = read_metrics(tmp_path / kind)[1]
+    state = json.loads((tmp_path / "float16" / "checkpoints" / "step_000001" / "state.json").read_text())
+    assert state["loss_scale"] == {"value": 4096.0, "num_finite": 1}
+    assert found["float16"]["policy/loss_scale"] == 4096
+    assert found["float16"]["policy/gradient_norm"] == pytest.approx(found["float32"]["policy/gradient_norm"], rel=0.05)
+    assert 0.9 < found["float16"]["policy/arrived"] < 1.1
 
 
 def test_a_run_leaves_an_analysis_of_both_measurements_and_the_speed_of_every_step(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_bat
 from torch import Tensor
 
 from oncurve.core.batch import Batch
+from oncurve.core.policy import compute_context
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.lora_linear import Matrix
-from oncurve.model.weights import Backbone, _apart, backbone_of, supports
-from oncurve.policy.forward import completion_logprobs
+from oncurve.model.weights import Backbone, _apart, backbone_of, project, supports
+from oncurve.policy.forward import completion_logprobs, row_logprobs
 from oncurve.policy.lora import Adapter, add_adapter
 from oncurve.policy.settings import LoraSettings
 
@@ -184,3 +185,80 @@ def test_a_small_adapter_is_not_lost_in_the_rounding_of_its_matrix() -> None:
     assert float((found - exact).norm()) < 0.01 * float(exact.norm())
     merged = torch.cat([(matrix.current().bfloat16().float() - matrix.weight) for matrix in layer.gate_up])
     assert float((merged - exact).norm()) > 0.5 * float(exact.norm())
+
+
+def little(family: str, rate: float = 2e-4) -> Adapter:
+    """A base of bfloat16 numbers under an adapter that changes outputs by less than their last digit."""
+    adapter = adapted(family, torch.float32)
+    draw = torch.Generator().manual_seed(8)
+    with torch.no_grad():
+        for name, parameter in adapter.model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw).sign() * rate)
+            elif "lora_A" not in name:
+                parameter.copy_(parameter.bfloat16())
+    return adapter
+
+
+def share(found: Tensor, of: Tensor) -> float:
+    """The projection of a change on the one that it should be."""
+    return float((found * of).sum() / of.square().sum())
+
+
+@families
+@torch.no_grad()
+def test_what_an_adapter_adds_is_rounded_together_with_what_it_is_added_to(family: str) -> None:
+    layer = Backbone(little(family).model).layers[1]
+    x = torch.randn(4096, layer.qkv[0].weight.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact = torch.cat([x.float() @ (matrix.current() - matrix.weight).T for matrix in layer.qkv], dim=1)
+    weights = _apart(layer, torch.bfloat16)
+    base = project(x, weights.qkv, weights.qkv_bias)
+    with_it = project(x, weights.qkv, weights.qkv_bias, thin=weights.thin.qkv)
+    assert share((with_it - base).float(), exact) == pytest.approx(1, abs=0.05)
+    assert weights.thin.qkv is not None
+    after = base + weights.thin.qkv.outputs(x)  # as peft's modules and most engines add it
+    assert share((after - base).float(), exact) < 0.6
+
+
+@pytest.mark.parametrize("way", ["kernels", "torch"])
+@families
+@torch.no_grad()
+def test_decoding_in_half_width_has_all_of_a_little_adapter(way: str, family: str) -> None:
+    if way == "kernels" and library() is None:
+        pytest.skip("no C++ compiler, so there are no kernels")
+    adapter, rows = little(family), 512
+    draw = torch.Generator().manual_seed(2)
+    prompts = torch.randint(0, 64, (rows, 4), generator=draw).tolist()
+
+    def logits(dtype: torch.dtype) -> list[Tensor]:
+        backbone = backbone_of(adapter.model)
+        assert backbone is not None
+        operations = decoding.operations if way == "kernels" else lambda *_: ops_torch
+        with patch.object(decoding, "operations", operations):
+            room = {"slots": rows, "prompt_slots": rows, "prompt_tokens": 4, "completion_tokens": 2}
+            decoder = LayerDecoder(backbone, adapter.model.get_output_embeddings().weight, dtype, **room)
+            first = decoder.prefill(prompts, list(range(rows)))
+            places = torch.tensor([[row, 0, row, 4] for row in range(rows)])
+            step = decoder.step(torch.full((rows,), 7), torch.full((rows,), 4), places)
+        return [one.float() for one in (first, step)]
+
+    changes = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        with adapter.off():
+            before = logits(dtype)
+        changes[dtype] = [new - old for new, old in zip(logits(dtype), before, strict=True)]
+    for found, exact in zip(changes[torch.bfloat16], changes[torch.float32], strict=True):
+        assert share(found, exact) == pytest.approx(1, abs=0.2)
+
+
+@families
+def test_training_in_half_width_has_all_of_a_little_adapter(family: str) -> None:
+    adapter = little(family, rate=4e-4)
+    rows = torch.randint(0, 64, (256, 21), generator=torch.Generator().manual_seed(3))
+    changes = []
+    for kind in ("float32", "bfloat16"):
+        with torch.no_grad(), compute_context(torch.device("cpu"), kind):
+            with adapter.off():
+                before = torch.cat([row_logprobs(adapter.model, row) for row in rows])
+            changes.append(torch.cat([row_logprobs(adapter.model, row) for row in rows]) - before)
+    assert share(changes[1], changes[0]) == pytest.approx(1, abs=0.2)

@@ -174,14 +174,14 @@ def test_a_merged_adapter_is_an_ordinary_model(saved: tuple[Path, Tensor], tmp_p
 
     folder, expected = saved
     merged, share = merge_adapter(folder, tmp_path / "merged")
-    assert share == 0.0
+    assert share == 1.0
     assert not (merged / "adapter_config.json").exists()
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
     torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=0)
     assert not any("lora" in name for name, _ in model.named_parameters())
 
 
-def test_merging_says_how_much_rounding_takes_and_float32_keeps_all(
+def test_merging_says_how_much_rounding_leaves_and_float32_keeps_all(
     tiny_model: MakeModel, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     base = save_model(tiny_model("llama").bfloat16(), tokenizer, tmp_path / "base")
@@ -195,13 +195,15 @@ def test_merging_says_how_much_rounding_takes_and_float32_keeps_all(
         return load_file(tmp_path / name / "model.safetensors"), said
 
     rounded, whole = merge("rounded"), merge("whole", "--type", "float32")
-    first, errors, changes = load_file(base / "model.safetensors"), 0.0, 0.0
+    first, shown, changes = load_file(base / "model.safetensors"), 0.0, 0.0
     for name, weight in whole[0].items():
         assert (weight.dtype, rounded[0][name].dtype) == (torch.float32, torch.bfloat16)
-        errors += float((rounded[0][name].double() - weight.double()).square().sum())
-        changes += float((weight.double() - first[name].double()).square().sum())
-    assert f"changes them by {(errors / changes) ** 0.5:.1%} of what the adapter adds" in " ".join(rounded[1].split())
-    assert "Rounding" not in whole[1]
+        change = weight.double() - first[name].double()
+        shown += float(((rounded[0][name].double() - first[name].double()) * change).sum())
+        changes += float(change.square().sum())
+    assert f"show {shown / changes:.3f} of what the adapter adds" in " ".join(rounded[1].split())
+    assert shown / changes == pytest.approx(1, abs=0.1)
+    assert "Rounded" not in whole[1]
     torch.testing.assert_close(logits(load_model(str(tmp_path / "whole"))[0]), expected, atol=1e-5, rtol=0)
     with pytest.raises(ConfigError, match="choose one of float32, bfloat16, float16"):
         merge("other", "--type", "int8")

@@ -1,4 +1,4 @@
-"""The files of the model that a vLLM server was started with, to which adapters are added."""
+"""The files of the model that a vLLM server was started with, beside which adapters are applied."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class OwnFiles:
         self.names = frozenset(name for path in self.paths for name in names_in(path))
 
     def base_paths(self) -> list[Path]:
-        """The files to which adapters are added. Raises ValueError if they are not on this disk as safetensors."""
+        """The files of the base. Raises ValueError if they are not on this disk as safetensors."""
         if not self.paths:
-            raise ValueError(f"{self.model} is no folder with safetensors, whose weights an adapter could be added to")
+            raise ValueError(f"{self.model} is no folder with safetensors, by which an adapter's base could be told")
         return self.paths
 
     def find(self, name: str) -> str:

@@ -31,11 +31,12 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
+from oncurve.fleet.inside_vllm.adapter import HELD, check_adapter, install
 from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
 from oncurve.fleet.inside_vllm.own_files import OwnFiles
 from oncurve.fleet.weights.fetch import FETCHED, FETCHING, fetched
 from oncurve.fleet.weights.mirror import Mirror
-from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, merged, read_thin
+from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
 from oncurve.model.same_model import told_config
 
 BACKEND = "file"
@@ -75,7 +76,7 @@ class FileUpdate(WeightTransferUpdateInfo):
     address: str | None = None
     token: str | None = None
     adapter: dict[str, Any] | None = None
-    """Configuration of an adapter that is added to the base; None for whole weights."""
+    """Configuration of an adapter that is applied beside the base; None for whole weights."""
     chain: list[dict[str, Any]] = field(default_factory=list)
     """The differences that lead from older versions to this one; empty where all files are sent."""
     give_up: bool = False
@@ -97,8 +98,8 @@ class FileEngine(WeightTransferEngine):
         self._staged: ExitStack | None = None
         self._opened: list[Any] = []
         self._thin: LoraWeights | None = None
-        self._adapted: dict[str, str] = {}
-        """Names of matrices in our files with those by which the adapter knows them."""
+        self._known_base: str | None = None
+        """The fingerprint of a base that is this server's."""
         self._mirror = Mirror(group=self.vllm_config.instance_id)  # the workers of a server fetch once
         self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
         self._ahead: tuple[str, Future[Any]] | None = None
@@ -150,21 +151,32 @@ class FileEngine(WeightTransferEngine):
             else:
                 paths = stack.enter_context(fetched(message))
             if update_info.adapter is not None:
-                self._thin = read_thin(paths[0], update_info.adapter)
-                paths = self._own.base_paths()
+                self._thin = self._read_adapter(read_thin(paths[0], update_info.adapter))
+                return
+            if self.vllm_config.lora_config is not None:
+                raise AnotherModel("it was started with --enable-lora, and takes adapters, not whole weights")
             opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-            if self._thin is None:
-                check_all(opened, update_info.names)
-            else:
-                places = {name: self._own.find(self._thin.names.get(name, name)) for name in self._thin.pairs}
-                check_base(self._thin, lambda name: one_of(opened, places[name]))
-                self._adapted = {place: name for name, place in places.items()}
+            check_all(opened, update_info.names)
             self._opened, self._staged = opened, stack.pop_all()
+
+    def _read_adapter(self, thin: LoraWeights) -> LoraWeights:
+        """An adapter that can be applied here. Raises AnotherModel for another."""
+        check_adapter(thin, self.vllm_config, self.model)
+        if thin.base != self._known_base:
+            with ExitStack() as stack:
+                opened = [stack.enter_context(safe_open(path, framework="pt")) for path in self._own.base_paths()]
+                places = {name: self._own.find(thin.names.get(name, name)) for name in thin.pairs}
+                check_base(thin, lambda name: one_of(opened, places[name]))
+            self._known_base = thin.base
+        return thin
 
     def finish_weight_update(self) -> None:
         """Load what was opened, and pack again what vLLM packs but forgets."""
         if self._device is not None:
             self._device.finish()
+            return
+        if self._thin is not None:  # vLLM forgets the one before by itself
+            HELD.adapter, self._thin = self._thin, None
             return
         if self._staged is None:
             raise ValueError("no weights were sent")
@@ -189,13 +201,10 @@ class FileEngine(WeightTransferEngine):
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for file in self._opened:
             for name in file.keys():  # noqa: SIM118
-                weight = file.get_tensor(name)
-                if self._thin is not None and name in self._adapted:
-                    weight = merged(self._thin, self._adapted[name], weight)
-                yield name, weight
+                yield name, file.get_tensor(name)
 
     def _forget(self) -> None:
-        staged, self._staged, self._opened, self._thin, self._adapted = self._staged, None, [], None, {}
+        staged, self._staged, self._opened, self._thin = self._staged, None, [], None
         if staged is not None:
             staged.close()
 
@@ -258,4 +267,5 @@ def repack_for_cpu(model: torch.nn.Module) -> None:
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:
+    install()
     WeightTransferEngineFactory.register_engine(BACKEND, FileEngine)

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.servers.children import ChildServers, own_environment
+from oncurve.fleet.servers.protocol import ADAPTER_MODEL
 from oncurve.fleet.servers.vllm_version import check_version
 
 PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
 SHARE = "--gpu-memory-utilization"
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Room for an adapter's rank, as vLLM offers it."""
 KV_CACHE_BYTES = 2**28
 """On a CPU vLLM would reserve a large share of all memory, and a second server another."""
 
@@ -35,20 +38,24 @@ class VllmServers(ChildServers):
         tensor_parallel: int = 1,
         sleeps: bool = False,
         share: float | None = None,
+        adapter_rank: int | None = None,
     ) -> None:
         """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
         each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
-        memory back; ``share`` of a GPU's memory is all that it takes, unless ``options`` say another.
+        memory back; ``share`` of a GPU's memory is all that it takes, unless ``options`` say another. With an
+        ``adapter_rank`` it applies adapters of up to that rank beside the base, and takes no whole weights.
 
-        Raises ConfigError if there is none.
+        Raises ConfigError if there is none, and for a rank that vLLM does not apply.
         """
         self.python = find_python(python)
-        self.model, self.dtype, self.on_cpu = model, dtype, on_cpu
+        self.model, self.dtype, self.on_cpu, self.adapter_rank = model, dtype, on_cpu, adapter_rank
         own = ("--tensor-parallel-size", str(tensor_parallel)) if tensor_parallel > 1 else ()
         if sleeps and not on_cpu:  # on a CPU it takes the calls and gives nothing back
             own = (*own, "--enable-sleep-mode")
         if share is not None and not says_share(options):
             own = (*own, SHARE, f"{share:.2f}")
+        if adapter_rank is not None:
+            own = (*own, *adapter_options(adapter_rank))
         self.options = (*own, *options)
         self._folder = Path(tempfile.mkdtemp(prefix="oncurve-vllm-"))
         (self._folder / "oncurve").symlink_to(Path(__file__).resolve().parents[2])
@@ -87,6 +94,23 @@ class VllmServers(ChildServers):
             kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
             kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         return kept
+
+
+def adapter_options(rank: int) -> tuple[str, ...]:
+    """The options with which vLLM applies adapters of a rank that it gets from us.
+
+    Raises ConfigError for a rank that it does not apply.
+
+    >>> adapter_options(24)
+    ('--enable-lora', '--max-lora-rank', '32', '--lora-modules', 'oncurve-adapter=oncurve-adapter')
+    """
+    room = next((one for one in RANKS if one >= rank), None)
+    if room is None:
+        raise ConfigError(
+            f"policy.lora.rank is {rank}, and vLLM applies adapters of rank {RANKS[-1]} at most. Set a smaller rank, "
+            f"or sample with `rollouts.own_servers=1 rollouts.vllm_servers=0`"
+        )
+    return "--enable-lora", "--max-lora-rank", str(room), "--lora-modules", f"{ADAPTER_MODEL}={ADAPTER_MODEL}"
 
 
 def says_share(options: Sequence[str]) -> bool:

@@ -36,6 +36,10 @@ NO_NUMBER = -9999.0
 """vLLM's log-probability of what has none: minus infinity or no number."""
 TOKEN_VARIABLE = "ONCURVE_SERVER_TOKEN"
 """Environment variable with the secret that servers and trainer share."""
+ADAPTER_MODEL = "oncurve-adapter"
+"""The model that vLLM is asked for where an adapter is beside its base."""
+WITHOUT_ADAPTER = "oncurve_without_adapter"
+"""Name among ``extra_args`` by which our own servers are asked for what the base alone would say."""
 KEYS = "oncurve_stream_keys"
 """Name among ``extra_args`` of the random streams, one for each completion."""
 
@@ -69,6 +73,8 @@ class GenerateRequest:
     keys: tuple[int, ...] | None
     is_scored: bool = False
     """Nothing is sampled: the log-probabilities of the prompt are asked for."""
+    without_adapter: bool = False
+    """The same without the adapter."""
 
 
 def request_body(
@@ -79,8 +85,10 @@ def request_body(
     params: SamplingParams,
     end_ids: Sequence[int],
     takes_keys: bool,
+    has_adapter: bool = False,
 ) -> dict[str, Any]:
-    """Ask for one completion for each key. There is no ``seed``: on a CPU it can end vLLM's engine."""
+    """Ask for one completion for each key. There is no ``seed``: on a CPU it can end vLLM's engine. vLLM must be told
+    that it ``has_adapter``; our own servers know."""
     sampling: dict[str, Any] = {
         "n": len(keys),
         "temperature": params.temperature,
@@ -99,7 +107,8 @@ def request_body(
         sampling["detokenize"] = False
     if takes_keys:
         sampling["extra_args"] = {KEYS: list(keys)}
-    return {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+    body = {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+    return body | ({"model": ADAPTER_MODEL} if has_adapter and not takes_keys else {})
 
 
 def read_request(body: Any) -> GenerateRequest:
@@ -111,7 +120,8 @@ def read_request(body: Any) -> GenerateRequest:
         raise ValueError("the body must be an object with token_ids and sampling_params")
     sampling = body["sampling_params"]
     count = _number(sampling, "n", 1, least=1)
-    keys = (sampling.get("extra_args") or {}).get(KEYS)
+    extra = sampling.get("extra_args") or {}
+    keys = extra.get(KEYS)
     if keys is not None and len(keys) != count:
         raise ValueError(f"sampling_params.n is {count}, but there are {len(keys)} stream keys")
     stop = sampling.get("stop") or []
@@ -132,6 +142,7 @@ def read_request(body: Any) -> GenerateRequest:
         end_ids=_tokens(sampling, "stop_token_ids"),
         keys=None if keys is None else tuple(int(key) for key in keys),
         is_scored=sampling.get("prompt_logprobs") is not None,
+        without_adapter=bool(extra.get(WITHOUT_ADAPTER)),
     )
 
 
@@ -172,10 +183,16 @@ def _spans(one: GeneratedCompletion) -> list[dict[str, Any]]:
     ]
 
 
-def score_body(token_ids: Sequence[int], *, request_id: str) -> dict[str, Any]:
-    """Ask for the log-probability of every token behind the first. vLLM samples at least one token beside."""
-    sampling = {"n": 1, "temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-    return {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+def score_body(token_ids: Sequence[int], *, request_id: str, adapter: bool | None = None) -> dict[str, Any]:
+    """Ask for the log-probability of every token behind the first. vLLM samples at least one token beside.
+
+    ``adapter``: with the adapter that a server has beside its base, or without it; None where it has none.
+    """
+    sampling: dict[str, Any] = {"n": 1, "temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+    if adapter is False:
+        sampling["extra_args"] = {WITHOUT_ADAPTER: True}
+    body = {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": sampling}
+    return body | ({"model": ADAPTER_MODEL} if adapter else {})
 
 
 def scores_body(request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from oncurve.core.errors import SamplerError
+from oncurve.fleet.servers import protocol
+from oncurve.fleet.servers.adapter_proof import AdapterProof, AdapterShare, objection
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_manifest import Manifest
@@ -18,8 +22,9 @@ asleep: it gave its memory back until it is wanted. poisoned: it failed while ne
 and is left alone until it was started again."""
 DEFAULT = "default"
 """The label that vLLM reports before it was given weights."""
-SLEEP_LEVEL = 2
-"""Weights are dropped, not kept in the machine's memory: new ones come when it wakes."""
+DROPS, KEEPS = 2, 1
+"""Levels of sleep. Weights are dropped where new ones come when it wakes, and kept in the machine's memory where only
+an adapter comes."""
 
 
 class FleetState(Protocol):
@@ -41,6 +46,10 @@ class FleetState(Protocol):
 
     async def repair(self, manifest: Manifest) -> None:
         """A server could not make the version of what it was told: let it be there whole."""
+        ...
+
+    def proof(self, label: str) -> AdapterProof | None:
+        """The change that the adapter of a version makes; None for whole weights."""
         ...
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
@@ -85,6 +94,12 @@ class RolloutServer:
         self.sync_seconds = self.stood_seconds = 0.0
         """Seconds until it had the last version that it fetched; of these, the seconds in which it stood still."""
         self.is_asleep = self.is_wanted = False
+        self.adapter: AdapterShare | None = None
+        """The part of the adapter that it has, as it was proven last."""
+        self._proven = ""
+        """The version whose adapter it has, beyond doubt."""
+        self._base_scores: list[float] | None = None
+        """The log-probabilities of the stored tokens without an adapter."""
         self.tasks: set[asyncio.Task[object]] = set()
         """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""
         self._instance: str | None = None
@@ -193,7 +208,8 @@ class RolloutServer:
         """It may be another process by now."""
         self.life += 1
         self.is_asleep = self._is_compared = False
-        self.declined = None
+        self.declined = self._base_scores = None
+        self._proven = ""
 
     def _refuse(self, why: str | None) -> None:
         """Note, and say once, that it cannot be used as it is; None: that it can."""
@@ -232,6 +248,7 @@ class RolloutServer:
             else:
                 if self._is_paused:
                     await self._resume()
+                await self._prove(target)
                 self._move("ready", f"has {report.label}")
                 self._backoff.reset()
             self._refuse(None)
@@ -267,6 +284,26 @@ class RolloutServer:
         self.life += 1  # a group that it was in is left with that
         await self.adopt(target.label)
         self.sync_seconds, self.stood_seconds = time.monotonic() - begin, time.monotonic() - stood
+
+    async def _prove(self, target: Manifest) -> None:
+        """Raises SamplerError for a server that has a part of the current adapter only."""
+        proof = self.fleet.proof(target.label)
+        if proof is None or self._proven == target.label:
+            return
+        if self._base_scores is None:
+            self._base_scores = await self._score(proof, adapter=False)
+        self.adapter = proof.share(await self._score(proof, adapter=True), self._base_scores)
+        if self.adapter.is_wrong:
+            raise SamplerError(objection(self.adapter, target.label))
+        self._proven = target.label
+
+    async def _score(self, proof: AdapterProof, *, adapter: bool) -> list[float]:
+        body = protocol.score_body(proof.token_ids, request_id=secrets.token_hex(8), adapter=adapter)
+        read = partial(protocol.read_scores, token_ids=proof.token_ids)
+        try:
+            return await self.client.generate(body, within=self.fleet.deadlines.push_seconds, read=read)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerFailed(f"{self.url} does not tell log-probabilities: {error}") from None
 
     def _goes_on(self, label: str, target: str) -> bool:
         """It has older weights of this run, with which its rows may go on until they are changed."""
@@ -380,7 +417,9 @@ class RolloutServer:
                 return
             self._is_paused, self.is_wanted = True, False
             await self.client.pause(within=limit)
-            await self.client.sleep(SLEEP_LEVEL, within=limit)
+            current = self.fleet.current()
+            keeps = current is not None and current.adapter is not None
+            await self.client.sleep(KEEPS if keeps else DROPS, within=limit)
             self.is_asleep = True
             self._move("asleep", "its GPU trains")
 

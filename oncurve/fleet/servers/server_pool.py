@@ -20,6 +20,7 @@ import aiohttp
 
 from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers import protocol
+from oncurve.fleet.servers.adapter_proof import AdapterProof
 from oncurve.fleet.servers.client import ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.rollout_server import RolloutServer, State
@@ -66,6 +67,8 @@ class ServerPool:
         """Servers take new weights under the rows that run."""
         self.labels: dict[str, int] = {}
         """The number of each version that was published."""
+        self.proofs: dict[str, AdapterProof] = {}
+        """The changes that the adapters of the newest versions make, by label."""
         self.deadlines, self.max_rows, self.token, self.address = deadlines, max_rows, token, address
         self.servers: list[RolloutServer] = []
         self.counts: Counter[str] = Counter()
@@ -127,6 +130,10 @@ class ServerPool:
                     self.add(url)
             self._check_gone()
             await asyncio.sleep(REGISTRY_SECONDS)
+
+    def proof(self, label: str) -> AdapterProof | None:
+        """The change that the adapter of a version makes; None for whole weights."""
+        return self.proofs.get(label)
 
     def current(self) -> Manifest | None:
         """The version that completions must come from."""
@@ -297,6 +304,7 @@ class ServerPool:
             params=job.params,
             end_ids=job.end_ids,
             takes_keys=server.takes_keys,
+            has_adapter=self._target is not None and self._target.adapter is not None,
         )
         limit = self.deadlines.answer_seconds(job.params.max_completion_tokens)
         read = partial(protocol.read_response, request_id=name, count=len(places))

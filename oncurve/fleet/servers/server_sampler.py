@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from oncurve.algorithm.rounding import seed_of
 from oncurve.core.draw import stream_keys
-from oncurve.core.errors import SamplerError
+from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.sampler import PolicyView, end_token_ids, make_group
+from oncurve.core.sampler import end_token_ids, make_group
 from oncurve.core.scheduler import occurrence_indices
+from oncurve.fleet.servers.adapter_proof import measure
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -36,10 +38,15 @@ from oncurve.fleet.weights.host import Bandwidth, WeightHost
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
-from oncurve.fleet.weights.weight_stream import Shipment, make_shipment, named_weights
+from oncurve.fleet.weights.weight_stream import half_shipment, make_shipment
+from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.same_model import why_another
 from oncurve.sample.event_loop import EventLoopThread
+from oncurve.sample.published_policy import PublishedPolicy
 from oncurve.version_spans import VersionSpans
+
+MOST_PROOFS = 8
+"""Versions whose adapters can be proven: those that servers may still be given."""
 
 
 class ServerSampler:
@@ -50,7 +57,7 @@ class ServerSampler:
     """
 
     _loop: EventLoopThread | None = None
-    _policy: PolicyView | None = None
+    _policy: PublishedPolicy | None = None
     _manifest: Manifest | None = None
 
     def __init__(
@@ -72,6 +79,7 @@ class ServerSampler:
         sleep: bool = False,
         deltas: DeltaSettings | None = None,
         staleness: int = 0,
+        merges: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
@@ -80,19 +88,18 @@ class ServerSampler:
         sampler, and end with it; ``push`` brings them weights without files, from a policy that ``trains_meanwhile`` in
         a copy for those that are late; ``sleep`` lets them give memory back whenever the completions of a step are
         there. With ``deltas`` servers get what changed of the weights, all of them in half width; ``weights_address``
-        may then be the URL under which others find ``weights_folder``."""
+        may then be the URL under which others find ``weights_folder``. With ``merges`` adapters go as whole weights."""
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
         words["keep"] = 2 if staleness < 2 else 4  # versions that wait until those before them are not needed
-        self._deltas: DeltaStore | None = None
-        if deltas is not None:
-            self._deltas = DeltaStore(weights_folder, anchor_every=deltas.anchor_every, **words)
+        anchors = {} if deltas is None else {"anchor_every": deltas.anchor_every}
+        self._deltas = DeltaStore(weights_folder, **anchors, **words) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
         self._held_seconds, self._num_late = 0.0, 0
-        self._push, self._sleep, self._matrix_type = push, sleep, matrix_type
+        self._push, self._sleep, self._matrix_type, self._merges = push, sleep, matrix_type, merges
         self._copies = Copies(self._store, trains_meanwhile=trains_meanwhile)
         for part in (push, local):
             if part is not None:
@@ -122,23 +129,24 @@ class ServerSampler:
     def _say(self, text: str) -> None:
         self.notify(text)
 
-    def prepare(self, policy: PolicyView, version: int) -> bool:
+    def prepare(self, policy: PublishedPolicy, version: int) -> bool:
         """Put these weights into files that nobody is told of yet: ``load_weights`` comes later, with the same, and
         does not read the policy. Differences are made of a copy in another thread, and servers fetch them while they
         sample from the previous weights.
 
         False where weights are not sent as files: then nothing was copied.
         """
-        if self._loop is None or self._push is not None:
+        if self._loop is None or (self._push is not None and self._thin(policy) is None):
             return False
         begin = time.perf_counter()
+        self._store.dither = seed_of(policy.model)
         with self._explained(version):
-            if self._deltas is None or policy.adapter_weights() is not None:
+            if self._deltas is None or self._thin(policy) is not None:
                 done: Future[Manifest] = Future()
                 done.set_result(self._write(policy, version))
                 self._prepared[version] = done
             else:
-                publish = self._deltas.take(Shipment("", version, named_weights(policy), torch.bfloat16))
+                publish = self._deltas.take(half_shipment(policy, version))
                 self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
         self._held_seconds += time.perf_counter() - begin
         return True
@@ -149,9 +157,10 @@ class ServerSampler:
             self._loop.call(self.pool.announce(manifest))
         return manifest
 
-    def _published(self, policy: PolicyView, version: int) -> Manifest:
+    def _published(self, policy: PublishedPolicy, version: int) -> Manifest:
         """The weights in files: those that were prepared, or now."""
         prepared = self._prepared.pop(version, None)
+        self._store.dither = seed_of(policy.model)
         with self._explained(version):
             if prepared is not None:
                 return prepared.result()
@@ -172,18 +181,19 @@ class ServerSampler:
                 f"rollouts.deltas=null all weights are sent instead of what changed"
             ) from error
 
-    def load_weights(self, policy: PolicyView, version: int) -> None:
+    def load_weights(self, policy: PublishedPolicy, version: int) -> None:
         """Publish the weights and wait until servers have them.
 
         Raises SamplerError if none takes them in time.
         """
         if self._loop is None:
+            self._check_apart(policy)
             self.pool.why_another = partial(why_another, policy.model.config)
             self._loop = EventLoopThread("rollout-servers")
             self._loop.call(self._open())
         if self._sleep:
             give_back_cache()
-        if self._push is not None:
+        if self._push is not None and self._thin(policy) is None:
             self._hand_over(policy, version)
             return
         manifest = self._published(policy, version)
@@ -191,7 +201,7 @@ class ServerSampler:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
 
-    def _hand_over(self, policy: PolicyView, version: int) -> None:
+    def _hand_over(self, policy: PublishedPolicy, version: int) -> None:
         """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
         assert self._loop is not None
         shipment = make_shipment(policy, self._store.run, version, matrix_type=self._matrix_type)
@@ -209,11 +219,25 @@ class ServerSampler:
         give_back_cache()
         self._loop.call(self.pool.publish(self._manifest))
 
-    def _write(self, policy: PolicyView, version: int) -> Manifest:
+    def _check_apart(self, policy: PublishedPolicy) -> None:
+        """Raises ConfigError for an adapter that servers cannot apply beside their base."""
+        why = None if self._merges else policy.why_not_apart()
+        if why is not None:
+            raise ConfigError(
+                f"rollout servers cannot apply this adapter beside their base: {why}; sample with rollouts.type="
+                f"engine; or say `rollouts.adapter=merged`: whole weights are sent then, in the servers' type, rounded "
+                f"as policy.rounding says"
+            )
+
+    def _thin(self, policy: PublishedPolicy) -> LoraWeights | None:
+        """The adapter, where servers apply it beside their base."""
+        return None if self._merges else policy.adapter_weights()
+
+    def _write(self, policy: PublishedPolicy, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
-        thin = policy.adapter_weights()
+        thin = self._thin(policy)
         if thin is None and self._deltas is not None:
-            shipment = Shipment("", version, named_weights(policy), torch.bfloat16)
+            shipment = half_shipment(policy, version)
             return self._deltas.publish_shipment(shipment)
         if thin is None:
             shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
@@ -224,7 +248,22 @@ class ServerSampler:
             thin.save(folder)
             return describe_files(folder)
 
-        return self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
+        manifest = self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
+        self._prove(policy, manifest.label)
+        return manifest
+
+    def _prove(self, policy: PublishedPolicy, label: str) -> None:
+        """Measure what a version's adapter changes, for servers to show that they have all of it.
+
+        Where the policy is in parts, its whole copy in the machine's memory is slow: there the first adapter that
+        changes enough to tell is proven, and no later one.
+        """
+        is_slow = policy.model.device.type == "cpu" and policy.device.type != "cpu"
+        known = [server.adapter for server in self.pool.servers if server.adapter is not None]
+        if not (is_slow and any(one.is_known for one in known)):
+            self.pool.proofs[label] = measure(policy)
+        for old in list(self.pool.proofs)[:-MOST_PROOFS]:
+            del self.pool.proofs[old]
 
     def _file_type(self) -> torch.dtype | None:
         """Type of matrices in files: that of vLLM, if nobody else reads them. ``oncurve serve`` samples the same tokens
@@ -307,6 +346,9 @@ class ServerSampler:
             "weights/held_seconds": held,
             "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
         }
+        shares = [server.adapter for server in have if server.adapter is not None and server.adapter.is_known]
+        if shares:
+            found["mismatch/adapter_fraction"] = min(one.fraction for one in shares)
         last = self._deltas.last if self._deltas is not None else None
         if last is None:
             return found

@@ -117,6 +117,10 @@ class SamplingServer:
             )
         if self.is_draining:
             return _say("the server is ending", 503)
+        if asked.is_scored and asked.without_adapter:
+            async with self._control:
+                scores = await asyncio.to_thread(self.sampling.score_base, asked.token_ids)
+            return web.json_response(protocol.scores_body(asked.request_id, asked.token_ids, scores))
         if asked.is_scored:
             scores = await asyncio.to_thread(self.sampling.score, asked.token_ids)
             return web.json_response(protocol.scores_body(asked.request_id, asked.token_ids, scores))

@@ -19,6 +19,7 @@ from oncurve.model.decode_proof import Proof
 from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.row_budget import RowBudget
 from oncurve.policy.forward import row_logprobs
+from oncurve.policy.lora_forward import adapters_off
 
 
 class Paused(Exception):
@@ -158,6 +159,23 @@ class Sampling:
         ids = torch.tensor(token_ids, device=model.device)
         with self._reading, torch.inference_mode(), self.policy.compute():
             return row_logprobs(model, ids).tolist()
+
+    def score_base(self, token_ids: Sequence[int]) -> list[float]:
+        """The same without the adapter, while rows that run stand still: they compute with the same modules.
+
+        Raises ValueError as ``score`` does.
+        """
+        with self._changed:
+            was_frozen, self._is_frozen = self._is_frozen, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_standing or not self._thread.is_alive())
+        try:
+            with adapters_off(self.policy.model):
+                return self.score(token_ids)
+        finally:
+            with self._changed:
+                self._is_frozen = was_frozen
+                self._changed.notify_all()
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         size = self.policy.model.config.get_text_config().vocab_size

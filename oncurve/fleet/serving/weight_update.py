@@ -1,4 +1,7 @@
-"""Weight update of a server: everything is fetched and checked before the model changes."""
+"""Weight update of a server: everything is fetched and checked before the model changes.
+
+An adapter is put beside the base and changes none of its weights: added to them, it would be rounded away.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from oncurve.algorithm.rounding import narrow, parameter_keys, set_dither
 from oncurve.fleet.weights.fetch import fetched
 from oncurve.fleet.weights.mirror import Mirror
-from oncurve.model.lora_weights import AnotherModel, check_base, merged, read_thin
+from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
+from oncurve.policy.lora_forward import base_state, check_places, put_adapter, remove_adapter
 from oncurve.policy.model_folder import is_converted, under_module_names
 
 
@@ -25,10 +30,9 @@ class WeightUpdate:
         self.label: str | None = None
         """The version that was staged."""
         self._mirror: Mirror | None = None
-        self._staged: dict[str, torch.Tensor] | None = None
-        self._base: dict[str, torch.Tensor] = {}
-        """The matrices that adapters are added to, as they were before the first of them."""
-        self._is_whole = False
+        self._staged: dict[str, torch.Tensor] | LoraWeights | None = None
+        self._seed: int | None = None
+        """Seed of the dither of the trainer's copies."""
 
     def stage(self, message: Mapping[str, Any]) -> None:
         """Read everything that a trainer announces, and compare it with the model.
@@ -38,10 +42,10 @@ class WeightUpdate:
         self._staged = self.label = None
         with self.mirror.opened(message) if message.get("chain") else fetched(message) as paths:
             try:
-                staged = self._merge(paths, message["adapter"]) if message.get("adapter") else self._read(paths)
+                staged = self._adapter(paths[0], message["adapter"]) if message.get("adapter") else self._read(paths)
             except SafetensorError as error:
                 raise ValueError(f"{paths[0].name} cannot be read: {error}") from None
-        self._staged, self._is_whole = staged, not message.get("adapter")
+        self._staged, self._seed = staged, message.get("dither")
         self.label = str(message["label"])
 
     @property
@@ -55,22 +59,21 @@ class WeightUpdate:
         staged: dict[str, torch.Tensor] = {}
         for path in paths:
             staged |= load_file(path)
-        if staged.keys() - self.model.state_dict().keys() and is_converted(self.model):
+        if staged.keys() - base_state(self.model).keys() and is_converted(self.model):
             staged = under_module_names(self.model, staged)
         self._check(staged)
         return staged
 
-    def _merge(self, paths: Sequence[Path], facts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The matrices that an adapter changes, with it. Whole weights that came before it must be its base."""
-        thin, own = read_thin(paths[0], facts), self.model.state_dict()
-        check_base(thin, lambda name: self._base[name] if name in self._base else own[name])
-        for name in thin.pairs.keys() - self._base.keys():
-            self._base[name] = own[name].clone()
-        return {name: merged(thin, name, weight) for name, weight in self._base.items()}
+    def _adapter(self, path: Path, facts: Mapping[str, Any]) -> LoraWeights:
+        """An adapter for the base that is here; whole weights that came before it are one as well."""
+        thin, own = read_thin(path, facts), base_state(self.model)
+        check_base(thin, lambda name: own[name])
+        check_places(self.model, thin)
+        return thin
 
     def _check(self, staged: Mapping[str, torch.Tensor]) -> None:
         """All weights of the model, and nothing else; tied ones come once."""
-        own = self.model.state_dict()
+        own = base_state(self.model)
         given = {own[name].data_ptr() for name in staged if name in own}
         missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in given)
         unknown = sorted(staged.keys() - own.keys())
@@ -87,14 +90,18 @@ class WeightUpdate:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Copy what was staged into the model."""
+        """Copy what was staged into the model, or put it beside the base."""
         assert self._staged is not None
-        own = self.model.state_dict()
-        for name, tensor in self._staged.items():
-            own[name].copy_(tensor)
+        if isinstance(self._staged, LoraWeights):
+            set_dither(self.model, self._seed)
+            put_adapter(self.model, self._staged)
+        else:
+            remove_adapter(self.model)
+            set_dither(self.model, self._seed)
+            own, keys = self.model.state_dict(), parameter_keys(self.model)
+            for name, tensor in self._staged.items():
+                own[name].copy_(narrow(tensor, own[name].dtype, keys.get(name)))
         self._staged = None
-        if self._is_whole:
-            self._base = {}
 
     @property
     def is_staged(self) -> bool:

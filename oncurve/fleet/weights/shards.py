@@ -93,12 +93,12 @@ def file_pieces(shipment: Shipment, names: Sequence[str]) -> Iterator[memoryview
     said += b" " * (-len(said) % 8)
     yield memoryview(len(said).to_bytes(8, "little") + said)
     for name in ordered:
-        yield in_host_memory(shipment.weights[name], shipment.type_of(shipment.weights[name]))
+        yield in_host_memory(shipment.copy(name))
 
 
-def in_host_memory(weight: Tensor, dtype: torch.dtype) -> memoryview:
-    """The bytes of a weight in a type, in this machine's memory. The type is changed where the weight is."""
-    there = weight.detach().to(dtype).to("cpu").contiguous()
+def in_host_memory(weight: Tensor) -> memoryview:
+    """The bytes of a weight in this machine's memory."""
+    there = weight.detach().to("cpu").contiguous()
     return there.reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from oncurve.algorithm.rounding import SavedCopies
+
 if TYPE_CHECKING:
     from oncurve.core.sampler import PolicyView
 
@@ -30,11 +32,20 @@ class Shipment:
     """By their names in a checkpoint; each once, also where two names share a matrix."""
     matrix_type: torch.dtype | None = None
     """Matrices are sent in this type, which is that of the servers; None leaves them as they are."""
+    copies: SavedCopies | None = None
+    """The rounding of the policy's own copies; None rounds to the nearest."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Name and weight, in the order and width of the header."""
-        for name, weight in self.weights.items():
-            yield name, weight.detach().to(self.type_of(weight)).contiguous()
+        for name in self.weights:
+            yield name, self.copy(name)
+
+    def copy(self, name: str) -> Tensor:
+        """A weight as it is sent, where it is."""
+        weight = self.weights[name]
+        dtype = self.type_of(weight)
+        rounded = weight.detach().to(dtype) if self.copies is None else self.copies.copy(name, weight, dtype)
+        return rounded.contiguous()
 
     def type_of(self, weight: Tensor) -> torch.dtype:
         """The type of a weight as it is sent. Vectors keep theirs: they are small, and some layers need all of it.
@@ -69,7 +80,13 @@ class Shipment:
 def make_shipment(policy: PolicyView, run: str, version: int, *, matrix_type: torch.dtype | None) -> Shipment:
     """The policy's current weights, as ``save_pretrained`` would name them. Nothing is copied."""
     weights = named_weights(policy)
-    return Shipment(f"{run}:{version}:{fingerprint(weights)}", version, weights, matrix_type)
+    label = f"{run}:{version}:{fingerprint(weights)}"
+    return Shipment(label, version, weights, matrix_type, SavedCopies(policy.model))
+
+
+def half_shipment(policy: PolicyView, version: int) -> Shipment:
+    """The same without a name, with matrices in bfloat16, of which differences are made."""
+    return Shipment("", version, named_weights(policy), torch.bfloat16, SavedCopies(policy.model))
 
 
 def named_weights(policy: PolicyView) -> dict[str, Tensor]:

@@ -16,6 +16,14 @@ struct Sizes {
   int64_t rows, most_rows;  // of this call, and of any with the same scratch
   int64_t layers, hidden, mlp;
   Heads heads;
+  int64_t qkv_rank, output_rank, gate_up_rank, down_rank;  // of the adapters beside the matrices; 0: none
+
+  // Numbers of a row of inputs: those of a matrix, and of the A of its adapter.
+  int64_t x_stride() const {
+    return padded(std::max(beside(hidden, qkv_rank), beside(hidden, gate_up_rank)), INPUT_BLOCK);
+  }
+  int64_t mixed_stride() const { return padded(beside(heads.heads * heads.size, output_rank), INPUT_BLOCK); }
+  int64_t active_stride() const { return padded(beside(mlp, down_rank), INPUT_BLOCK); }
 };
 
 // Where the weights and caches of a layer lie. What a model does not have is null.
@@ -27,6 +35,7 @@ struct Layer {
   const T* output;
   const float* second_norm;
   const T *gate_up, *down;
+  const T *qkv_a, *output_a, *gate_up_a, *down_a;
   Caches<T> caches;
 };
 
@@ -70,8 +79,8 @@ void decode(const Layer<T>* layers, float* residual, const float* cosine, const 
   const Heads h = s.heads;
   const int64_t shared = h.heads / h.kv_heads, rows = s.rows, lines = padded(s.most_rows, ROW_BLOCK);
   const int64_t queries = h.heads * h.size, qkv_width = (h.heads + 2 * h.kv_heads) * h.size;
-  const int64_t x_stride = padded(s.hidden, INPUT_BLOCK), mixed_stride = padded(queries, INPUT_BLOCK);
-  const int64_t active_stride = padded(s.mlp, INPUT_BLOCK), qkv_stride = padded(qkv_width, PANEL);
+  const int64_t x_stride = s.x_stride(), mixed_stride = s.mixed_stride(), active_stride = s.active_stride();
+  const int64_t qkv_stride = padded(qkv_width, PANEL);
   const int64_t added_stride = padded(s.hidden, PANEL), gate_up_stride = padded(2 * s.mlp, PANEL);
   T *x = scratch, *mixed = x + lines * x_stride, *active = mixed + lines * mixed_stride;
   T *qkv = active + lines * active_stride, *added = qkv + lines * qkv_stride, *gate_up = added + lines * added_stride;
@@ -85,16 +94,20 @@ void decode(const Layer<T>* layers, float* residual, const float* cosine, const 
       const Layer<T>& layer = layers[number];
       const Tokens<T> tokens{qkv, qkv_stride, layer.query_norm, layer.key_norm, epsilon, cosine, sine};
       add_norm(residual, number ? added : nullptr, added_stride, layer.first_norm, epsilon, x, x_stride, rows, s.hidden);
-      linear(x, layer.qkv, layer.qkv_bias, qkv, rows, s.hidden, qkv_width);
+      linear_beside(x, x_stride, layer.qkv_a, s.qkv_rank, layer.qkv, layer.qkv_bias, qkv, qkv_stride, rows, s.hidden,
+                    qkv_width);
 #pragma omp for collapse(2) schedule(dynamic, 1)
       for (int64_t run = 0; run < num_runs; run++)
         for (int64_t kv = 0; kv < h.kv_heads; kv++)
           attend(tokens, places, layer.caches, h, runs[2 * run], runs[2 * run + 1], kv, mixed, mixed_stride, own_scratch);
-      linear<T>(mixed, layer.output, nullptr, added, rows, queries, s.hidden);
+      linear_beside<T>(mixed, mixed_stride, layer.output_a, s.output_rank, layer.output, nullptr, added, added_stride,
+                       rows, queries, s.hidden);
       add_norm(residual, added, added_stride, layer.second_norm, epsilon, x, x_stride, rows, s.hidden);
-      linear<T>(x, layer.gate_up, nullptr, gate_up, rows, s.hidden, 2 * s.mlp);
+      linear_beside<T>(x, x_stride, layer.gate_up_a, s.gate_up_rank, layer.gate_up, nullptr, gate_up, gate_up_stride,
+                       rows, s.hidden, 2 * s.mlp);
       swiglu(gate_up, gate_up_stride, active, active_stride, rows, s.mlp);
-      linear<T>(active, layer.down, nullptr, added, rows, s.mlp, s.hidden);
+      linear_beside<T>(active, active_stride, layer.down_a, s.down_rank, layer.down, nullptr, added, added_stride, rows,
+                       s.mlp, s.hidden);
     }
     add_norm(residual, added, added_stride, last_norm, epsilon, out, s.hidden, rows, s.hidden);
     close_tiles();
@@ -105,8 +118,8 @@ void decode(const Layer<T>* layers, float* residual, const float* cosine, const 
 int64_t scratch_of(Sizes s) {
   const Heads h = s.heads;
   return padded(s.most_rows, ROW_BLOCK) *
-         (padded(s.hidden, INPUT_BLOCK) + padded(h.heads * h.size, INPUT_BLOCK) + padded(s.mlp, INPUT_BLOCK) +
-          padded((h.heads + 2 * h.kv_heads) * h.size, PANEL) + padded(s.hidden, PANEL) + padded(2 * s.mlp, PANEL));
+         (s.x_stride() + s.mixed_stride() + s.active_stride() + padded((h.heads + 2 * h.kv_heads) * h.size, PANEL) +
+          padded(s.hidden, PANEL) + padded(2 * s.mlp, PANEL));
 }
 
 // Of sixteen numbers.
@@ -156,8 +169,8 @@ void draw(const float* logits, const double* uniform, float temperature, int64_t
 }  // namespace
 
 #define EXPORT(name, T)                                                                                                \
-  void pack_##name(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs) {                   \
-    pack<T>(matrix, packed, first, outputs, inputs);                                                                   \
+  void pack_##name(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs, int64_t key) {      \
+    pack(matrix, packed, first, outputs, inputs, key);                                                                 \
   }                                                                                                                    \
   void product_##name(const float* x, const T* packed, float* out, int64_t rows, int64_t inputs, int64_t outputs) {    \
     product<T>(x, packed, out, rows, inputs, outputs);                                                                 \

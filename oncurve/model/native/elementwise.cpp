@@ -151,6 +151,15 @@ void head_backward_float32(float* logits, const int64_t* targets, float inverse_
                            int64_t width) {
   head_backward(logits, targets, inverse_temperature, normalizers, entropies, g_logprobs, g_entropies, rows, width);
 }
+// Copies of consecutive numbers of a weight, the first of them with the flat index `first`.
+void dither_bfloat16(const float* x, bfloat16* out, int64_t key, int64_t first, int64_t count) {
+  constexpr int64_t block = 8192;
+#pragma omp parallel for schedule(static)
+  for (int64_t start = 0; start < count; start += block) {
+    const int64_t size = count - start < block ? count - start : block;
+    dither(x + start, out + start, uint32_t(key), uint32_t(first + start), size);
+  }
+}
 void add_norm_wide_bfloat16(const float* x, const bfloat16* y, float* sum, const float* w, float epsilon, float* out,
                             float* scale, int64_t rows, int64_t width) {
   add_norm<bfloat16, float>(x, y, sum, w, epsilon, out, scale, rows, width);

@@ -30,13 +30,30 @@ inline int64_t place(int64_t n, int64_t k, int64_t inputs, bfloat16) {
   return n / PANEL * PANEL * inputs + k / 2 * 2 * PANEL + n % PANEL * 2 + k % 2;
 }
 
-// Writes a matrix [outputs, inputs] to the outputs from `first` on of a packed one, which is zero before.
-template <typename T>
-void pack(const float* matrix, T* packed, int64_t first, int64_t outputs, int64_t inputs) {
+// Writes a matrix [outputs, inputs] to the outputs from `first` on of a packed one, which is zero before; rounded by the
+// thresholds of a key, or to the nearest where it is negative. In float nothing is rounded.
+inline void pack(const float* matrix, float* packed, int64_t first, int64_t outputs, int64_t inputs, int64_t) {
   const int64_t all = padded(inputs, INPUT_BLOCK);
 #pragma omp parallel for schedule(static)
   for (int64_t n = 0; n < outputs; n++)
-    for (int64_t k = 0; k < inputs; k++) narrow(matrix[n * inputs + k], packed[place(first + n, k, all, T{})]);
+    for (int64_t k = 0; k < inputs; k++) packed[place(first + n, k, all, float{})] = matrix[n * inputs + k];
+}
+inline void pack(const float* matrix, bfloat16* packed, int64_t first, int64_t outputs, int64_t inputs, int64_t key) {
+  const int64_t all = padded(inputs, INPUT_BLOCK);
+#pragma omp parallel
+  {
+    std::vector<bfloat16> line(size_t(all), bfloat16{0});
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < outputs; n++) {
+      const float* from = matrix + n * inputs;
+      if (key < 0)
+        nearest(from, line.data(), inputs);
+      else
+        dither(from, line.data(), uint32_t(key), uint32_t(n * inputs), inputs);
+      bfloat16* to = packed + place(first + n, 0, all, bfloat16{});
+      for (int64_t k = 0; k < all; k += 2) std::memcpy(to + k * PANEL, line.data() + k, 2 * sizeof(bfloat16));
+    }
+  }
 }
 
 // sum += x w over a pair of inputs (bfloat16) or one (float).
@@ -198,10 +215,11 @@ void multiply_packed(const T* x, int64_t x_stride, const T* packed, int64_t all,
   }
 }
 
-// out[r, n] = sum over k of x[r, k] w[n, k] + bias[n]. Rows of x hold the padded inputs, rows of out whole panels.
-// Called by all threads of a parallel region, between open_tiles and close_tiles.
+// out[r, n] = sum over k of x[r, k] w[n, k] + bias[n], rounded once. Rows of x hold the padded inputs, rows of out whole
+// panels. Called by all threads of a parallel region, between open_tiles and close_tiles.
 template <typename T>
-void linear(const T* x, const T* packed, const float* bias, T* out, int64_t rows, int64_t inputs, int64_t outputs) {
+void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, T* out, int64_t out_stride, int64_t rows,
+            int64_t inputs, int64_t outputs) {
   const int64_t all = padded(inputs, INPUT_BLOCK), wide = padded(outputs, PANEL);
   const int64_t blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
 #pragma omp for schedule(static)
@@ -213,10 +231,25 @@ void linear(const T* x, const T* packed, const float* bias, T* out, int64_t rows
     for (int64_t block = 0; block < blocks; block += together) {
       const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
       for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(first, sums + i * PANEL);
-      multiply_panel<true>(x + row * all, all, panel, next, all, sums, PANEL, count);
-      for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(load(sums + i * PANEL), out + (row + i) * wide + n);
+      multiply_panel<true>(x + row * x_stride, x_stride, panel, next, all, sums, PANEL, count);
+      for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(load(sums + i * PANEL), out + (row + i) * out_stride + n);
     }
   }
+}
+
+// Inputs of a matrix with an adapter of some rank beside it: its own, padded, then x A^T, with which its columns s B are
+// multiplied. So W x and s B A x are one sum, which is rounded once: added to a rounded W x, most of a small adapter would
+// be lost.
+inline int64_t beside(int64_t inputs, int64_t rank) {
+  return rank ? padded(inputs, INPUT_BLOCK) + padded(rank, PANEL) : inputs;
+}
+
+// The same as `linear` for such a matrix. `a` is the packed A; x has room for its outputs behind the padded inputs.
+template <typename T>
+void linear_beside(T* x, int64_t x_stride, const T* a, int64_t rank, const T* packed, const float* bias, T* out,
+                   int64_t out_stride, int64_t rows, int64_t inputs, int64_t outputs) {
+  if (rank) linear<T>(x, x_stride, a, nullptr, x + padded(inputs, INPUT_BLOCK), x_stride, rows, inputs, rank);
+  linear<T>(x, x_stride, packed, bias, out, out_stride, rows, beside(inputs, rank), outputs);
 }
 
 // The sums themselves, without a bias, for rows of x and out that are not padded. x is rounded to the matrix's type.
