@@ -51,7 +51,7 @@ _REWARD = (
     Metric(
         "reward/found_in_<place>",
         "fraction",
-        "completions whose answer stands in this place, asked for or not: box, tag, hash, statement, prose, nowhere",
+        "completions with their answer in this place, asked for or not: box, tag, hash, statement, prose, nowhere",
         "the place that the reward asks for",
     ),
     Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
