@@ -1,4 +1,4 @@
-"""Copies of float32 weights in 16 bits that are right on average: a fixed dither.
+"""PlacedCopies of float32 weights in 16 bits that are right on average: a fixed dither.
 
 A published model lies on bfloat16's grid. With float32 master weights and copies that are rounded to the nearest, an
 update of less than half a step of the grid does not exist for the policy that samples, nor for its gradient, until
@@ -128,6 +128,20 @@ def use_key(module: nn.Module, key: int | None) -> None:
         _KEYS[module] = {"weight": key}
 
 
+def seed_of(model: nn.Module) -> int | None:
+    """The seed of a model's dither; None where its copies are rounded to the nearest."""
+    return _SEEDS.get(model)
+
+
+def set_dither(model: nn.Module, seed: int | None) -> None:
+    """PlacedCopies of the model's weights are dithered by this seed, or to the nearest if it is None."""
+    if seed is not None:
+        return use_dither(model, seed)
+    _SEEDS.pop(model, None)
+    for module in model.modules():
+        _KEYS.pop(module, None)
+
+
 def weight_key(module: nn.Module | None, name: str = "weight") -> int | None:
     """The key of a module's parameter; None where copies are rounded to the nearest."""
     return None if module is None else _KEYS.get(module, {}).get(name)
@@ -166,7 +180,7 @@ def keyed_parameters(model: nn.Module) -> Iterator[tuple[Tensor, int]]:
                 yield weight, key
 
 
-class Copies:
+class PlacedCopies:
     """Copies of tensors that lie in the memory of a model's weights: the weights themselves, and views of them."""
 
     def __init__(self, weights: Iterable[tuple[Tensor, int]]) -> None:
@@ -191,7 +205,7 @@ class Copies:
 
 
 class SavedCopies:
-    """Copies of a model's weights under the names of a checkpoint.
+    """PlacedCopies of a model's weights under the names of a checkpoint.
 
     What lies in the model's memory, also under another name or cut into pieces, is copied as the model itself does it.
     Weights that were made for the checkpoint, such as those with an adapter added, have thresholds by their names.
@@ -199,7 +213,7 @@ class SavedCopies:
 
     def __init__(self, model: nn.Module) -> None:
         self._seed = _SEEDS.get(model)
-        self._copies = Copies(keyed_parameters(model))
+        self._copies = PlacedCopies(keyed_parameters(model))
 
     def copy(self, name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """The copy in a type; to the nearest for a model that is not dithered."""
@@ -215,7 +229,7 @@ class _Casts(TorchDispatchMode):
     The cast's gradient is that of any cast: it passes straight through.
     """
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: PlacedCopies) -> None:
         super().__init__()
         self._copies = copies
 
@@ -236,4 +250,4 @@ def dithered_casts(model: nn.Module) -> AbstractContextManager[object]:
     For passes through the model's own modules under autocast; it costs a few microseconds for every operation.
     """
     weights = list(keyed_parameters(model))
-    return _Casts(Copies(weights)) if weights else nullcontext()
+    return _Casts(PlacedCopies(weights)) if weights else nullcontext()

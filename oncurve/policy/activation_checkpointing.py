@@ -55,6 +55,6 @@ def recomputing(
 
 @contextmanager
 def _surroundings(model: PreTrainedModel, adapter: Adapter | None) -> Iterator[None]:
-    """Those of the first pass, in which a layer runs again."""
+    """The surroundings of the first pass, in which a layer runs again."""
     with dithered_casts(model), nullcontext() if adapter is None else adapter.dropping_out():
         yield

@@ -17,7 +17,7 @@ _STAYS = {
     *(aten.empty_like.default, aten.new_zeros.default, aten.clone.default, aten.detach.default, aten._to_copy.default),
     *(aten.slice.Tensor, aten.split.Tensor, aten.view.default, aten.as_strided.default, aten._pin_memory.default),
 }
-"""What FSDP2 and a loader do with a weight before it is a part; the results have its key still."""
+"""Operations of FSDP2 and of a loader on a weight, whose results have its key still."""
 _FILLS = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}
 
 

@@ -119,7 +119,6 @@ class TrainedPolicy:
         self.num_updates, self.num_scheduled = 0, 0
         self.rate_of: Callable[[int], float] = partial(self.settings.rate, total_updates=total_updates)
         self.arrivals = Arrivals(model, kind) if kind in HALF else None
-        """What copies show of what was learned; None where there are none."""
         self.loss_scale = LossScale() if compute_type == "float16" else None
         """The factor of the loss in float16; None elsewhere."""
         self.last_rate = 0.0

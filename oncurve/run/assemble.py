@@ -44,7 +44,7 @@ from oncurve.policy.from_settings import (
 )
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
-from oncurve.policy.policy import TrainedPolicy, torch_type
+from oncurve.policy.policy import ComputeType, TrainedPolicy, torch_type
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.teacher import load_teacher
 from oncurve.policy.unread_model import copy_unread
@@ -141,10 +141,7 @@ def make_policy(
     _end_turns(config.data, loaded, is_said=processes is None or processes.is_main)
     if not is_trained:
         nn.Module.requires_grad_(model, False)
-    is_dithered = torch_type(compute) in HALF and config.policy.rounding == "dither"
-    if is_dithered:
-        _refuse_gathered_rounding(sharding)
-        use_dither(model, config.run.seed)
+    is_dithered = _dither(model, config, compute, sharding)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:
@@ -178,13 +175,20 @@ def make_policy(
     )
 
 
-def _refuse_gathered_rounding(sharding: Sharding | ZeroSettings | None) -> None:
+def _dither(
+    model: PreTrainedModel, config: Config, compute: ComputeType, sharding: Sharding | ZeroSettings | None
+) -> bool:
+    """Let the model's copies in 16 bits be dithered, if it has such and the recipe does not say otherwise."""
+    if torch_type(compute) not in HALF or config.policy.rounding == "nearest":
+        return False
     if isinstance(sharding, ZeroSettings) and sharding.stage == 3:
         raise ConfigError(
             "policy.rounding is dither, and DeepSpeed's stage 3 rounds weights itself when it puts them together. Set "
             "policy.parallel=fsdp, which is dithered, or accept that small updates are not seen: "
             "policy.rounding=nearest"
         )
+    use_dither(model, config.run.seed)
+    return True
 
 
 def _end_turns(data: DataSection, loaded: LoadedModel, *, is_said: bool) -> None:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from served import FAST, LocalServer, ThroughServers
+from served import FAST, LocalServer, ThroughServers, move
 
+from oncurve.algorithm.rounding import key_of, narrow, use_dither
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import check_host
 from oncurve.fleet.serving.sampling import Paused, Sampling
+from oncurve.fleet.settings import DeltaSettings
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import describe_files
@@ -402,3 +404,42 @@ def test_a_request_that_does_not_fit_alone_is_refused_and_the_next_one_is_served
     found = result(sampling, asked("1 + 1 ="))
     sampling.close()
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+
+
+@pytest.mark.parametrize("deltas", [None, DeltaSettings()], ids=["files", "differences"])
+def test_a_server_samples_from_the_trainers_dithered_copies(
+    deltas: DeltaSettings | None,
+    make_policy: Callable[..., TrainedPolicy],
+    make_prompts: Callable[..., list[Prompt]],
+    tmp_path: Path,
+) -> None:
+    """With weights between the numbers of bfloat16, and in that arithmetic: the tokens of the process that trains."""
+    policy = make_policy("llama", compute_type="bfloat16")
+    local = LocalServer(policy)
+    use_dither(policy.model, 7)
+    params = SamplingParams(max_completion_tokens=16, seed=3)
+    servers = ServerSampler(params, urls=[local.url], weights_folder=tmp_path, deadlines=FAST, deltas=deltas)
+    engine = InProcessEngine(params)
+    try:
+        for version in (1, 2):
+            move(policy)
+            found = []
+            for sampler in (servers, engine):
+                sampler.load_weights(policy, version)
+                groups = sampler.sample(make_prompts("one and", "2+"), 4, step=version)
+                found.append([(one.token_ids, one.sampler_logprobs) for group in groups for one in group.completions])
+            tokens = [[one[0] for one in side] for side in found]
+            pairs = [
+                pair for sides in zip(*found, strict=True) for pair in zip(*(one[1] for one in sides), strict=False)
+            ]
+            gap = max(abs(one - other) for one, other in pairs)
+            if deltas is None:
+                assert tokens[0] == tokens[1]
+                assert gap == 0
+            own = dict(local.server.sampling.policy.model.named_parameters())
+            for name, weight in policy.model.named_parameters():
+                key = key_of(7, name)
+                assert torch.equal(narrow(own[name], torch.bfloat16, key), narrow(weight, torch.bfloat16, key)), name
+    finally:
+        servers.close()
+        local.close()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from oncurve.algorithm.rounding import seed_of
 from oncurve.errors import ConfigError, SamplerError
 from oncurve.fleet.servers.adapter_proof import measure
 from oncurve.fleet.servers.children import ChildServers
@@ -136,6 +137,7 @@ class ServerSampler:
         if self._loop is None or (self._push is not None and self._thin(policy) is None):
             return False
         begin = time.perf_counter()
+        self._store.dither = seed_of(policy.model)
         with self._explained(version):
             if self._deltas is None or self._thin(policy) is not None:
                 done: Future[Manifest] = Future()
@@ -156,6 +158,7 @@ class ServerSampler:
     def _published(self, policy: PolicyView, version: int) -> Manifest:
         """The weights in files: those that were prepared, or now."""
         prepared = self._prepared.pop(version, None)
+        self._store.dither = seed_of(policy.model)
         with self._explained(version):
             if prepared is not None:
                 return prepared.result()

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from oncurve.algorithm.rounding import narrow, parameter_keys, set_dither
 from oncurve.fleet.weights.fetch import fetched
 from oncurve.fleet.weights.mirror import Mirror
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
@@ -30,6 +31,8 @@ class WeightUpdate:
         """The version that was staged."""
         self._mirror: Mirror | None = None
         self._staged: dict[str, torch.Tensor] | LoraWeights | None = None
+        self._seed: int | None = None
+        """Seed of the dither of the trainer's copies."""
 
     def stage(self, message: Mapping[str, Any]) -> None:
         """Read everything that a trainer announces, and compare it with the model.
@@ -42,7 +45,7 @@ class WeightUpdate:
                 staged = self._adapter(paths[0], message["adapter"]) if message.get("adapter") else self._read(paths)
             except SafetensorError as error:
                 raise ValueError(f"{paths[0].name} cannot be read: {error}") from None
-        self._staged = staged
+        self._staged, self._seed = staged, message.get("dither")
         self.label = str(message["label"])
 
     @property
@@ -90,12 +93,14 @@ class WeightUpdate:
         """Copy what was staged into the model, or put it beside the base."""
         assert self._staged is not None
         if isinstance(self._staged, LoraWeights):
+            set_dither(self.model, self._seed)
             put_adapter(self.model, self._staged)
         else:
             remove_adapter(self.model)
-            own = self.model.state_dict()
+            set_dither(self.model, self._seed)
+            own, keys = self.model.state_dict(), parameter_keys(self.model)
             for name, tensor in self._staged.items():
-                own[name].copy_(tensor)
+                own[name].copy_(narrow(tensor, own[name].dtype, keys.get(name)))
         self._staged = None
 
     @property

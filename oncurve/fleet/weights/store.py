@@ -44,6 +44,8 @@ class WeightStore:
         self.name = f"{own_prefix()}{run}"
         self.root = root.resolve() / self.name
         self.published: list[Manifest] = []
+        self.dither: int | None = None
+        """Seed of the dither of the weights that are published."""
         self._is_placed = False
         for one in (root, memory):
             if one is not None:
@@ -80,7 +82,7 @@ class WeightStore:
                 shutil.rmtree(partial)
                 return self.published[-1]
             folder = self.root / label
-            manifest = Manifest(label, version, tuple(files), tuple(names), str(folder), adapter)
+            manifest = Manifest(label, version, tuple(files), tuple(names), str(folder), adapter, self.dither)
             self._keep_for_good(partial, folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)

@@ -93,6 +93,8 @@ class Manifest:
     """Folder of the files, for servers that see the same disk."""
     adapter: Mapping[str, Any] | None = None
     """Configuration of an adapter that servers add to their base; None for whole weights."""
+    dither: int | None = None
+    """Seed of the dither of the trainer's copies, by which servers make theirs; None for rounding to the nearest."""
     chain: tuple[Link, ...] = ()
     """The versions from which this one, the last, is made by differences. Empty where its files are whole."""
 
@@ -111,6 +113,7 @@ class Manifest:
             "files": [asdict(file) for file in self.files],
             "names": list(self.names),
             "adapter": self.adapter,
+            "dither": self.dither,
             **source,
             **chain,
         }
