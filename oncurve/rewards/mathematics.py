@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal, NoReturn, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.grammar.choices import reference_letter
 from oncurve.rewards.grammar.equality import Reference, equal
 from oncurve.rewards.grammar.values import Tree

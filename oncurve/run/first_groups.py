@@ -9,12 +9,12 @@ from itertools import islice
 from rich.console import Console
 from rich.progress import track
 
+from oncurve.core.grading import has_signal, score
+from oncurve.core.records import Group, Prompt, Reward
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import rollout_metrics
 from oncurve.recipe.schema import Config
-from oncurve.records import Group, Prompt, Reward
 from oncurve.run.parts import make_parts
-from oncurve.run.scoring import has_signal, score
 from oncurve.run.ways import slow_rate
 from oncurve.stats import wilson_interval
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
-from oncurve.rewards.base import categorize
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics, Scale
 from oncurve.rewards.r1_zero import R1Zero
 
@@ -147,7 +147,7 @@ def test_the_exact_path_costs_microseconds() -> None:
 def test_no_algebra_is_imported_here() -> None:
     code = r"""
 import sys
-from oncurve.records import Completion, Prompt
+from oncurve.core.records import Completion, Prompt
 from oncurve.rewards.mathematics import Mathematics
 prompt = Prompt(text="", prompt_ids=(1,), index=0, row={"answer": "\\sqrt{3}"})
 texts = ("\\boxed{\\sqrt{3}}", "\\boxed{\\sqrt{3}(\\sin^2 x+\\cos^2 x)}")

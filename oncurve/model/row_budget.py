@@ -9,19 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import arithmetic_type, head_type
-from oncurve.errors import SamplerError
-from oncurve.model.decode_memory import (
-    MOST_ROWS,
-    RECORDING_BYTES,
-    USUAL_ROWS,
-    DecodeCall,
-    Widths,
-    most_rows,
-    whole_blocks,
-)
+from oncurve.core.errors import SamplerError
+from oncurve.core.requests import USUAL_ROWS, BufferSizes, DecodeCall
+from oncurve.model.decode_memory import MOST_ROWS, RECORDING_BYTES, Widths, most_rows, whole_blocks
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.weights import Backbone, head_matrix, is_plain_head
-from oncurve.sample.rows import BufferSizes
 
 log = logging.getLogger(__name__)
 

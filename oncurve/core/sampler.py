@@ -7,19 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from oncurve.errors import SamplerError
-from oncurve.records import Completion, FinishReason, Group, Prompt
-from oncurve.sample.settings import SamplingParams
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Completion, FinishReason, Group, Prompt, SamplingParams
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from oncurve.model.lora_weights import LoraWeights
-
-Sampled = tuple[list[int], list[float], FinishReason]
-"""Tokens of a completion, their log-probabilities, and why it ended."""
 
 
 class PolicyView(Protocol):
@@ -42,18 +35,6 @@ class PolicyView(Protocol):
 
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic in which the model is to be evaluated."""
-        ...
-
-    def ordinary_weights(self) -> dict[str, Tensor]:
-        """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
-        ...
-
-    def adapter_weights(self) -> LoraWeights | None:
-        """The adapter alone, where nothing else is trained."""
-        ...
-
-    def why_not_apart(self) -> str | None:
-        """The reason why servers cannot apply the adapter beside its base; None where they can, and without one."""
         ...
 
 
@@ -83,33 +64,12 @@ class TellsGroups(Protocol):
     """Called in whichever thread samples, with the very group that ``sample`` will give back; None: nobody listens."""
 
 
-CHANGING_ROPES = ("longrope", "dynamic")
-"""Rotary embeddings whose angles depend on the longest row of a call."""
-
-
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a completion: the tokenizer's end token and those of the model's generation settings."""
     declared = model.generation_config.eos_token_id if model.generation_config else None
     listed = declared if isinstance(declared, list) else [declared]
     ids = [token for token in [tokenizer.eos_token_id, *listed] if isinstance(token, int)]
     return tuple(dict.fromkeys(ids))
-
-
-def context_of(config: Any) -> int | None:
-    """Positions in which a row may be; None if the model's configuration does not say.
-
-    Asked as transformers does: a configuration may keep the number under a name of its own, as that of GPT-2 does.
-    Rotary embeddings of the types longrope and dynamic change for all rows of a call when the longest passes a length,
-    so that a row would depend on its neighbours; such a model is used up to that length.
-    """
-    text = config.get_text_config()
-    ropes = getattr(text, "rope_parameters", None) or {}
-    kinds = [
-        one for one in (ropes, *ropes.values()) if isinstance(one, dict) and one.get("rope_type") in CHANGING_ROPES
-    ]
-    limits = [getattr(text, "max_position_embeddings", None)]
-    limits += [one.get("original_max_position_embeddings") for one in kinds]
-    return min((limit for limit in limits if limit and limit > 0), default=None)
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

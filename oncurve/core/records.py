@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -219,15 +218,6 @@ class Completion:
             token for part in self.segments if part.is_policy for token in self.token_ids[part.start : part.end]
         )
 
-    def tokens_by_version(self) -> dict[int, int]:
-        """Number of tokens that each version sampled."""
-        found: dict[int, int] = {}
-        spans = self.versions or ((0, self.policy_version),)
-        ends = [*(start for start, _ in spans[1:]), len(self.token_ids)]
-        for (start, version), end in zip(spans, ends, strict=True):
-            found[version] = found.get(version, 0) + sum(self.written[start:end])
-        return found
-
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the policy wrote, in branches too: the length that rewards and statistics mean."""
@@ -244,26 +234,6 @@ class Completion:
         if not self.segments:
             return self
         return replace(self, text="\n".join(part.text for part in self.segments if part.is_policy))
-
-
-class VersionSpans:
-    """The versions that sampled a completion which grows turn by turn."""
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[int, int]] = []
-
-    def add(self, start: int, found: Sequence[tuple[int, int]]) -> None:
-        """The spans of a turn, counted from its own first token, which is token ``start`` of the completion."""
-        for first, version in found:
-            if not self._spans:
-                self._spans.append((0, version))
-            elif version != self._spans[-1][1]:
-                self._spans.append((start + first, version))
-
-    def facts(self, version: int) -> dict[str, Any]:
-        """``policy_version`` and ``versions`` of the completion; ``version`` where no turn said which was its own."""
-        oldest = min((number for _, number in self._spans), default=version)
-        return {"policy_version": oldest, "versions": tuple(self._spans) if len(self._spans) > 1 else ()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +259,33 @@ class Group:
         return html_text(self.prompt.text) + html_table(("", "completion", "tokens"), rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of sampling. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token (greedy)."""
+    max_completion_tokens: int = 256
+    min_completion_tokens: int = 0
+    """The end token and stop strings cannot end a completion before it has this many tokens."""
+    top_p: float = 1.0
+    """Smallest set of tokens with at least this probability; 1 keeps all."""
+    top_k: int = 0
+    """Number of most likely tokens to keep; 0 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion; they stay in its text and tokens."""
+    seed: int = 0
+
+    @property
+    def cuts(self) -> bool:
+        """Some tokens may not be drawn, however the uniform numbers fall."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+EQUAL_WITHIN = 1e-6
+"""Rewards of a group that differ by less than this count as equal."""
 NOT_APPLICABLE = "not_applicable"
 """``Reward.error`` of a completion that the function has no opinion on: it returned None or NaN."""
 
@@ -359,67 +356,3 @@ def html_text(text: str) -> str:
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of some numbers, as a pair that can be added to others."""
     return Mean(float(sum(values)), len(values))
-
-
-def _parsed(arguments: str) -> Any:
-    """The arguments of a call; those that an agent wrote itself may be no JSON, and stay as they are."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments
-
-
-CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
-"""Beginnings of a call in a turn; a message's content ends before it."""
-
-
-def words_before_calls(text: str, *, num_calls: int) -> str:
-    """The words of a turn before its calls. A single call is the last one that is written: others were thoughts."""
-    find = text.rfind if num_calls == 1 else text.find
-    starts = [start for mark in CALL_MARKS if (start := find(mark)) >= 0]
-    return text[: min(starts, default=_bare_call(text) or 0)].rstrip()
-
-
-def words_before_any_call(text: str) -> str:
-    """The words at the beginning of a turn that stay words, however it goes on.
-
-    >>> words_before_any_call("I add. <to"), words_before_any_call("1 < 2 and"), words_before_any_call(' {"name": ')
-    ('I add.', '1 < 2 and', '')
-    """
-    starts = [start for mark in CALL_MARKS if (start := text.find(mark)) >= 0]
-    starts += [len(text) - size for mark in CALL_MARKS for size in range(1, len(mark)) if text.endswith(mark[:size])]
-    starts += [start for start in (_bare_call(text), _bare_call(text.partition("</think>")[0])) if start is not None]
-    return text[: min(starts, default=len(text))].rstrip()
-
-
-def _bare_call(text: str) -> int | None:
-    """The place where a turn, or what follows its thoughts, is an object: the form of a call without a mark."""
-    before = text.rfind("</think>") + len("</think>") if "</think>" in text else 0
-    start = len(text) - len(text[before:].lstrip())
-    return start if text.startswith("{", start) else None
-
-
-def messages_of(completion: Completion) -> list[dict[str, Any]]:
-    """A completion as chat messages; an episode with its calls, their answers, and the words of its environment.
-
-    As TRL has them: a call is not among the words of its message, and its arguments are a dictionary. A call that
-    could not be read stays among the words.
-    """
-    if not completion.segments:
-        return [{"role": "assistant", "content": completion.text}]
-    messages: list[dict[str, Any]] = []
-    turn = 0
-    for part in completion.segments:
-        if part.is_policy:
-            calls = [call for call in completion.calls if call.turn == turn]
-            read = [call for call in calls if call.error != "malformed"]
-            turn += 1
-            content = words_before_calls(part.text, num_calls=len(read)) if read else part.text
-            messages.append({"role": "assistant", "content": content})
-            if read:
-                made = [{"name": call.name, "arguments": _parsed(call.arguments)} for call in read]
-                messages[-1]["tool_calls"] = [{"type": "function", "function": function} for function in made]
-            messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in calls]
-        elif messages[-1]["role"] != "tool":
-            messages.append({"role": "user", "content": part.text})
-    return messages

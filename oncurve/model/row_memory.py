@@ -6,61 +6,15 @@ same sums: with compiled kernels what a row gives does not depend on the rows be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from oncurve.core.requests import KeptPrompt, KeptRow
+from oncurve.model.decoding import LayerDecoder
+
 KEPT_BYTES = 2**30
 """Upper limit for all waiting rows and their prompts together."""
-
-
-@dataclass(eq=False)
-class KeptPrompt:
-    """A prompt, shared by the rows of its group."""
-
-    token_ids: tuple[int, ...]
-    held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Its keys and values layer by layer, as the batch that read it had them; none before a row has left."""
-    num_rows: int = 0
-    """Rows that are not over."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the keys and values."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.held)
-
-
-@dataclass(eq=False)
-class KeptRow:
-    """A row from turn to turn."""
-
-    prompt: KeptPrompt | None = None
-    """The prompt before its first turn."""
-    num_tokens: int = 0
-    """Tokens behind the prompt that were decoded when it left."""
-    held: list[Tensor] = field(default_factory=list)
-    """Their keys and values layer by layer; none where they had to make room."""
-    num_bytes: int = 0
-
-    def begin(self, prompt: KeptPrompt) -> None:
-        """Belong to a prompt."""
-        if self.prompt is None:
-            self.prompt = prompt
-            prompt.num_rows += 1
-
-    def make_room(self) -> None:
-        """Give the keys and values up; they can be made again."""
-        self.held, self.num_bytes = [], 0
-
-    def end(self) -> None:
-        """The row is over; the last one of a prompt gives that up as well."""
-        self.make_room()
-        if self.prompt is not None:
-            self.prompt.num_rows -= 1
-            if not self.prompt.num_rows:
-                self.prompt.held = []
-            self.prompt = None
 
 
 class RowMemory:
@@ -93,3 +47,27 @@ class RowMemory:
     def _num_bytes(self) -> int:
         prompts = {row.prompt for row in self._rows if row.prompt is not None}
         return sum(row.num_bytes for row in self._rows) + sum(prompt.num_bytes for prompt in prompts)
+
+
+class LayerKeeper:
+    """Takes keys and values of rows out of a decoder into a memory, and puts them back."""
+
+    def __init__(self, decoder: LayerDecoder, memory: RowMemory) -> None:
+        self.decoder, self.memory = decoder, memory
+
+    def keep(self, row: KeptRow, prompt: KeptPrompt, places: tuple[int, int, int]) -> None:
+        """See ``RowKeeper``."""
+        slot, past, prompt_slot = places
+        if not self.decoder.takes_prompt(prompt.held):
+            prompt.held = self.decoder.prompt(prompt_slot)
+        self.memory.keep(row, self.decoder.row(slot, past), past)
+
+    def put_row(self, slot: int, row: KeptRow) -> bool:
+        """See ``RowKeeper``."""
+        if row.held:
+            self.decoder.put_row(slot, row.held)
+        return bool(row.held)
+
+    def put_prompt(self, slot: int, prompt: KeptPrompt) -> bool:
+        """See ``RowKeeper``."""
+        return self.decoder.put_prompt(slot, prompt.held)

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from math import gcd
 from random import Random
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from oncurve.data.prompts_on_demand import PromptsOnDemand
-from oncurve.data.stored_rows import MANY_ROWS
-from oncurve.errors import ConfigError, DataError
-from oncurve.records import Prompt
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Group, Prompt, Reward
 
 Places = np.ndarray[Any, Any]
 """Indices of prompts."""
+LONG_ORDER = 1_000_000
+"""Prompts from which on a permutation is drawn as an array: a list of them would take a minute and a gigabyte."""
+
+
+@runtime_checkable
+class WrittenOnDemand(Protocol):
+    """Prompts of a large data set, which are written when a step asks for them."""
+
+    def __len__(self) -> int: ...
+
+    def at(self, places: Sequence[int]) -> list[Prompt]:
+        """The prompts of different indices: a function of those alone."""
+        ...
+
+
+class PromptSource(Protocol):
+    """The prompts of each step, which the loop calls ``data``."""
+
+    def at(self, step: int) -> list[Prompt]:
+        """The prompts of a step, counted from 0; the same for every process that asks."""
+        ...
+
+    def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+        """Up to ``count`` further prompts for a step, none of those whose index is taken."""
+        ...
+
+    def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], *, step: int) -> None:
+        """Take note of how a step's completions were graded, where that chooses prompts."""
+        ...
 
 
 class Order:
@@ -60,10 +87,6 @@ class Order:
         missing = self.prompts_per_step - len(indices)
         return tuple(indices + (self._permutation(epoch + 1)[:missing].tolist() if missing else []))
 
-    def epochs_at(self, step: int) -> float:
-        """Passes over the data that are complete or begun when a step begins."""
-        return step * self.prompts_per_step / self.num_prompts
-
     def _compute_permutation(self, epoch: int) -> Places:
         """The order of one epoch, from the latest one that does not depend on the epoch before it.
 
@@ -92,7 +115,7 @@ class Order:
     def _shuffled(self, epoch: int) -> Places:
         if not self.shuffle:
             return np.arange(self.num_prompts)
-        if self.num_prompts > MANY_ROWS:  # a list of them would take a minute and a gigabyte
+        if self.num_prompts > LONG_ORDER:
             return np.random.default_rng([self.seed, epoch]).permutation(self.num_prompts)
         order = list(range(self.num_prompts))
         Random(f"order {self.seed} {epoch}").shuffle(order)
@@ -103,9 +126,9 @@ class Prompts:
     """The prompts of a run, in the order in which steps take them: what the training loop calls ``data``."""
 
     def __init__(
-        self, prompts: Sequence[Prompt] | PromptsOnDemand, prompts_per_step: int, *, seed: int = 0, shuffle: bool = True
+        self, prompts: Sequence[Prompt] | WrittenOnDemand, prompts_per_step: int, *, seed: int = 0, shuffle: bool = True
     ) -> None:
-        self.prompts = prompts if isinstance(prompts, PromptsOnDemand) else tuple(prompts)
+        self.prompts = prompts if isinstance(prompts, WrittenOnDemand) else tuple(prompts)
         self.order = Order(len(self.prompts), prompts_per_step, seed=seed, shuffle=shuffle)
 
     def __len__(self) -> int:
@@ -114,10 +137,13 @@ class Prompts:
     def at(self, step: int) -> list[Prompt]:
         """The prompts of a step, counted from 0; the same for every process that asks."""
         places = self.order.at(step)
-        if isinstance(self.prompts, PromptsOnDemand):
+        if isinstance(self.prompts, WrittenOnDemand):
             return self.prompts.at(places)
         return [self.prompts[place] for place in places]
 
-    def epochs_at(self, step: int) -> float:
-        """Passes over the data that are complete or begun when a step begins."""
-        return self.order.epochs_at(step)
+    def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+        """None: a step has the prompts that it has."""
+        return []
+
+    def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], *, step: int) -> None:
+        """Nothing: the order does not depend on grades."""

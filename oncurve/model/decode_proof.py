@@ -10,15 +10,16 @@ import logging
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.algorithm.chunked_head import from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
 from oncurve.algorithm.rounding import dithered_casts
+from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
+from oncurve.core.logprobs import from_logits
+from oncurve.core.sampler import PolicyView
 from oncurve.model.agreement import agreement, mean, worst_step
 from oncurve.model.decode_memory import GROWTH
-from oncurve.model.decoding import Decoder
-from oncurve.model.out_of_memory import Shortage, first_line, is_out_of_memory, release
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, backbone_of, body_of, head_key, head_matrix
-from oncurve.sample.base import PolicyView
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], 
     lengths = torch.tensor([PROMPTS[prompt] for prompt in PROMPT_OF])
     found = torch.empty(count, tokens)
     with torch.autocast(backbone.device.type, enabled=False):
-        decoder = Decoder(
+        decoder = LayerDecoder(
             backbone,
             head_matrix(policy.model),
             compute_type,
@@ -105,9 +106,9 @@ def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], 
 class Proof:
     """Remembers of a policy's backbone whether it may decode; on a CPU it may."""
 
-    def __init__(self, *, on_gpu: bool = True) -> None:
-        """Without ``on_gpu`` it may on a CPU alone (``rollouts.cuda_graphs``)."""
-        self.on_gpu = on_gpu
+    def __init__(self, *, on_cpu: bool = True, on_gpu: bool = True) -> None:
+        """Without ``on_gpu`` it may on a CPU alone (``rollouts.cuda_graphs``), without both nowhere."""
+        self.on_cpu, self.on_gpu = on_cpu, on_gpu
         self._backbone: Backbone | None = None
         self._holds = False
 
@@ -118,7 +119,7 @@ class Proof:
         """
         backbone = backbone_of(policy.model)
         if backbone is None or not needs_proof(backbone):
-            return backbone
+            return backbone if self.on_cpu else None
         if not self.on_gpu:
             return None
         if self._backbone is not backbone:

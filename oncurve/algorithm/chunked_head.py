@@ -25,20 +25,6 @@ GIVEN_BACK = 32 * 2**20
 """Bytes of a block from which on the C library gives it back to the system when it is freed."""
 
 
-def from_logits(
-    logits: Float[Tensor, "N V"], targets: Int[Tensor, " N"], *, temperature: float = 1.0
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Log-probability of each target and entropy of each distribution, in float32 or better, at the temperature.
-
-    log p = z_target / T - logsumexp(z / T);  H = logsumexp(z / T) - sum(p z / T)
-    """
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-    normalizer = torch.logsumexp(scaled, dim=-1)
-    logprobs = scaled.gather(1, targets[:, None]).squeeze(1) - normalizer
-    entropy = normalizer - (torch.softmax(scaled, dim=-1) * scaled).sum(dim=-1)
-    return logprobs, entropy
-
-
 @runtime_checkable
 class HeadOps(Protocol):
     """The arithmetic on a chunk of logits, which a compiled kernel may do in one pass."""

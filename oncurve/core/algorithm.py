@@ -11,13 +11,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.correction import without_off_policy
-from oncurve.algorithm.entropy import EntropyBonus, high_entropy
-from oncurve.algorithm.kl import importance_corrected, k3, per_completion
-from oncurve.algorithm.losses import sequence_ratio
-from oncurve.algorithm.normalize import token_mean
-from oncurve.batch import Batch, Rewards
-from oncurve.records import Mean
+from oncurve.core.batch import Batch, Rewards
+from oncurve.core.formulas import (
+    EntropyBonus,
+    high_entropy,
+    importance_corrected,
+    k3,
+    per_completion,
+    sequence_ratio,
+    token_mean,
+)
+from oncurve.core.records import Mean
 
 TokenLoss = Callable[..., Tensor]
 """(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T]."""
@@ -59,8 +63,8 @@ class Algorithm:
     kl: KLTerm = field(default_factory=KLTerm)
     correction: Weights | None = None
     """Weights for the gap between sampler and trainer; None only measures the gap."""
-    off_policy_threshold: float | None = None
-    """Bad completions further than this from the policy are left out; None keeps all."""
+    leave_out: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
+    """(logprobs, sampler_logprobs, advantages, mask) to a weight of each token, 0 on what is left out."""
     entropy: EntropyBonus = field(default_factory=EntropyBonus)
     high_entropy_share: float = 1.0
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
@@ -185,9 +189,9 @@ class Algorithm:
         """The weight of every token in the policy loss, a constant; None where all of them are 1."""
         sampler, mask = microbatch.sampler_logprobs, microbatch.mask
         weights = None if self.correction is None else self.correction(trainer, sampler, mask)
-        if self.off_policy_threshold is None:
+        if self.leave_out is None:
             return weights
-        kept = without_off_policy(logprobs, sampler, microbatch.advantages, mask, threshold=self.off_policy_threshold)
+        kept = self.leave_out(logprobs, sampler, microbatch.advantages, mask)
         return kept if weights is None else weights * kept
 
     def _weigh(self, per_token: Tensor, weights: Tensor | None, microbatch: Batch) -> Tensor:

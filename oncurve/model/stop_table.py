@@ -1,13 +1,9 @@
-"""Stop strings: whether a completion has just produced one.
-
-Most tokens cannot end one, whatever stands before them: a table says which can, and only completions whose newest token
-is among these are decoded, the last tokens of each.
-"""
+"""Tokens that can end a stop string: a table by which few completions are decoded to look for one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -24,53 +20,6 @@ Table = list[bytes | None]
 _tables: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[int, Table | None]] = WeakKeyDictionary()
 """With the number of tokens that the tokenizer had."""
 _ending: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, tuple[str, ...]], np.ndarray]] = WeakKeyDictionary()
-
-
-class StopStrings:
-    """Looks for stop strings at the end of running completions by decoding only their last tokens."""
-
-    def __init__(self, stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-        self.stop = tuple(text for text in stop if text)
-        self.tokenizer = tokenizer
-        # A token is at least one byte, except tokens that decode to nothing: eight spare tokens allow for those.
-        self.window = max((len(text.encode()) for text in self.stop), default=0) + 8
-        self._can_end = ending_tokens(self.stop, tokenizer) if self.stop else None
-
-    def ended(self, completions: Sequence[list[int]]) -> list[bool]:
-        """Which completions hold a stop string that their last token finished."""
-        newest = np.array([ids[-1] if ids else -1 for ids in completions], dtype=np.int64)
-        return self.ended_by(newest, lambda place: completions[place][-self.window :]).tolist()
-
-    def ended_by(self, newest: np.ndarray, recent: Callable[[int], list[int]]) -> np.ndarray:
-        """Which completions hold a stop string that their newest token finished.
-
-        ``recent`` gives the last ``window`` tokens of a completion by its place, and is asked of few.
-        """
-        found = np.zeros(len(newest), dtype=bool)
-        places = np.flatnonzero(self._may_have_ended(newest)).tolist() if self.stop else []
-        if places:
-            chosen = [recent(place) for place in places]
-            tails = self._decode(chosen)
-            found[places] = [
-                any(text in tail for text in self.stop) and self._is_new(tail, ids)
-                for tail, ids in zip(tails, chosen, strict=True)
-            ]
-        return found
-
-    def _may_have_ended(self, newest: np.ndarray) -> np.ndarray:
-        """Tokens that can end a stop string, and those of which the table knows nothing."""
-        if self._can_end is None:
-            return np.ones(len(newest), dtype=bool)
-        is_known = (newest >= 0) & (newest < len(self._can_end))
-        return ~is_known | self._can_end[np.where(is_known, newest, 0)]
-
-    def _is_new(self, tail: str, ids: list[int]) -> bool:
-        """The last token finished a stop string; one that was there before it has been let pass."""
-        [before] = self._decode([ids[:-1]])
-        return any(tail.rfind(text) > before.rfind(text) for text in self.stop)
-
-    def _decode(self, sequences: list[list[int]]) -> list[str]:
-        return self.tokenizer.batch_decode(sequences, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def ending_tokens(stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:

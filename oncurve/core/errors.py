@@ -1,54 +1,22 @@
-"""Errors that a user sees as a message instead of a traceback, and helpers to word them."""
+"""Errors: messages for a user, code of others that fails, and running out of memory."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
+import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
+from traceback import clear_frames
+from types import TracebackType
 from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_PACKAGE = str(Path(__file__).parent)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "step"), counted(2000, "row")
-    ('1 step', '2,000 rows')
-    """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The nearest of some names as a sentence with a space behind it; empty if none is near.
-
-    >>> did_you_mean("tran", ["train", "test"])
-    "Did you mean 'train'? "
-    """
-    known = list(names)
-    near = get_close_matches(name, known, n=1) or [one for one in known if len(name) > 2 and one.startswith(name)]
-    return f"Did you mean {near[0]!r}? " if near else ""
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names in quotes with commas between them; "nothing" if there are none."""
-    return ", ".join(repr(name) for name in names) or "nothing"
-
-
-def shortened(text: str, characters: int = 120) -> str:
-    """A text on one line, cut where it is longer than so many characters.
-
-    >>> shortened("two\\nlines of text", 12)
-    'two lines...'
-    """
-    flat = " ".join(text.split())
-    return flat if len(flat) <= characters else f"{flat[: characters - 3]}..."
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class OncurveError(Exception):
@@ -84,31 +52,10 @@ class SamplerError(OncurveError, RuntimeError):
     exit_code = 5
 
 
-class CheckpointError(OncurveError, RuntimeError):
-    """A model or checkpoint could not be read or written."""
-
-    exit_code = 6
-
-
 class TrainingError(OncurveError, RuntimeError):
     """The run cannot go on: a loss that is not finite, a batch without a token to train on."""
 
     exit_code = 7
-
-
-class LostProcess(TrainingError):
-    """Another process of the run is gone; nothing is wrong with what this one was asked to do."""
-
-    exit_code = 75
-    """A failure that may pass, by the numbers of sysexits: whoever started the run may start it again."""
-
-
-class Stopped(OncurveError):
-    """The run was told to go by a signal, before or after its steps; or another process said already why it ends."""
-
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +119,63 @@ def one_line(error: BaseException) -> str:
 def _writable(text: str) -> str:
     """A text that stands in UTF-8: half a surrogate pair, which no file and no terminal takes, is escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
+"""Words in torch's error for a failed allocation, on a GPU and on a CPU."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """An allocation failed, on a GPU or in the memory of the CPU."""
+    if isinstance(error, OncurveError):  # which may say so in its message
+        return False
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in TEXTS)
+
+
+class Shortage:
+    """A context that forgives running out of memory, and nothing else.
+
+    Whoever tries something smaller does it behind the context: the error is gone there, and with its traceback all
+    that the functions which failed held.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """The first line of what was said when memory ran out; None while it has not."""
+
+    def __enter__(self) -> Shortage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or not is_out_of_memory(error):
+            return False
+        self.reason = first_line(error)
+        clear_frames(trace)  # a function may hold the error that it raised, and with it itself
+        return True
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of what an error says, in one line."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines[0]) <= 200 else lines[0][:200].rpartition(". ")[0] or lines[0][:200]
+
+
+def release() -> None:
+    """Drop what only reference cycles hold, and hand the memory that is kept for reuse back to the device."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
