@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.presets import Advantage, build
-from oncurve.algorithm.rounding import use_dither
+from oncurve.algorithm.rounding import like, use_dither
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Rewards
@@ -141,15 +141,13 @@ def make_policy(
     _end_turns(config.data, loaded, is_said=processes is None or processes.is_main)
     if not is_trained:
         nn.Module.requires_grad_(model, False)
-    is_dithered = _dither(model, config, compute, sharding)
+    _dither(model, config, compute, sharding)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:
         nn.Module.to(model, device)
     teacher = _served_teacher(config, tokenizer) if with_reference and config.algorithm.has_served_teacher else None
     reference = _make_reference(config.algorithm, source, loaded, device) if with_reference and not teacher else None
-    if is_dithered and reference is not None and config.algorithm.teacher is None:
-        use_dither(reference, config.run.seed)
     return TrainedPolicy(
         model,
         tokenizer,
@@ -180,10 +178,10 @@ def _served_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> Outsi
 
 def _dither(
     model: PreTrainedModel, config: Config, compute: ComputeType, sharding: Sharding | ZeroSettings | None
-) -> bool:
+) -> None:
     """Let the model's copies in 16 bits be dithered, if it has such and the recipe does not say otherwise."""
     if torch_type(compute) not in HALF or config.policy.rounding == "nearest":
-        return False
+        return
     if isinstance(sharding, ZeroSettings) and sharding.stage == 3:
         raise ConfigError(
             "policy.rounding is dither, and DeepSpeed's stage 3 rounds weights itself when it puts them together. Set "
@@ -191,7 +189,6 @@ def _dither(
             "policy.rounding=nearest"
         )
     use_dither(model, config.run.seed)
-    return True
 
 
 def _end_turns(data: DataSection, loaded: LoadedModel, *, is_said: bool) -> None:
@@ -213,7 +210,11 @@ def _make_reference(
         nn.Module.to(teacher, device)
         return teacher
     reference = section.row().reference
-    return copy_unread(loaded.model).requires_grad_(False) if needs_copy(source, reference) else None
+    if not needs_copy(source, reference):
+        return None
+    copied = copy_unread(loaded.model).requires_grad_(False)
+    like(loaded.model, copied)
+    return copied
 
 
 def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:

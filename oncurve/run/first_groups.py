@@ -98,7 +98,7 @@ def _describe_places(found: dict[str, float]) -> str:
     begin = "reward/found_in_"
     shares = {key.removeprefix(begin): value for key, value in found.items() if key.startswith(begin) and value > 0}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return "answers stand in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
+    return "answers are in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
 
 
 def _remedy(found: dict[str, float]) -> str:

@@ -168,6 +168,11 @@ def test_completions_stay_aligned(checker: AnswerChecker) -> None:
     assert values == [float(k % 3 != 0) for k in range(20)]
 
 
+def test_a_place_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="answer_from is 'any'"):
+        Mathematics(answer_from="any")  # type: ignore[arg-type]
+
+
 def test_partial_credit_must_be_less_than_full() -> None:
     with pytest.raises(ConfigError, match="partial"):
         Mathematics(scale="graded", partial=1.0)
