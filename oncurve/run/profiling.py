@@ -10,14 +10,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from oncurve.core.decoder import ModuleDecoder
+from oncurve.core.policy import DevicePolicy
 from oncurve.model.decoding import LayerDecoder
 from oncurve.policy.trained_policy import TrainedPolicy
 
 _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
-    (
-        TrainedPolicy,
-        {"logprobs": "forward", "backward": "backward", "annotate": "old_reference", "update": "optimizer"},
-    ),
+    (DevicePolicy, {"logprobs": "forward", "annotate": "old_reference"}),
+    (TrainedPolicy, {"backward": "backward", "update": "optimizer"}),
     (LayerDecoder, {"__init__": "load", "prefill": "prefill", "hidden": "decode", "draw": "decode"}),
     (ModuleDecoder, {"prefill": "prefill", "hidden": "decode"}),
 )

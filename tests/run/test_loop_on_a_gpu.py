@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,7 +13,7 @@ from torch import Tensor
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.algorithm.table import CorrectionName
 from oncurve.core.batch import Batch
-from oncurve.core.loop import train
+from oncurve.core.loop import History, StepSchedule, train
 from oncurve.core.records import Group, Reward
 
 if TYPE_CHECKING:
@@ -50,35 +49,6 @@ class GpuPolicy:
         """There is no reference."""
 
 
-class OneStep:
-    """A run of one step with two updates."""
-
-    refill_rounds, mask_truncated, updates_per_step = 0, False, 2
-
-    def steps(self) -> Iterator[int]:
-        return iter([0])
-
-    def timed(self, part: str) -> Any:
-        return nullcontext()
-
-    def updates(self, batch: Batch) -> Iterator[Batch]:
-        return batch.split(len(batch) // self.updates_per_step)
-
-    def accumulate(self, policy: Any, update: Batch, add_gradient: Callable[[Batch], Any]) -> None:
-        for microbatch in policy.microbatches(update):
-            add_gradient(microbatch)
-
-    @property
-    def log(self) -> OneStep:
-        return self
-
-    def mean(self, key: str) -> float:
-        return 1.0
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 def one_step(algorithm: Any, groups: list[Group]) -> list[Tensor]:
     policy = GpuPolicy()
     sampler = SimpleNamespace(load_weights=lambda *_, **__: None, sample=lambda *_, **__: groups)
@@ -88,7 +58,9 @@ def one_step(algorithm: Any, groups: list[Group]) -> list[Tensor]:
         return [Reward(float(place % 2), {"correct": float(place % 2)}) for place, _ in enumerate(completions)]
 
     reward.name = "alternating"  # type: ignore[attr-defined]
-    list(train(policy, sampler, data, reward, algorithm, OneStep()))  # type: ignore[arg-type]
+    rows = sum(len(group.completions) for group in groups)
+    run = History(StepSchedule(total_steps=1, completions_per_step=rows, completions_per_update=rows // 2))
+    list(train(policy, sampler, data, reward, algorithm, run))  # type: ignore[arg-type]
     return policy.losses
 
 
@@ -113,4 +85,4 @@ def test_every_preset_and_every_correction_gets_a_loss_on_the_gpu(
     found = pretend_gpu(losses_of, random_groups(4, GROUP))
     assert found.keys() == {*PRESETS, *(f"with {correction}" for correction in get_args(CorrectionName))}
     for name, losses in found.items():
-        assert losses == [("cuda", True)] * OneStep.updates_per_step, name
+        assert losses == [("cuda", True)] * 2, name
