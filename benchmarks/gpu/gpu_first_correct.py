@@ -22,13 +22,13 @@ from gpu_first_probe import HERE, ROOT, Answer, Setting, call, judged
 
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "peft", "accelerate", "numpy", "datasets", "pyarrow", "pydantic",
-    "huggingface_hub", "math-verify", "jsonschema", "jaxtyping", "beartype", "typer", "rich", "matplotlib", "aiohttp",
+    "huggingface_hub", "jsonschema", "jaxtyping", "beartype", "typer", "rich", "matplotlib", "aiohttp",
     "pytest", "pytest-timeout", "pytest-xdist", "hypothesis",
 )  # fmt: skip
 MODULES = (
     "oncurve.cli.app", "oncurve.run.session", "oncurve.run.assemble", "oncurve.sample.engine",
     "oncurve.report.write",
-    "oncurve.rewards.mathematics", "oncurve.rewards.json_schema", "datasets", "peft", "math_verify",
+    "oncurve.rewards.mathematics", "oncurve.rewards.json_schema", "datasets", "peft",
 )  # fmt: skip
 ARGUMENTS = {
     "_flash_attention_forward": ("cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "scale"),

@@ -28,16 +28,13 @@ NEEDED = (
     "datasets",
     "dill",
     "multiprocess",
-    "math-verify",
-    "latex2sympy2-extended",
-    "antlr4-python3-runtime",
     "jsonschema",
     "jsonschema-specifications",
     "referencing",
     "rpds-py",
     "beartype",
 )
-PINS = {"antlr4-python3-runtime": "4.13.2", "dill": "0.4.1", "multiprocess": "0.70.19"}
+PINS = {"dill": "0.4.1", "multiprocess": "0.70.19"}
 """Beside those of constraints.txt; pydantic names the pydantic-core that it takes, to the last digit."""
 PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)), "manylinux2014_x86_64")
 THERE = """

@@ -27,7 +27,7 @@ CLOSE = 0.25
 
 RECIPE = """
 data: {type: jsonl, path: rows.jsonl, chat: false, template: boxed}
-rewards: [{type: mathematics}]
+rewards: [{type: mathematics, answer_from: prose}]
 run: {steps: 10}
 """
 

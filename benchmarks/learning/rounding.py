@@ -3,7 +3,6 @@
     python benchmarks/learning/rounding.py arrive                  what float32 taught, and the share that copies show
     python benchmarks/learning/rounding.py learn --seeds 0 1 2     three runs each on the embedded model
     python benchmarks/learning/rounding.py learn --sums FOLDER     the same on sums, with SmolLM2-135M (fetch_models.py)
-    python benchmarks/learning/rounding.py saved                   few steps, saved in bfloat16, read by transformers
     python benchmarks/learning/rounding.py picture                 the figure of docs/precision.md
 
 A finished run is kept in the folder of --runs and not made again. ``learn`` trains every mode with one seed before the
@@ -85,7 +84,7 @@ def make_trainer(mode: str, seed: int, runs: Path, sums: Path | None, **run: Any
     return oncurve.Trainer(
         str(sums),
         rows,
-        {"type": "mathematics"},
+        {"type": "mathematics", "answer_from": "prose"},
         algorithm={"type": "grpo", "group_size": 8},
         rollouts={"type": "engine", "max_completion_tokens": 16},
         optimizer={"learning_rate": 1e-5, "warmup_updates": 4},
@@ -195,6 +194,25 @@ def arrived(model: Any, texts: list[Tensor], before: list[Tensor], seed: int, st
     return found
 
 
+def picture() -> None:
+    """Held-out accuracy and what arrives, step by step, of every run of ``rounding_embedded.json``."""
+    import matplotlib.pyplot as plt
+
+    found = json.loads((RESULTS / "rounding_embedded.json").read_text())["runs"]
+    colors = dict(zip(MODES, ("#4c78a8", "#54a24b", "#e45756"), strict=True))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for run in found:
+        first = run["seed"] == found[0]["seed"]
+        for axis, key in ((left, "correct"), (right, "arrived")):
+            steps = sorted(map(int, run[key]))
+            label = run["mode"] if first and key == "correct" else None
+            axis.plot(steps, [run[key][str(step)] for step in steps], color=colors[run["mode"]], label=label)
+    left.set(xlabel="step", ylabel="correct, 300 held-out problems")
+    right.set(xlabel="step", ylabel="policy/arrived", ylim=(0, 1.1))
+    left.legend(frameon=False)
+    figure.savefig(ROOT / "docs" / "pictures" / "precision.png", dpi=110)
+
+
 def write(name: str, found: dict[str, Any]) -> None:
     """A result with the machine that it is of."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
@@ -208,7 +226,7 @@ def write(name: str, found: dict[str, Any]) -> None:
 def main() -> None:
     """Choose one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("arrive", "learn", "saved", "picture", "one"))
+    parser.add_argument("study", choices=("arrive", "learn", "picture", "one"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--mode", choices=MODES, help="of one run")
     parser.add_argument("--sums", type=Path, help="folder of SmolLM2-135M: train on sums")
@@ -221,6 +239,8 @@ def main() -> None:
         learn(given.seeds, given.runs, given.sums)
     elif given.study == "arrive":
         arrive(given.seeds, given.runs, given.sums)
+    elif given.study == "picture":
+        picture()
 
 
 if __name__ == "__main__":

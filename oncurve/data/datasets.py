@@ -20,8 +20,8 @@ from oncurve.data.sources import MAKERS, Row, open_stored, read_generated
 from oncurve.data.stored_rows import StoredRows
 from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
 from oncurve.records import ANSWER_AS_GIVEN
-from oncurve.rewards.answers import last_boxed
-from oncurve.rewards.choices import LETTERS
+from oncurve.rewards.grammar.choices import LETTERS
+from oncurve.rewards.places import last_boxed
 
 DatasetType = Literal[
     "word_problems",

@@ -17,8 +17,10 @@ from typing import Any
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.answers import after_thinking, last_expression, marked_answer
-from oncurve.rewards.quantities import exact_number
+from oncurve.rewards.grammar.reading import exact_number
+from oncurve.rewards.places import marked_answer
+from oncurve.rewards.prose import last_expression
+from oncurve.rewards.thinking import after_thinking
 
 MIN_PAID = 16
 """Fewer rewarded completions prove nothing."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import oncurve
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "math-verify", "trl", "vllm")
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "sympy", "trl", "vllm")
 _PATIENCE_SECONDS = 10
 
 

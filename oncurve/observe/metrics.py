@@ -48,6 +48,12 @@ _REWARD = (
         "mean of a reward that is graded and never trained on",
         "rises with reward/mean; flat or falling while that rises is reward hacking",
     ),
+    Metric(
+        "reward/found_in_<place>",
+        "fraction",
+        "completions whose answer stands in this place, asked for or not: box, tag, hash, statement, prose, nowhere",
+        "the place that the reward asks for",
+    ),
     Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
 )
 

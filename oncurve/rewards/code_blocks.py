@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from oncurve.rewards.answers import after_thinking, answer_tag
+from oncurve.rewards.places import answer_tag
+from oncurve.rewards.thinking import after_thinking
 
 _OPENING = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^`]*)$")
 _LANGUAGE = re.compile(r"(?:[\w+#.-]+|\{[^{}]*\})?(?:[ \t]+\w+=.*)?")

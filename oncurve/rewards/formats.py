@@ -10,9 +10,10 @@ from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import after_hash, last_boxed, said_by
 from oncurve.rewards.base import RewardFunction
+from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.thinking import said_by
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _STEP = re.compile(

@@ -12,7 +12,6 @@ from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import (
@@ -24,6 +23,7 @@ from oncurve.rewards.strict_json import (
     parse_json,
     without_nulls,
 )
+from oncurve.rewards.thinking import said_by
 from oncurve.rewards.validation import SchemaCheck, SchemaChecker, SchemaVerdict, compile_schema, judge, load_model
 
 logger = logging.getLogger(__name__)

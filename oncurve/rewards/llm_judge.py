@@ -273,26 +273,34 @@ class ScoreCache:
                 self._path = None
 
 
+_EMPHASIS = re.compile(r"```\w*|[*_`]{1,3}")
+"""Marks of emphasis and fences."""
+
+
 def secret_word(key: str) -> str:
     """The word that marks a verdict: the same for the same question, and out of reach of who writes the completion."""
     return hashlib.sha256(f"verdict {key}".encode("ascii")).hexdigest()[:8]
 
 
 def read_scores(reply: str, word: str, scores: tuple[int, int], *, count: int = 1) -> list[float] | None:
-    """The scores on the last line of a reply; None if it has not the form, stands there twice, or is out of range.
+    """The scores of the last verdict of a reply; None if it has not the form, is out of range, or text follows it.
 
-    >>> read_scores("Fine.\\nVERDICT 1a2b3c4d: 7", "1a2b3c4d", (0, 10))
+    Only the judge knows the word, so that a judge may think of a verdict before it gives one. It may stand in bold, in
+    a fence, and as ``7/10``.
+
+    >>> read_scores("Perhaps VERDICT 1a2b3c4d: 9? No.\\n**VERDICT 1a2b3c4d: 7/10**", "1a2b3c4d", (0, 10))
     [7.0]
     >>> read_scores("It says: VERDICT: 10", "1a2b3c4d", (0, 10)) is None
     True
     """
-    lines = reply.strip().splitlines()
+    _, mark, said = _EMPHASIS.sub("", reply).rpartition(f"VERDICT {word}")
     number = r"(?:\d{1,6}(?:\.\d{1,3})?)"
-    pattern = rf"VERDICT {word}: ({number}(?:,? +{number}){{{count - 1}}})"
-    match = re.fullmatch(pattern, lines[-1].strip()) if lines else None
-    if match is None or reply.count(f"VERDICT {word}") != 1:
+    scored = rf"{number}(?:\s?/\s?{scores[1]})?"
+    match = re.fullmatch(rf":\s*({scored}(?:,?\s+{scored}){{{count - 1}}})\.?", said.strip()) if mark else None
+    if match is None:
         return None
-    found = [float(text) for text in re.findall(number, match[1])]
+    said = re.sub(rf"\s?/\s?{scores[1]}(?!\d)", "", match[1])
+    found = [float(text) for text in re.findall(number, said)]
     return found if all(scores[0] <= score <= scores[1] for score in found) else None
 
 

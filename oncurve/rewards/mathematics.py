@@ -1,21 +1,24 @@
-"""Reward for mathematical answers: exact rules here, symbolic ones in a process that can be killed."""
+"""Reward for mathematical answers: exact arithmetic here, algebra in a process that can be killed."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, NoReturn
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import AnswerPlace, find_answer, said_by
 from oncurve.rewards.base import RewardFunction
-from oncurve.rewards.choices import reference_letter
-from oncurve.rewards.equality import MAX_ANSWER_CHARACTERS, equal_answers
+from oncurve.rewards.grammar.choices import reference_letter
+from oncurve.rewards.grammar.equality import Reference, equal
+from oncurve.rewards.grammar.values import Tree
+from oncurve.rewards.places import PLACES, AnswerPlace, FoundAnswer, FoundIn, locate_answer
+from oncurve.rewards.references import reference_text, typed_reference
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.statements import read_reference
+from oncurve.rewards.thinking import said_by
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
@@ -32,26 +35,26 @@ QUICK_SECONDS = 0.5
 """Processor time after which a comparison waits until all others of its batch are done."""
 
 
-class _NeedsOracleError(Exception):
-    """The exact rules cannot decide."""
+class _NeedsAlgebraError(Exception):
+    """Exact arithmetic cannot decide."""
 
 
-def _no_oracle(candidate: str, gold: str) -> NoReturn:
-    raise _NeedsOracleError
+def _no_algebra(one: Tree, other: Tree) -> NoReturn:
+    raise _NeedsAlgebraError
 
 
 class AnswerChecker:
-    """Compares answers with references: exact rules in this process, math-verify in processes that can be killed.
+    """Compares answers with references: exact arithmetic in this process, algebra in processes that can be killed.
 
-    No text of a model is ever evaluated in this process. Verdicts are remembered by (answer, reference), except those
-    that are failures. Several rewards can share one checker, and with it its processes; they start when the first pair
-    needs them: ``workers`` of them, or one for every processor. An answer over its limit is "over_limit", and costs no
-    other answer its verdict.
+    No text of a model is ever evaluated. Every reference is read once. Verdicts are remembered by (answer, reference),
+    except those that are failures. Several rewards can share one checker, and with it its processes; they start when
+    the first pair needs them: ``workers`` of them, or one for every processor. An answer over its limit is
+    "over_limit", and costs no other answer its verdict.
     """
 
     def __init__(self, *, timeout_seconds: float = 3.0, workers: int | None = None) -> None:
         self._pool = WorkerPool(
-            "oncurve.rewards.symbolic:grade",
+            "oncurve.rewards.grammar.symbolic:grade",
             workers=workers,
             timeout_seconds=timeout_seconds,
             quick_seconds=QUICK_SECONDS,
@@ -108,19 +111,22 @@ class AnswerChecker:
 
 
 def _exact_verdict(candidate: str | None, gold: str) -> Verdict | None:
-    """The verdict of the exact rules; None where they cannot decide."""
-    if not gold.strip() or len(gold) > MAX_ANSWER_CHARACTERS:
+    """The verdict of exact arithmetic; None where it cannot decide."""
+    reference = attempt(lambda: typed_reference(gold))
+    if isinstance(reference, Failure):
+        return "crashed"
+    if isinstance(reference, str):
         return "unparsable_reference"
-    if candidate is None or len(candidate) > MAX_ANSWER_CHARACTERS:
+    if candidate is None:
         return "wrong"
-    verdict: Verdict | Failure | None = attempt(lambda: _decided(candidate, gold))
+    verdict: Verdict | Failure | None = attempt(lambda: _decided(candidate, reference))
     return "crashed" if isinstance(verdict, Failure) else verdict
 
 
-def _decided(candidate: str, gold: str) -> Verdict | None:
+def _decided(candidate: str, reference: Reference) -> Verdict | None:
     try:
-        return "right" if equal_answers(candidate, gold, _no_oracle) else "wrong"
-    except _NeedsOracleError:
+        return "right" if equal(candidate, reference, _no_algebra) else "wrong"
+    except _NeedsAlgebraError:
         return None
 
 
@@ -144,7 +150,8 @@ class Mathematics:
     """Whether the answer at the asked place equals the row's reference answer.
 
     Parts: ``correct``, 1.0 if it does; ``format``, 1.0 if there is an answer at that place; ``over_limit``, 1.0 if the
-    answer made the grader exceed its time or memory, which pays as wrong. A row without a readable reference is an
+    answer made the grader exceed its time or memory, which pays as wrong; ``found_in_box`` and the like, 1.0 for the
+    place where an answer stands, asked for or not. A row without a readable reference is an
     error, never a zero.
     """
 
@@ -171,18 +178,23 @@ class Mathematics:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
+        golds = [reference_text(prompt.row, self.answer_column) for prompt in prompts]
         if self.answer_from == "choice":
             golds = [reference_letter(prompt.row, gold) for prompt, gold in zip(prompts, golds, strict=True)]
         answers = self._answers(prompts, completions, self.answer_from)
-        verdicts = self.checker.check(list(zip(answers, golds, strict=True)))
+        verdicts = self.checker.check([(answer.text, gold) for answer, gold in zip(answers, golds, strict=True)])
         loose = verdicts
-        if self.scale == "graded" and self.answer_from not in ("any", "choice"):
-            anywhere = self._answers(prompts, completions, "any")
-            loose = self.checker.check(list(zip(anywhere, golds, strict=True)))
-        return [
+        if self.scale == "graded" and self.answer_from not in ("prose", "choice"):
+            anywhere = self._answers(prompts, completions, "prose")
+            loose = self.checker.check([(answer.text, gold) for answer, gold in zip(anywhere, golds, strict=True)])
+        rewards = [
             self._reward(answer, gold, verdict, has_value=found == "right")
             for answer, gold, verdict, found in zip(answers, golds, verdicts, loose, strict=True)
+        ]
+        found_in = self._found_in(prompts, completions, answers)
+        return [
+            replace(reward, parts=dict(reward.parts) | {f"found_in_{place}": float(place == where) for place in PLACES})
+            for reward, where in zip(rewards, found_in, strict=True)
         ]
 
     def close(self) -> None:
@@ -191,15 +203,27 @@ class Mathematics:
 
     def _answers(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion], place: AnswerPlace
-    ) -> list[str | None]:
+    ) -> list[FoundAnswer]:
         return [
-            find_answer(said_by(prompt, completion), place)
+            locate_answer(said_by(prompt, completion), place)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
 
-    def _reward(self, answer: str | None, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
+    def _found_in(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], answers: Sequence[FoundAnswer]
+    ) -> list[FoundIn]:
+        """Where each answer stands, also one that does not stand where it was asked for."""
+        elsewhere = self._answers(
+            [prompt for prompt, answer in zip(prompts, answers, strict=True) if answer.text is None],
+            [completion for completion, answer in zip(completions, answers, strict=True) if answer.text is None],
+            "prose",
+        )
+        others = iter(elsewhere)
+        return [next(others).found_in if answer.text is None else answer.found_in for answer in answers]
+
+    def _reward(self, answer: FoundAnswer, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
         low = -1.0 if self.scale == "signed" else self.partial if has_value and self.scale == "graded" else 0.0
-        return reward_of(verdict, answer, gold, is_well_formed=answer is not None, low=low)
+        return reward_of(verdict, answer.text, gold, is_well_formed=answer.text is not None, low=low)
 
 
 def reward_of(verdict: Verdict, answer: str | None, gold: str, *, is_well_formed: bool, low: float = 0.0) -> Reward:
@@ -215,13 +239,6 @@ def reward_of(verdict: Verdict, answer: str | None, gold: str, *, is_well_formed
     return Reward(value=1.0 if parts["correct"] else low, parts=parts, detail=detail)
 
 
-def reference(row: Mapping[str, Any], column: str) -> str:
-    """The reference answer of a row as text; empty, hence unreadable, if the row has none."""
-    value = row.get(column)
-    text = attempt(lambda: "" if value is None else (read_reference(str(value)) or ""))
-    return "" if isinstance(text, Failure) else text
-
-
 def _shown(answer: str | None) -> str:
     if answer is None:
         return "missing"
@@ -232,9 +249,9 @@ class MathematicsReward(RewardSection):
     """Equality with the reference answer."""
 
     type: Literal["mathematics"] = "mathematics"
-    answer_from: Literal["boxed", "answer_tag", "hash", "any", "choice"] = "any"
-    """Where the answer is: the last box, the answer tag, after ####, or any of them; choice: the letter of an
-    option."""
+    answer_from: Literal["marked", "boxed", "answer_tag", "hash", "prose", "choice"] = "marked"
+    """Where the answer is: the last box, the answer tag, after ####; marked: the first of these that there is, or "the
+    answer is ..."; prose: also the last number or formula; choice: the letter of an option."""
     scale: Literal["binary", "signed", "graded"] = "binary"
     """0 and 1; -1 and 1; or 0, ``partial`` and 1."""
     partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -245,6 +262,7 @@ class MathematicsReward(RewardSection):
     """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
+    reads_reference: ClassVar[bool] = True
 
     def can_be_negative(self) -> bool:
         """Also where wrong answers pay -1."""

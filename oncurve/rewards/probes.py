@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from oncurve.errors import shortened
 from oncurve.records import Completion, Prompt, Reward, mean_of
-from oncurve.rewards.answers import find_answer
+from oncurve.rewards.places import find_answer
 from oncurve.tables import aligned
 
 Row = Mapping[str, Any]
@@ -301,7 +301,7 @@ _MISSES = ("numbers_listed", "numbers_listed_in_form", "question_repeated", "pro
 
 
 def _is_right(text: str, answer: str) -> bool:
-    found = find_answer(text, "any")
+    found = find_answer(text, "prose")
     return found is not None and found.strip() == answer.strip()
 
 

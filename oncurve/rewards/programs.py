@@ -13,10 +13,10 @@ from pydantic import PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.code_blocks import program_in
 from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.thinking import said_by
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool
 from oncurve.sandbox.packages import module_names
 from oncurve.sandbox.pool import Workplace

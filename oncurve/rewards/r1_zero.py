@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import find_answer
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import is_tagged
-from oncurve.rewards.mathematics import AnswerChecker, reference, reward_of
+from oncurve.rewards.mathematics import AnswerChecker, reward_of
+from oncurve.rewards.places import find_answer
+from oncurve.rewards.references import reference_text
 from oncurve.rewards.section import RewardSection, Surroundings
 
 TAGS = ("think", "answer")
@@ -48,7 +49,7 @@ class R1Zero:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
-        golds = [reference(prompt.row, self.answer_column) for prompt in prompts]
+        golds = [reference_text(prompt.row, self.answer_column) for prompt in prompts]
         formed = [is_r1_zero(completion.text) for completion in completions]
         answers = [
             find_answer(completion.text, "answer_tag") if is_formed else None
@@ -75,6 +76,7 @@ class R1ZeroReward(RewardSection):
     """Processes that compare; None: one per processor, at most 16."""
 
     gives_correct: ClassVar[bool] = True
+    reads_reference: ClassVar[bool] = True
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""

@@ -41,6 +41,8 @@ class RewardSection(Section):
 
     gives_correct: ClassVar[bool] = False
     """Its rewards have a part "correct"."""
+    reads_reference: ClassVar[bool] = False
+    """It compares with a reference that is read as mathematics."""
     is_form: ClassVar[bool] = False
     """It looks at a completion alone, not at the answer of the row."""
     is_sandboxed: ClassVar[bool] = False

@@ -215,7 +215,7 @@ class CosineLengthReward(RewardSection):
     type: Literal["cosine_length"] = "cosine_length"
     correctness: Literal["mathematics", "r1_zero", "programs"] = "mathematics"
     """The type that decides what is correct, with its defaults."""
-    answer_from: Literal["boxed", "answer_tag", "hash", "any"] = "any"
+    answer_from: Literal["marked", "boxed", "answer_tag", "hash", "prose"] = "marked"
     """correctness mathematics: where the answer is."""
     max_tokens: PositiveInt = 512
     """A completion of this length gets ``exceeded``."""

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
 
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, answer_tag
 from oncurve.rewards.code_blocks import fenced_blocks
+from oncurve.rewards.places import MAX_TEXT_CHARACTERS, answer_tag
+from oncurve.rewards.thinking import after_thinking
 
 Around = Literal["nothing", "fence", "text"]
-"""Text allowed around the JSON: only space; exactly one fence; or text around exactly one fence or object."""
+"""Text allowed around the JSON: only space; exactly one fence; or text, of which the last fence or object counts."""
 
 JsonPlace = Literal["text", "answer_tag"]
 """Where the JSON stands: in what follows the thinking, or in the answer tag."""
@@ -36,8 +37,10 @@ def json_text(text: str, *, around: Around = "nothing", place: JsonPlace = "text
         return body
     blocks = list(fenced_blocks(body))
     if not blocks:
-        return _only_value(body) if around == "text" else body
-    if len(blocks) > 1 or blocks[0].language.casefold() not in ("", "json"):
+        return _last_value(body) if around == "text" else body
+    if around == "text":
+        blocks = [block for block in blocks if block.language.casefold() in ("", "json")][-1:]
+    if len(blocks) != 1 or blocks[0].language.casefold() not in ("", "json"):
         return None
     content = blocks[0].content
     num_lines = len(body.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
@@ -45,8 +48,11 @@ def json_text(text: str, *, around: Around = "nothing", place: JsonPlace = "text
     return content.strip(_SPACE) if around == "text" or is_alone else None
 
 
-def _only_value(text: str) -> str | None:
-    """The only object in a text, or the only list where there is no object; the text itself if it has neither."""
+def _last_value(text: str) -> str:
+    """The last object in a text, or the last list where there is no object; the text itself if it has neither.
+
+    A draft may stand before it.
+    """
     for opening in "{[":
         found, place, reader = [], text.find(opening), json.JSONDecoder()
         for _ in range(MAX_TRIED_PLACES):
@@ -59,7 +65,7 @@ def _only_value(text: str) -> str | None:
                 end = place + 1
             place = text.find(opening, end)
         if found:
-            return found[0] if len(found) == 1 else None
+            return found[-1]
     return text
 
 

@@ -170,4 +170,4 @@ def _describe_limit(rewards: Sequence[RewardSection]) -> Iterator[str]:
 
 def make_loose_reward() -> RewardFunction:
     """Correctness whatever the format: the second number of an evaluation."""
-    return Mathematics(answer_from="any")
+    return Mathematics(answer_from="prose")

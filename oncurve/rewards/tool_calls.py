@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,11 +12,12 @@ from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.errors import ConfigError
 from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.answers import MAX_TEXT_CHARACTERS, after_thinking, said_by
 from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
+from oncurve.rewards.places import MAX_TEXT_CHARACTERS
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
+from oncurve.rewards.thinking import after_thinking, said_by
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
 from oncurve.section import NonNegative
 
@@ -24,7 +25,6 @@ CallFormat = Literal["openai", "hermes"]
 """``[{"type": "function", "function": {"name": ..., "arguments": ...}}]`` or ``<tool_call>{...}</tool_call>``."""
 
 MAX_CALLS = 64
-_MARK = re.compile(r"<tool_call>|</tool_call>")
 _COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties")
 _SEVERITY: tuple[Level, ...] = ("crashed", "timeout", "unusable", "over_limit", "invalid", "keys", "valid")
 
@@ -74,13 +74,34 @@ def hermes_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
     text = after_thinking(text)
     if len(text) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
-    marks = [match.group() for match in _MARK.finditer(text)]
-    if marks != ["<tool_call>", "</tool_call>"] * (len(marks) // 2):
-        raise ValueError("the tool_call tags do not pair up")
-    pieces = _MARK.split(text)
-    if marks and around != "text" and any(piece.strip() for piece in pieces[::2]):
+    outside, inside = _between_tags(text)
+    if inside and around != "text" and any(piece.strip() for piece in outside):
         raise ValueError("text where only tool calls may stand")
-    return _limited([_call_of(parse_json(piece.strip()), is_text_allowed=False) for piece in pieces[1::2]])
+    return _limited([_call_of(parse_json(piece.strip()), is_text_allowed=False) for piece in inside])
+
+
+def _between_tags(text: str) -> tuple[list[str], list[str]]:
+    """The texts outside of the tags and inside of them; a tag within the JSON of a call is none.
+
+    Raises ValueError where the tags do not pair up.
+    """
+    opening, closing = "<tool_call>", "</tool_call>"
+    outside: list[str] = []
+    inside: list[str] = []
+    while opening in text:
+        before, _, rest = text.partition(opening)
+        end = rest.find(closing)
+        with suppress(ValueError, RecursionError):
+            start = len(rest) - len(rest.lstrip())
+            end = rest.find(closing, json.JSONDecoder().raw_decode(rest, start)[1])
+        if end < 0 or closing in before:
+            raise ValueError("the tool_call tags do not pair up")
+        outside.append(before)
+        inside.append(rest[:end])
+        text = rest[end + len(closing) :]
+    if closing in text or any(opening in piece and not piece.strip().endswith("}") for piece in inside):
+        raise ValueError("the tool_call tags do not pair up")
+    return [*outside, text], inside
 
 
 def calls_of(value: Any) -> tuple[Call, ...]:

@@ -40,10 +40,11 @@ from oncurve.recipe.schema import Config
 from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, run_probes
+from oncurve.rewards.references import describe_references
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
 from oncurve.run.assemble import make_policy
-from oncurve.run.rendered import make_prompts, split_rows
+from oncurve.run.rendered import check_thinking, make_prompts, split_rows
 from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
@@ -140,6 +141,9 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         config.model, revision=config.policy.revision, trust_remote_code=config.policy.trust_remote_code
     )
     prepare_tokenizer(tokenizer, template=config.data.chat_template, moment=config.data.now)
+    check_thinking(config, tokenizer)
+    if any(reward.reads_reference for reward in config.rewards):
+        console.print(describe_references(rows), markup=False, highlight=False, soft_wrap=True)
     console.print(foresee_ways(config, model_config), markup=False, highlight=False, soft_wrap=True)
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:

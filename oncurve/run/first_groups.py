@@ -82,6 +82,8 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
         f"({signals / total:.0%}, 95 % interval {low:.0%} to {high:.0%})",
         f"  {', '.join(shares)}",
     ]
+    if places := _describe_places(found):
+        lines.append(f"  {places}")
     if signals == 0:
         return [*lines, f"No group has a signal, so GRPO would learn nothing from them. {_remedy(found)}"]
     expected = signals / total * config.run.prompts_per_step
@@ -89,6 +91,14 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
     if signals / total < FEW:
         lines.append(f"warning: most of the sampling would be wasted at first. {_remedy(found)}")
     return lines
+
+
+def _describe_places(found: dict[str, float]) -> str:
+    """Where the model puts its answers; empty where no reward looked for them."""
+    begin = "reward/found_in_"
+    shares = {key.removeprefix(begin): value for key, value in found.items() if key.startswith(begin) and value > 0}
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return "answers stand in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
 
 
 def _remedy(found: dict[str, float]) -> str:

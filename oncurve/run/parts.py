@@ -36,7 +36,7 @@ from oncurve.run.code_files import file_of, fingerprints, variables
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
-from oncurve.run.rendered import Rendered, make_prompts, split_rows
+from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
 from oncurve.run.state import checksum
 from oncurve.sample.base import PolicyView, Sampler, check_ids, context_of
 
@@ -125,6 +125,7 @@ def make_parts(
     )
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
+    check_thinking(config, policy.tokenizer)
     config = with_moment(config, policy.tokenizer, processes)
     if processes.count > 1:
         reward_function = ShardedRewards(reward_function, processes, interruption)

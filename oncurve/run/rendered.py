@@ -23,6 +23,7 @@ from oncurve.errors import ConfigError, DataError, counted
 from oncurve.recipe.schema import Config
 from oncurve.records import Prompt
 from oncurve.rewards.terms import have_right_answer
+from oncurve.rewards.thinking import refuse_unknown_marks
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,12 @@ def _held_out(rows: Rows, asked: int, key: str, needed: int) -> int:
         )
     log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, asked)
     return fewer
+
+
+def check_thinking(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ConfigError where a reward reads what the model says, and its marks of thinking are unknown."""
+    if any(reward.says_correct() or reward.is_form for reward in config.rewards):
+        refuse_unknown_marks(config.model, tokenizer.chat_template, map(str, tokenizer.get_added_vocab()))
 
 
 def make_prompts(

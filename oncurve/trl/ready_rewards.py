@@ -10,9 +10,9 @@ from typing import Any
 
 from oncurve.errors import ConfigError
 from oncurve.records import Reward
-from oncurve.rewards.answers import last_boxed
-from oncurve.rewards.latex import formulas
 from oncurve.rewards.mathematics import AnswerChecker
+from oncurve.rewards.places import last_boxed
+from oncurve.rewards.statement import formulas
 
 Completions = Sequence[Any]
 _ANCHOR = re.compile(r"answer\b[^.\n]{0,40}?(?:\bis\b|:|=)?[\s:*]*$", re.IGNORECASE)

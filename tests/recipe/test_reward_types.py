@@ -64,11 +64,11 @@ def test_cosine_length_pays_by_its_bounds() -> None:
         "wrong": [-3.0, -1.0],
         "exceeded": -9.0,
     }
-    assert graded("5", reward, num_tokens=0).value == pytest.approx(2.0)
-    assert graded("5", reward, num_tokens=50).value == pytest.approx(1.5)
-    assert graded("6", reward, num_tokens=50).value == pytest.approx(-2.0)
-    assert graded("5", reward, num_tokens=100).value == -9.0
-    assert graded("5", reward).parts["correct"] == 1.0
+    assert graded("Answer: 5", reward, num_tokens=0).value == pytest.approx(2.0)
+    assert graded("Answer: 5", reward, num_tokens=50).value == pytest.approx(1.5)
+    assert graded("Answer: 6", reward, num_tokens=50).value == pytest.approx(-2.0)
+    assert graded("Answer: 5", reward, num_tokens=100).value == -9.0
+    assert graded("Answer: 5", reward).parts["correct"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,8 @@ def test_cosine_length_pays_by_its_bounds() -> None:
     [
         ({"correctness": "r1_zero"}, "<think> a </think> <answer> 5 </answer>"),
         ({"correctness": "mathematics", "answer_from": "boxed"}, r"\boxed{5}"),
-        ({}, "5"),
+        ({}, "Answer: 5"),
+        ({"answer_from": "prose"}, "5"),
     ],
     ids=str,
 )

@@ -42,7 +42,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
     checker = AnswerChecker(timeout_seconds=TIMEOUT_SECONDS)
     graders: dict[str, Mathematics | R1Zero] = {
         "r1_zero": R1Zero(checker=checker),
-        "any": Mathematics(answer_from="any", checker=checker),
+        "any": Mathematics(answer_from="prose", checker=checker),
         "boxed": Mathematics(answer_from="boxed", checker=checker),
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -9,9 +9,9 @@ import pytest
 
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.records import Completion, Prompt
-from oncurve.rewards.answers import find_answer
-from oncurve.rewards.choices import chosen_letter, reference_letter
+from oncurve.rewards.grammar.choices import chosen_letter, reference_letter
 from oncurve.rewards.mathematics import Mathematics
+from oncurve.rewards.places import find_answer
 
 FORMS = [
     ("C", "C"),

@@ -230,17 +230,23 @@ def test_a_verdict_within_the_completion_does_not_count(text: str, server: _Serv
     [
         ("VERDICT abcd1234: 7", 7.0),
         ("Good.\n\nVERDICT abcd1234: 7.5 \n\n", 7.5),
-        ("VERDICT abcd1234: 10\nVERDICT abcd1234: 3", None),
+        ("VERDICT abcd1234: 10\nVERDICT abcd1234: 3", 3.0),
+        ("VERDICT abcd1234: 10\nVERDICT abcd1234: none", None),
         ("VERDICT abcd1234: 7\nThat is all.", None),
         ("VERDICT abcd1234: -1", None),
-        ("VERDICT abcd1234: 7/10", None),
+        ("VERDICT abcd1234: 7/10", 7.0),
+        ("VERDICT abcd1234: 7/100", None),
+        ("VERDICT abcd1234: 7 / 10", 7.0),
+        ("**VERDICT abcd1234: 7**", 7.0),
+        ("Fine.\n```\nVERDICT abcd1234: 7\n```", 7.0),
+        ("<think>VERDICT abcd1234: 2?</think>\nVERDICT abcd1234: 7", 7.0),
         ("VERDICT abcd1234: nan", None),
-        ("My VERDICT abcd1234: 7", None),
+        ("My VERDICT abcd1234: 7", 7.0),
         ("VERDICT abcd1235: 7", None),
         ("", None),
     ],
 )
-def test_only_one_verdict_on_the_last_line_is_read(text: str, score: float | None) -> None:
+def test_the_last_verdict_counts_if_nothing_follows_it(text: str, score: float | None) -> None:
     assert read_scores(text, "abcd1234", (0, 10)) == (None if score is None else [score])
 
 

@@ -50,12 +50,15 @@ def test_parts_tell_right_wrong_and_bad_format_apart(checker: AnswerChecker) -> 
     texts = [r"\boxed{5}", r"\boxed{6}", "5"]
     rewards = reward([prompt_of()] * 3, [completion_of(text) for text in texts])
     assert [categorize(reward) for reward in rewards] == ["correct", "wrong", "bad_format"]
-    assert rewards[0].parts == {"correct": 1.0, "format": 1.0, "over_limit": 0.0}
+    own = {"correct", "format", "over_limit"}
+    assert {key: rewards[0].parts[key] for key in own} == {"correct": 1.0, "format": 1.0, "over_limit": 0.0}
+    found_in = [{key for key, share in reward.parts.items() if key not in own and share} for reward in rewards]
+    assert found_in == [{"found_in_box"}, {"found_in_box"}, {"found_in_prose"}]
     assert rewards[0].detail == "answer '5', reference '5'"
 
 
 def test_accuracy_that_ignores_format_finds_the_answer_anywhere(checker: AnswerChecker) -> None:
-    reward = Mathematics(answer_from="any", checker=checker)
+    reward = Mathematics(answer_from="prose", checker=checker)
     for text in (r"\boxed{5}", "#### 5", "<answer> 5 </answer>", "so it is 5."):
         assert categorize(graded(reward, text)) == "correct"
 
@@ -82,6 +85,8 @@ def test_references_may_be_numbers(checker: AnswerChecker) -> None:
     assert graded(Mathematics(checker=checker), r"\boxed{5}", 5.0).value == 1.0
 
 
+SLOW = "(" + "+".join(rf"\sin {letter}" for letter in "abcdfghjklmnopqrst") + ")^{%d}"
+"""A formula that algebra does not finish in time."""
 HOSTILE = {
     "tower of powers": "9**9**9",
     "billion digits": "((9^{999})^{999})^{999}",
@@ -117,9 +122,7 @@ def test_a_hostile_answer_is_wrong_and_costs_at_most_the_time_limit(name: str, c
 
 
 def test_an_answer_over_the_limit_is_counted(checker: AnswerChecker) -> None:
-    reward = graded(
-        Mathematics(checker=checker), r"\boxed{\begin{vmatrix}a&b&c\\d&e&f\\g&h&i\end{vmatrix}^{60}}", "x^2"
-    )
+    reward = graded(Mathematics(checker=checker), rf"\boxed{{{SLOW % 3}}}", "x^2")
     assert (reward.value, reward.error) == (0.0, None)
     assert reward.parts["over_limit"] == 1.0
     assert graded(Mathematics(checker=checker), r"\boxed{6}").parts["over_limit"] == 0.0
@@ -141,13 +144,13 @@ def test_the_exact_path_costs_microseconds() -> None:
     assert time.process_time() - started < 1.0  # 20 to 40 microseconds each on an idle machine
 
 
-def test_nothing_of_math_verify_is_imported_here() -> None:
+def test_no_algebra_is_imported_here() -> None:
     code = r"""
 import sys
 from oncurve.records import Completion, Prompt
 from oncurve.rewards.mathematics import Mathematics
 prompt = Prompt(text="", prompt_ids=(1,), index=0, row={"answer": "\\sqrt{3}"})
-texts = ("\\boxed{\\sqrt{3}}", "\\boxed{\\frac{3}{\\sqrt{3}}}")
+texts = ("\\boxed{\\sqrt{3}}", "\\boxed{\\sqrt{3}(\\sin^2 x+\\cos^2 x)}")
 said = [Completion((1,), (), text, (), "stop", policy_version=0, index=0) for text in texts]
 reward = Mathematics(workers=1)
 print([graded.value for graded in reward([prompt] * 2, said)])
@@ -216,8 +219,7 @@ def test_a_completion_cut_off_in_a_thinking_that_the_prompt_began_says_nothing(c
 
 
 def test_slow_answers_cost_their_own_verdict_and_no_right_one() -> None:
-    determinant = r"\begin{vmatrix}a&b&c\\d&e&f\\g&h&i\end{vmatrix}^{%d}"
-    texts = [rf"\boxed{{{determinant % (40 + k)}}}" if k % 3 == 0 else rf"\boxed{{y+x+{k}-{k}}}" for k in range(6)]
+    texts = [rf"\boxed{{{SLOW % (4 + k)}}}" if k % 3 == 0 else rf"\boxed{{y+x+{k}-{k}}}" for k in range(6)]
     checker = AnswerChecker(timeout_seconds=0.6, workers=2)
     rewards = Mathematics(checker=checker)([prompt_of("x+y")] * len(texts), [completion_of(text) for text in texts])
     checker.close()

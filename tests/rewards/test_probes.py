@@ -60,7 +60,7 @@ def found(function: RewardFunction, write: Callable[[Mapping[str, Any]], str] = 
 
 def test_sound_rewards_pay_no_probe(checker: AnswerChecker) -> None:
     assert found(R1Zero(checker=checker)) <= OPEN_HOLES
-    for place in ("any", "answer_tag"):
+    for place in ("prose", "answer_tag"):
         assert found(Mathematics(answer_from=place, checker=checker)) <= OPEN_HOLES
     assert found(Mathematics(answer_from="boxed", checker=checker), partial(gold, template="boxed")) <= OPEN_HOLES
     assert found(Mathematics(answer_from="hash", checker=checker), partial(gold, template="gsm8k")) <= OPEN_HOLES

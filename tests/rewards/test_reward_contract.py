@@ -71,7 +71,7 @@ class _LocalJudge(Judge):
 FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
     "mathematics": (lambda: Mathematics(timeout_seconds=0.5), BOXED),
     "mathematics, signed": (lambda: Mathematics(answer_from="hash", scale="signed"), HASHED),
-    "mathematics, any": (lambda: Mathematics(answer_from="any", scale="graded"), "5"),
+    "mathematics, prose": (lambda: Mathematics(answer_from="prose", scale="graded"), "5"),
     "r1_zero": (R1Zero, TAGGED),
     "tags": (TagFormat, TAGGED),
     "per tag": (lambda: TagFormat(per_tag=True), TAGGED),

@@ -62,7 +62,7 @@ def test_cosine_length_keeps_errors() -> None:
 
 def shaped(text: str, num_tokens: int = 10, only_if_correct: bool = False) -> float | None:
     function = correctness_format_length(
-        Mathematics(answer_from="any"), BoxedFormat(), LengthWindow(5, 50), only_if_correct=only_if_correct
+        Mathematics(answer_from="prose"), BoxedFormat(), LengthWindow(5, 50), only_if_correct=only_if_correct
     )
     assert isinstance(function, WeightedSum)
     return function([prompt_of()], [completion_of(text, num_tokens=num_tokens)])[0].value

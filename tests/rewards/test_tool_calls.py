@@ -196,3 +196,12 @@ def test_a_call_in_a_thinking_that_does_not_end_is_none(checker: SchemaChecker) 
     text = hermes(("weather", {"city": "Ulm"}))
     written = ("<think>" + text, "<think>hm</think>" + text, text + "</think> no")
     assert values_of(checker, *written, call_format="hermes", row=ROW) == [0.0, 1.0, 0.0]
+
+
+def test_a_tag_inside_of_an_argument_is_text() -> None:
+    text = '<tool_call>{"name": "say", "arguments": {"words": "a </tool_call> b <tool_call>"}}</tool_call>'
+    [call] = hermes_calls(text)
+    assert call.arguments == {"words": "a </tool_call> b <tool_call>"}
+    for broken in ("<tool_call>{}", "{}</tool_call>", "<tool_call><tool_call>{}</tool_call></tool_call>"):
+        with pytest.raises(ValueError, match=r"pair up|JSON|Expecting"):
+            hermes_calls(broken)

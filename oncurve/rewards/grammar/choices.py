@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.rewards.doubt import UNSURE
+UNSURE = "maybe|perhaps|possibly|probably"
 
 LETTERS = "ABCDEFGHIJ"
 """As many options as MMLU-Pro has."""
@@ -16,13 +16,18 @@ _VERB = r"(?:is|would be|must be|should be|has to be|ist|lautet|es|est|è|é)(?!
 _STATED = re.compile(
     rf"(?:{_NOUN})(?:\s+(?:correct[ae]|corretta|finale?))?\W{{0,8}}?\s*(?:{_VERB})[:\s]*(?:(?:therefore|thus|then|clearly|indeed)[,\s]+)?"
     rf"(?:not (?:option |choice )?\(?[A-J]\)?,? but )?"
-    rf"(?:the\s+)?(?:option|choice|letter|answer)?\s*(?:{_VERB})?\s*(?P<rest>.*)"
-    r"|(?<![a-z])(?:option|choice|pick|choose|select|go with|chose)\s+(?:option\s+|choice\s+|answer\s+)?"
-    r"(?P<picked>\(?[A-J]\)?(?![a-zA-Z]).*)"
-    r"|(?<![a-z])(?:it['’]?s|it is|it (?:has to|must) be|so|going with|opt for)\s+(?P<last>\(?(?-i:[A-H])\)?[.!]?\s*$)"
-    r"|(?<!不)选择?\s*(?P<chosen>[A-J](?![a-zA-Z]).*)",
+    rf"(?:the\s+)?(?:option|choice|letter|answer|选项)?\s*(?:{_VERB})?\s*",
     re.IGNORECASE,
 )
+"""The words before a stated answer."""
+_PICKED = re.compile(
+    r"(?<![a-z])(?:option|choice|pick|choose|select|go with|chose)\s+(?:option\s+|choice\s+|answer\s+)?"
+    r"(?=\(?[A-J]\)?(?![a-zA-Z]))"
+    r"|(?<![a-z])(?:it['’]?s|it is|it (?:has to|must) be|so|going with|opt for)\s+(?=\(?(?-i:[A-H])\)?[.!]?\s*$)"
+    r"|(?<!不)选择?\s*(?=[A-J](?![a-zA-Z]))",
+    re.IGNORECASE,
+)
+"""The words before a letter that is picked in passing."""
 _IS_RIGHT = re.compile(
     r"(?:^|[,.:;]\s*|\s)(?:option |choice )?(?P<letter>\([A-J]\)|[A-J]) is (?:the )?"
     r"(?:correct|right|true|best|answer)(?: (?:one|answer|choice|option))?\s*[.!]?$"
@@ -38,6 +43,10 @@ _LABEL = re.compile(r"\(([A-J])\)|(?<![a-zA-Z0-9(])([A-J])(?=[).:](?!\w))")
 _REFUSED = re.compile(
     r"(?:,|;|and|but|–|—|\()?\s*(?:not|rather than|instead of)\s+(?:option\s+|choice\s+)?\(?[A-J]\)?\W*$", re.IGNORECASE
 )
+_ALONE = re.compile(r"(?:option|choice)?\s*\(?[A-J]\)?[.):]?(?:\s+\S.{0,80})?", re.IGNORECASE)
+"""A line that begins with a letter and is a choice, with the text of its option."""
+_TURNS = re.compile(r"\b(?:wait|actually|however|instead|but|maybe|perhaps|could|might)\b.*\b[A-J]\b", re.IGNORECASE)
+"""A line that may take an earlier letter back."""
 _BESIDE = re.compile(
     r"^\s*[).:,;]*\s*[\[(]?(?:[,;/|&]|\b(?:x?or|and|nor|not|plus|as well as|oder|und|ou|et|o|y|e|but|though)\b)+\s*"
     r"(?:(?:or|and|also|maybe|perhaps|possibly|(?:could|may|might) be|option|choice)\s+)*\(?[A-J]\b"
@@ -73,13 +82,31 @@ def chosen_letter(text: str) -> str | None:
     plain = re.sub(r"\[([A-J])\]", r"(\1)", plain)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     for place in range(len(lines) - 1, -1, -1):
-        stated = list(_STATED.finditer(lines[place]))
-        if stated:
-            rest = next((part for part in stated[-1].groups() if part), "").strip()
+        line = lines[place]
+        if stated := list(_STATED.finditer(line)):
+            rest = line[stated[-1].end() :]
             return _one_letter(rest if rest or place + 1 == len(lines) else lines[place + 1])
-        if right := _IS_RIGHT.search(lines[place]):
+        if right := _IS_RIGHT.search(line):
             return (right["letter"] or right["only"]).strip("()")
-    return _one_letter(_LEAD.sub("", lines[-1])) if lines else None
+        for passing in list(_PICKED.finditer(line))[-1:]:
+            rest = line[passing.end() :]
+            if (letter := _one_letter(rest)) or _is_hedged(rest):
+                return letter
+    return _one_letter(_LEAD.sub("", lines[-1])) or _first_letter(lines) if lines else None
+
+
+def _first_letter(lines: list[str]) -> str | None:
+    """The letter that is the first line, whose explanation follows and ends in no other one."""
+    first = _ALONE.fullmatch(lines[0]) if len(lines) > 1 else None
+    if first is None or any(_ALONE.fullmatch(line) or _TURNS.search(line) for line in lines[1:]):
+        return None
+    return _one_letter(lines[0])
+
+
+def _is_hedged(text: str) -> bool:
+    """The letter at the beginning of a text has another one beside it, or is doubted or denied."""
+    match = _LETTER.match(text)
+    return match is not None and any(sign.match(match["rest"]) for sign in (_BESIDE, _DOUBTED, _DENIED))
 
 
 def _one_letter(text: str) -> str | None:

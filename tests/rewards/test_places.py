@@ -10,16 +10,9 @@ from typing import get_args
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.rewards.answers import (
-    AnswerPlace,
-    after_hash,
-    after_thinking,
-    answer_tag,
-    find_answer,
-    last_boxed,
-    last_expression,
-    said_by,
-)
+from oncurve.rewards.places import AnswerPlace, after_hash, answer_tag, find_answer, last_boxed, locate_answer
+from oncurve.rewards.prose import last_expression
+from oncurve.rewards.thinking import MARKS, after_thinking, said_by, unknown_marks
 
 
 @pytest.mark.parametrize(
@@ -33,6 +26,8 @@ from oncurve.rewards.answers import (
         (r"{ \boxed{5}", "5"),
         (r"\boxed{5} }", "5"),
         (r"\boxed{}", ""),
+        (r"\boxed{31}, as told by \boxed{}", "31"),
+        (r"Thus \\boxed{58}", "58"),
         (r"\boxed 5", "5"),
         (r"$\boxed\frac12$, so", r"\frac12"),
         (r"put it into \boxed and stop", None),
@@ -141,7 +136,7 @@ def test_thinking_is_never_said_whether_closed_begun_by_the_prompt_or_cut_off(
     assert after_thinking(text, is_open=is_open) == said
 
 
-@pytest.mark.parametrize(("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("any", "3")])
+@pytest.mark.parametrize(("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("marked", "3")])
 def test_every_place_finds_its_own_answer(place: AnswerPlace, answer: str) -> None:
     assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", place) == answer
 
@@ -149,14 +144,14 @@ def test_every_place_finds_its_own_answer(place: AnswerPlace, answer: str) -> No
 def test_an_empty_place_is_no_answer() -> None:
     assert find_answer(r"\boxed{ }", "boxed") is None
     assert find_answer("<answer> </answer>", "answer_tag") is None
-    assert find_answer("<answer> </answer> 5", "any") == "5"
+    assert find_answer("<answer> </answer> 5", "prose") == "5"
 
 
 @pytest.mark.parametrize("unit", ["{", r"\boxed{", "<answer>", "####", "1,", "-", "$", "</think>", "\x00", "9"])
 def test_a_megabyte_costs_no_time(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
     started = time.process_time()
-    for place in ("boxed", "answer_tag", "hash", "any"):
+    for place in ("boxed", "answer_tag", "hash", "prose"):
         find_answer(text, place)
     assert time.process_time() - started < 1.0
 
@@ -192,3 +187,38 @@ def test_no_text_breaks_the_reader() -> None:
         text = (" " if number % 2 else "").join(random.choices(signs, k=random.randint(1, 8)))
         for place in get_args(AnswerPlace):
             assert find_answer(text, place) != "", text
+
+
+@pytest.mark.parametrize(
+    ("text", "found_in"),
+    [
+        (r"so \boxed{5}", "box"),
+        ("</think> <answer> 5 </answer>", "tag"),
+        ("so\n#### 5", "hash"),
+        ("The answer is 5.", "statement"),
+        ("so it is 5", "nowhere"),
+        ("", "nowhere"),
+    ],
+)
+def test_the_place_of_an_answer_is_known(text: str, found_in: str) -> None:
+    assert locate_answer(text, "marked").found_in == found_in
+
+
+def test_prose_is_read_where_it_is_asked_for_by_name() -> None:
+    assert find_answer("so it is 5", "marked") is None
+    assert locate_answer("so it is 5", "prose").found_in == "prose"
+    assert locate_answer(r"\boxed{4}, or 5", "prose").text == "4"
+
+
+@pytest.mark.parametrize(("begin", "end"), MARKS)
+def test_every_known_mark_is_cut(begin: str, end: str) -> None:
+    assert find_answer(rf"{begin} \boxed{{5}} {end} I give up.", "boxed") is None
+    assert find_answer(rf"{begin} \boxed{{5}}", "boxed") is None
+
+
+def test_an_unknown_mark_of_a_template_or_tokenizer_is_found() -> None:
+    assert unknown_marks("{{ '<ponder_think>' }} {{ message['reasoning_content'] }}", ["<|im_end|>"]) == [
+        "<ponder_think>"
+    ]
+    assert unknown_marks("", ["<|deep_thought|>", "</think>", "<think>"]) == ["<|deep_thought|>"]
+    assert unknown_marks("{% if enable_thinking is defined and thinking %}[TOOL]{% endif %}", []) == []

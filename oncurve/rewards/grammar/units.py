@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 
-MAX_UNIT_CHARACTERS = 80
+from oncurve.rewards.grammar.figures import Token
+
+MAX_UNIT_TOKENS = 24
 MAX_POWER = 9
 
 _TABLE = """
@@ -103,9 +105,10 @@ _FILLERS = frozenset(
 )
 _SQUARES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}
-_TOKEN = re.compile(r"°\s*[CF](?![a-zA-Z])|[A-Za-zµμΩ'’]+|[$€£¢%°]|\^?\s*\(?-?\d+\)?|[/*()]")
-_GROUP = re.compile(r"\\text\s*\{([^{}]*)\}")
-_FRACTION = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}")
+_MULTIPLIED = frozenset("万亿千百十分点半倍零一二两三四五六七八九")
+"""Signs of Chinese numbers: what they stand in is no noun."""
+TOUCHING = frozenset(re.split(" ", "kg cm mm km ml mL lb lbs oz ft hr hrs min mins sec secs mph kWh USD km/h"))
+"""Units that are no product of variables where they touch their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ class Unit:
         return self.dimensions == (("%", 1),)
 
     def __bool__(self) -> bool:
+        """Whether there is a unit."""
         return bool(self.dimensions or self.label)
 
     @property
@@ -143,6 +147,10 @@ class Unit:
         if self.dimensions != other.dimensions:
             return False
         return not (self.label and other.label) or self.label <= other.label or other.label <= self.label
+
+
+NO_UNIT = Unit()
+DEGREES, RADIANS = (Unit(((name, 1),)) for name in ("°", "rad"))
 
 
 def _rows() -> dict[str, tuple[Fraction, dict[str, int]]]:
@@ -181,43 +189,126 @@ def _known(word: str) -> tuple[Fraction, dict[str, int]] | None:
     return _KNOWN.get(word) or _LOWERED.get(word.lower())
 
 
-@lru_cache(maxsize=4096)
-def read_unit(text: str) -> Unit | None:
-    r"""The unit of a tidied text that stands behind a number; None if it is something else, such as a variable.
+def unit_suffix(found: Sequence[Token], *, with_letters: bool = True) -> tuple[int, Unit]:
+    """The place where the unit at the end of some tokens begins, and the unit; the end itself where there is none.
 
-    >>> read_unit(r"\text{ km/h}").factor
-    Fraction(5, 18)
-    >>> sorted(read_unit(" red apples").label)
-    ['apple', 'red']
+    ``with_letters`` False takes single letters outside of text for variables.
     """
-    plain = _plain(text)
-    if plain is None or len(plain) > MAX_UNIT_CHARACTERS:
-        return None
-    tokens = _TOKEN.findall(plain)
-    if "".join(tokens).replace(" ", "") != re.sub(r"[\s.\-,](?!\d)", "", plain).replace(" ", ""):
-        return None
-    return _composed([token.replace(" ", "") for token in tokens])
+    best, unit = len(found), NO_UNIT
+    for start in range(len(found) - 1, max(len(found) - MAX_UNIT_TOKENS, 0) - 1, -1):
+        if not _may_belong(found[start]):
+            break
+        if start > 0 and not _ends_value(found[start - 1]):
+            continue
+        if start == 0 or not _may_begin(found, start, with_letters=with_letters):
+            continue
+        if (composed := compose(found[start:])) is not None and composed:
+            best, unit = start, composed
+    return best, unit
 
 
-def _plain(text: str) -> str | None:
-    """A unit without macros; None for other mathematics."""
-    text = re.sub(r"\^\{\s*(-?\d+)\s*\}", r"^\1", text)
-    text = _FRACTION.sub(r"\1/\2", _GROUP.sub(r"\1", text))
-    text = re.sub(r"\\(?:cdot|times)\s*", "*", text)
-    text = text.replace(r"^{\circ}", "°").replace(r"\Omega", "Ω").replace(r"\mu", "µ")
-    text = re.sub(r"\\([$%])", r"\1", text)
-    text = re.sub(r"per\s+cent(?![a-z])", "percent", text)
-    text = re.sub(r"([kMGmµ])\s+Ω", r"\1Ω", text)
-    text = re.sub(r"(?<![a-zA-Z])fl(?:uid)?\.?\s*(?:oz|ounces?)(?![a-zA-Z])", "floz", text, flags=re.IGNORECASE)
-    return None if re.search(r"[\\{}=<>_+!|\d](?<![\^a-zA-Z\-]\d)(?<![\^\-]\d\d)", text) else text.strip()
+def _may_belong(token: Token) -> bool:
+    is_power = token.kind == "number" and token.value.denominator == 1 and abs(token.value) <= MAX_POWER
+    return (
+        token.kind in ("word", "name")
+        or is_power
+        or token.text in ("{}", "(", ")", "frac")
+        or token.is_sign("/", "*", "^", "°", "%", "$", "€", "£", "¢", "-", ".", "'")
+    )
 
 
-def _composed(tokens: list[str]) -> Unit | None:
+def _ends_value(token: Token) -> bool:
+    return token.kind in ("number", "close", "name", "word") or token.is_sign("!", "°", "%", ".", "'", "ᶜ")
+
+
+def _may_begin(found: Sequence[Token], start: int, *, with_letters: bool) -> bool:
+    """Whether the unit may begin with this token: a letter that touches its number is a variable."""
+    token, before = found[start], found[start - 1]
+    if token.is_sign("%", "°", "$", "€", "£", "¢") or token.text == "Ω" or token.mode == "text":
+        return not token.is_sign("*", "^", "-", ".", "'")
+    if token.text == "frac":
+        return any(each.mode == "text" for each in found[start:])
+    is_number = before.kind == "number"
+    are_names = all(each.kind in ("name", "word", "sign") for each in found[start:])
+    is_rate = are_names and any(each.is_sign("/") for each in found[start:])
+    if is_number and is_rate and not token.has_space and with_letters and token.text not in ("/", "*"):
+        return True
+    if token.kind == "name":
+        after = found[start + 1].text if start + 1 < len(found) else ""
+        is_prefix = (token.text == "μ" and after != "") or after == "Ω"
+        return (
+            with_letters
+            and (token.has_space or is_prefix)
+            and is_number
+            and (_known(token.text) is not None or is_prefix)
+        )
+    if token.kind != "word":
+        return token.is_sign("/") and is_number and all(each.kind == "word" for each in found[start + 1 :])
+    if is_number and not token.has_space:
+        return token.text in TOUCHING or not token.text.isascii()
+    return is_number or before.is_sign("!") or _known(token.text) is not None or token.text in _SQUARES
+
+
+def compose(found: Sequence[Token]) -> Unit | None:
+    """The unit that tokens write; None if they write something else, such as a variable.
+
+    >>> from oncurve.rewards.grammar.lexer import tokens
+    >>> compose(tokens(r"\\text{ km/h}")).factor
+    Fraction(5, 18)
+    """
     reader = _Reader()
-    for token in tokens:
-        if not reader.take(token):
+    for word in _words(list(found)):
+        if not reader.take(word):
             return None
-    return reader.unit()
+    return reader.unit() if not reader.needs_name else None
+
+
+def _words(found: list[Token]) -> Iterator[str]:
+    """The tokens as words, powers and signs of multiplication and division."""
+    place = 0
+    while place < len(found):
+        token, after = found[place], found[place + 1] if place + 1 < len(found) else None
+        place += 1
+        if token.is_sign("^"):
+            text, place = _power(found, place)
+            yield text
+        elif token.text in ("{}", ".") or token.is_sign("-", "'"):
+            continue
+        elif token.text == "frac":
+            middle = next((k for k in range(place, len(found)) if found[k].kind == "close"), len(found))
+            yield from _words(found[place:middle])
+            yield "/"
+            place = middle
+        elif token.kind == "number":
+            yield f"^{token.text}" if place > 1 and not token.has_space else "?"
+        elif token.is_sign("°") and after is not None and after.text in ("C", "F", "K"):
+            place += 1
+            yield f"°{after.text}" if after.text != "K" else "K"
+        elif after is not None and (token.text == "μ" or (token.text in ("k", "M", "G", "m") and after.text == "Ω")):
+            place += 1
+            yield token.text + after.text
+        elif token.text in ("fl", "fluid") and after is not None:
+            place += 1 + (after.text == "." and place + 1 < len(found))
+            yield "floz"
+        elif token.text == "per" and after is not None and after.text == "cent":
+            place += 1
+            yield "percent"
+        else:
+            yield token.text
+
+
+def _power(found: list[Token], place: int) -> tuple[str, int]:
+    """The exponent that stands here as ``^2``, and the place behind it."""
+    sign = ""
+    while place < len(found) and (found[place].text in ("{}", "(", ")") or found[place].is_sign("-")):
+        sign += "-" if found[place].is_sign("-") else ""
+        place += 1
+    if place == len(found) or found[place].kind != "number":
+        return "?", place
+    end = place + 1
+    while end < len(found) and found[end].kind == "close":
+        end += 1
+    return f"^{sign}{found[place].text}", end
 
 
 class _Reader:
@@ -227,20 +318,22 @@ class _Reader:
         self.factor, self.powers, self.label = Fraction(1), dict[str, int](), set[str]()
         self.top, self.sign, self.pending = Fraction(1), 1, 1
         self.last: tuple[tuple[Fraction, dict[str, int]], int] | None = None
+        self.needs_name = False
 
     def take(self, token: str) -> bool:
         """Adds a word; False for one that no unit has."""
         word = token.lower()
         if token in ("/", "per"):
-            self.sign, self.last = -1, None
+            self.sign, self.last, self.needs_name = -1, None, True
             self.label |= {"per"} if self.label else set()
         elif token in "*()":
             self.last = None
         elif word in _SQUARES:
             self.pending = _SQUARES[word]
-        elif word in _POWERS or re.fullmatch(r"\^?\(?-?\d+\)?", token):
-            return self._raise(_POWERS.get(word) or int(token.strip("^()")))
+        elif word in _POWERS or re.fullmatch(r"\^-?\d", token):
+            return self._raise(_POWERS.get(word) or int(token.strip("^")))
         else:
+            self.needs_name = False
             return self._name(token)
         return True
 
@@ -260,7 +353,8 @@ class _Reader:
 
     def _name(self, token: str) -> bool:
         word, entry = token.lower(), _known(token)
-        if word in _NOT_UNITS or (len(token) == 1 and entry is None and token.isalpha()):
+        is_variable = len(token) == 1 and entry is None and token.isascii()
+        if word in _NOT_UNITS or is_variable or not (token.isalpha() or entry) or not _MULTIPLIED.isdisjoint(token):
             return False
         if entry is not None and not (self.label and self.sign < 0):
             self.last = (entry, self.sign * self.pending)

@@ -1,0 +1,1 @@
+"""Mathematical answers: text to tokens, tokens to typed values, and values compared by their types."""

@@ -1,0 +1,340 @@
+"""Forms of answers that are no expressions: dates, times, ranges, ratios, amounts, congruences, tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from itertools import pairwise
+
+from oncurve.rewards.grammar.exact import rational
+from oncurve.rewards.grammar.expressions import closing, parse, split
+from oncurve.rewards.grammar.figures import Token, Unreadable
+from oncurve.rewards.grammar.units import Unit, unit_suffix
+from oncurve.rewards.grammar.values import (
+    Amounts,
+    Congruence,
+    Date,
+    MatrixValue,
+    Quantity,
+    Range,
+    Ratio,
+    Time,
+    Tree,
+    Value,
+    number,
+)
+
+_MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
+_NUMBERED = {
+    "pages": "page", "page": "page", "pp": "page", "p": "page",
+} | {
+    form: noun
+    for noun in (
+        "chapter", "verse", "line", "row", "question", "problem", "exercise", "section", "year", "age", "grade",
+        "room", "day", "week", "step", "seat", "level",
+    )
+    for form in (noun, f"{noun}s")
+}  # fmt: skip
+"""Words before a range for what it numbers."""
+_TO = frozenset(("to", "through", "until"))
+ORDINALS = frozenset(("st", "nd", "rd", "th"))
+MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "psmallmatrix", "bsmallmatrix"))
+
+Reader = Callable[[Sequence[Token]], Value]
+
+
+def words(found: Sequence[Token]) -> list[str]:
+    """The texts of tokens in lower case, without full stops."""
+    return [token.text.lower() for token in found if token.text not in (".", "{}")]
+
+
+def read_date(found: Sequence[Token]) -> Date | None:
+    """A date in figures or with the name of the month; None for anything else."""
+    found = [token for token in found if token.text not in ("{}",) and not (token.is_sign(".") and not token.has_space)]
+    texts = words([token for token in found if not token.is_sign(",")])
+    texts = [text for text in texts if text not in ("the", "of", *ORDINALS)]
+    numbers = [token for token in found if token.kind == "number"]
+    if len(numbers) == 3 and [token.text for token in found[1::2]] in (["-", "-"], ["/", "/"]) and len(found) == 5:
+        return _in_figures([token.text for token in numbers], found[1].text)
+    if len(numbers) == 2 and len(found) == 3 and found[1].text == ".":
+        return None
+    names = [text for text in texts if text.isalpha()]
+    month = next(
+        (1 + place for place, name in enumerate(_MONTHS) if names and names[0] in (name, name[:3], name[:4])), None
+    )
+    if month is None or len(names) != 1 or len(names) + len(numbers) != len(texts) or not 1 <= len(numbers) <= 2:
+        return None
+    if names[0] == "may" and len(found[0].text) == 3 and found[0].text == "may":
+        return None
+    day, year = numbers[0], numbers[1] if len(numbers) == 2 else None
+    if not (day.text.isdigit() and 1 <= day.value <= 31) or (year is not None and len(year.text) != 4):
+        return None
+    return Date(int(year.value) if year else None, month, int(day.value))
+
+
+def _in_figures(texts: list[str], sign: str) -> Date | None:
+    if not all(text.isdigit() for text in texts):
+        return None
+    first, second, third = map(int, texts)
+    if len(texts[0]) == 4:
+        year, month, day = first, second, third
+    elif sign == "/" and len(texts[2]) in (2, 4):
+        year, month, day = third, first, second
+        if month > 12:
+            month, day = day, month
+    else:
+        return None
+    return Date(year, month, day) if 1 <= month <= 12 and 1 <= day <= 31 and max(map(len, texts)) <= 4 else None
+
+
+def read_time(found: Sequence[Token]) -> Time | None:
+    """A time of day that names its half, or that is written with a colon; None for anything else."""
+    found = [token for token in found if token.text != "{}"]
+    if found and found[0].text.lower() == "at":
+        found = found[1:]
+    parts, place = list[Token](), 0
+    while place < len(found) and found[place].kind == "number" and len(parts) < 3:
+        parts.append(found[place])
+        place += 1
+        if not (place + 1 < len(found) and found[place].is_sign(":") and found[place + 1].kind == "number"):
+            break
+        place += 1
+    if not parts or not all(part.text.isdigit() for part in parts) or any(len(part.text) != 2 for part in parts[1:]):
+        return None
+    half, rest = _half_of_day(words(found[place:]))
+    return _clock([int(part.value) for part in parts], half, rest)
+
+
+def _half_of_day(texts: list[str]) -> tuple[str | None, str]:
+    text = " ".join(texts)
+    text = re.sub(r"^([ap]) m\b", r"\1m", text)
+    for half, spellings in (
+        ("a", ("am", "in the morning", "midnight")),
+        ("p", ("pm", "in the afternoon", "in the evening", "at night", "noon")),
+    ):
+        for spelling in spellings:
+            if text == spelling or text.startswith(spelling + " "):
+                return half, text[len(spelling) :].strip()
+    return None, text
+
+
+def _clock(parts: list[int], half: str | None, rest: str) -> Time | None:
+    hour, minute, second = [*parts, 0, 0][:3]
+    if hour > (12 if half else 24) or (half and hour == 0) or minute > 59 or second > 59:
+        return None
+    if half is None and (len(parts) < 2 or rest):
+        return None
+    if half:
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return Time(hour * 3600 + minute * 60 + second, half, rest)
+
+
+def read_amounts(found: Sequence[Token]) -> Amounts | None:
+    """A sum of quantities in smaller and smaller units: ``5 ft 6 in``, ``3 dollars and 25 cents``, ``5'6"``."""
+    starts = [
+        place
+        for place, token in enumerate(found)
+        if token.kind == "number" and not (place and found[place - 1].is_sign("^"))
+    ]
+    if not 2 <= len(starts) <= 4 or starts[0] != 0:
+        return None
+    pieces: list[tuple[Fraction, Unit]] = []
+    for start, stop in pairwise([*starts, len(found)]):
+        piece = _piece(found[start:stop])
+        if piece is None:
+            return None
+        pieces.append(piece)
+    units = [unit for _, unit in pieces]
+    is_falling = all(one.dimensions == other.dimensions and one.factor > other.factor for one, other in pairwise(units))
+    if not is_falling or not all(unit.dimensions and not unit.label for unit in units):
+        return None
+    total = sum((value * unit.factor for value, unit in pieces), Fraction(0))
+    return Amounts(Quantity(number(total / units[0].factor), units[0]))
+
+
+_FOOT, _INCH = (Unit((("m", 1),), Fraction(size)) for size in ("0.3048", "0.0254"))
+
+
+def _piece(found: Sequence[Token]) -> tuple[Fraction, Unit] | None:
+    found = list(found)
+    while len(found) > 1 and (found[-1].text in (",", "and") or found[-1].text == "{}"):
+        found.pop()
+    if len(found) > 1 and all(
+        token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in found[1:]
+    ):
+        marks = "".join(token.text for token in found[1:]).replace("''", '"')
+        return (found[0].value, _FOOT if marks == "'" else _INCH) if len(marks) == 1 else None
+    start, unit = unit_suffix(found)
+    return (found[0].value, unit) if start == 1 and found[0].base is None else None
+
+
+def read_ratio(found: Sequence[Token], quantity: Callable[[Sequence[Token]], Quantity]) -> Ratio | None:
+    """``2:3`` or ``1:2:3``; None for anything without colons."""
+    pieces = split(found, ":")
+    if not 2 <= len(pieces) <= 8 or not all(pieces):
+        return None
+    members = tuple(quantity(piece) for piece in pieces)
+    first, second = pieces[0], pieces[1]
+    is_clock = (
+        len(pieces) == 2
+        and len(first) == len(second) == 1
+        and first[0].kind == second[0].kind == "number"
+        and len(first[0].text) <= 2
+        and len(second[0].text) == 2
+        and second[0].value < 60
+    )
+    return Ratio(members, is_clock)
+
+
+def read_range(found: Sequence[Token], read: Reader) -> Range | None:
+    """``3-6``, ``3 to 6``, ``from 3 to 5``, ``pages 7-12``; None for anything else."""
+    found = list(found)
+    label, has_from = "", False
+    if found and found[0].kind == "open" and found[0].text in ("(", "[") and closing(found, 0) == len(found) - 1:
+        found = found[1:-1]
+    if found and found[0].text.lower() in _NUMBERED and len(found) > 3:
+        label, found = _NUMBERED[found[0].text.lower()], found[1:]
+        found = found[1:] if found[0].is_sign(".") else found
+    if found and found[0].text.lower() in ("from", "between"):
+        has_from, found = True, found[1:]
+    is_word = any(token.text in _TO for token in found)
+    signs = _TO if is_word else frozenset(("and",)) if has_from else frozenset(("-",))
+    places = [place for place, token in enumerate(found) if token.text in signs and 0 < place < len(found) - 1]
+    if len(places) != 1:
+        return None
+    low, high = found[: places[0]], found[places[0] + 1 :]
+    if not is_word and not has_from and not (_is_plain_end(low) and _is_plain_end(high)):
+        return None
+    return _with_ends(low, high, read, label, None if is_word or has_from else found)
+
+
+def _is_plain_end(found: Sequence[Token]) -> bool:
+    """A number in figures with a currency or unit, or a time: what a hyphen joins to a range."""
+    numbers = [token for token in found if token.kind == "number"]
+    has_clock = len(numbers) == 2 and any(token.is_sign(":") for token in found)
+    others = [
+        token
+        for token in found
+        if token.kind not in ("number", "word") and not token.is_sign("%", "$", "€", "£", ":", "°")
+    ]
+    names_unit = all(token.mode == "text" or token.has_space for token in others if token.kind == "name")
+    return (len(numbers) == 1 or has_clock) and all(token.kind == "name" for token in others) and names_unit
+
+
+def _with_ends(
+    low: list[Token], high: list[Token], read: Reader, label: str, whole: list[Token] | None
+) -> Range | None:
+    start, unit = unit_suffix(high)
+    is_bare = unit_suffix(low)[1] == Unit() and not any(token.is_sign("$", "€", "£") for token in low)
+    if unit and is_bare:
+        low = low + high[start:]
+    elif low and low[0].is_sign("$", "€", "£") and high[0].kind == "number":
+        high = [low[0], *high]
+    try:
+        ends = read(low), read(high)
+    except Unreadable:
+        return None
+    difference = None
+    with suppress(Unreadable):
+        difference = parse(whole) if whole is not None and not unit else None
+    if not all(isinstance(end, (Quantity, Ratio, Time)) for end in ends):
+        return None
+    return Range(*ends, difference, label)
+
+
+def read_congruence(
+    found: Sequence[Token], members: Callable[[Sequence[Token]], list[list[Token]]]
+) -> Congruence | None:
+    """``x \\equiv 3 \\pmod 7``, ``3, 4 mod 7``; None for anything else."""
+    places = [place for place, token in enumerate(found) if token.is_sign("mod")]
+    if len(places) != 1:
+        return None
+    left = [token for token in found[: places[0]] if token.text != "quad"]
+    right = [token for token in found[places[0] + 1 :] if token.text not in ("{}", "(", ")", "quad")]
+    while left and left[-1].text in ("(", "{}") and left[-1].kind == "open":
+        left.pop()
+    if len(right) != 1 or right[0].kind != "number" or right[0].value.denominator != 1 or right[0].value < 1:
+        return None
+    name, is_class = "", any(token.is_sign("≡") for token in left)
+    sides = split(left, "≡", "=")
+    if len(sides) == 2 and len(sides[0]) == 1 and sides[0][0].kind == "name":
+        name, left = sides[0][0].text, sides[1]
+    elif len(sides) > 1:
+        return None
+    residues = []
+    for member in members(left):
+        value = rational(parse(member))
+        has_sum = any(token.is_sign("+", "-") for token in member[1:])
+        if value is None or value.denominator != 1 or has_sum:
+            return None
+        residues.append(int(value % right[0].value))
+    return Congruence(name, frozenset(residues), int(right[0].value), is_class) if residues else None
+
+
+def read_matrix(found: Sequence[Token]) -> MatrixValue | None:
+    """A matrix, or numbers times a matrix; None for anything else."""
+    found = list(found)
+    begins = [place for place, token in enumerate(found) if token.kind == "begin"]
+    if len(begins) != 1:
+        return None
+    start = begins[0]
+    stop = closing(found, start)
+    name = found[start].text
+    is_array = name == "array" and start and found[start - 1].text in ("(", "[") and stop + 1 < len(found)
+    before, after = found[: start - bool(is_array)], found[stop + 1 + bool(is_array) :]
+    if name not in MATRICES and not is_array:
+        return None
+    is_turned = is_transposed(after)
+    if after and not is_turned:
+        return None
+    rows = [split(row, "&") for row in split(found[start + 1 : stop], "\\\\") if row]
+    cells = [[parse(cell) for cell in row] for row in rows]
+    if not cells or len({len(row) for row in cells}) != 1:
+        raise Unreadable("rows of different lengths")
+    if is_turned:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    while before and before[-1].is_sign("*"):
+        before.pop()
+    if before:
+        factor = number(-1) if len(before) == 1 and before[0].is_sign("-") else parse(before)
+        cells = [[Tree("product", (factor, cell)) for cell in row] for row in cells]
+    return MatrixValue(tuple(map(tuple, cells)))
+
+
+def is_transposed(after: Sequence[Token]) -> bool:
+    """Whether tokens are the sign of a transposed matrix."""
+    texts = [token.text for token in after if token.text != "{}"]
+    return len(texts) == 2 and texts[0] == "^" and texts[1] in ("T", "⊤")
+
+
+def read_nested_list(found: Sequence[Token]) -> MatrixValue | None:
+    """A list of lists as a matrix: ``[[1,2],[3,4]]``; None for anything else."""
+    if not found or found[0].text not in ("[", "("):
+        return None
+    stop = closing(found, 0)
+    is_turned = is_transposed(found[stop + 1 :])
+    rows = split(found[1:stop], ",")
+    is_nested = all(row and row[0].text in ("[", "(") and closing(row, 0) == len(row) - 1 for row in rows)
+    if not is_nested or (stop != len(found) - 1 and not is_turned):
+        return None
+    cells = [[parse(cell) for cell in split(row[1:-1], ",")] for row in rows]
+    if len({len(row) for row in cells}) != 1:
+        raise Unreadable("rows of different lengths")
+    if is_turned:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    return MatrixValue(tuple(map(tuple, cells)), is_list=True, is_turned=is_turned)

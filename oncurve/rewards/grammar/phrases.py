@@ -1,0 +1,281 @@
+"""Words in answers: hedges, clauses behind a value, and answers that are words themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from oncurve.rewards.grammar.expressions import closing
+from oncurve.rewards.grammar.figures import Token, Unreadable
+from oncurve.rewards.grammar.spellings import FUNCTIONS
+from oncurve.rewards.grammar.values import Value, Words
+
+_HEDGES = frozenset((
+    "either", "neither", "nor", "maybe", "perhaps", "possibly", "probably", "about", "approximately", "approx",
+    "around",
+    "roughly", "nearly", "almost", "not", "cannot", "never", "unless", "unsure", "guess", "ish", "between", "except",
+    "if", "isn", "doesn", "don", "nicht", "kein", "keine", "pas", "не", "kaum", "anything", "unknown", "else",
+    "some", "any",
+))  # fmt: skip
+"""Words by which a text does not commit to the number beside them."""
+_HEDGING_PHRASES = (
+    ("more", "than"), ("less", "than"), ("fewer", "than"), ("greater", "than"), ("at", "least"), ("at", "most"),
+    ("up", "to"), ("no", "more"), ("could", "be"), ("might", "be"),
+    ("may", "be"), ("or", "more"), ("or", "less"), ("can", "hold"),
+)  # fmt: skip
+_ADDING = frozenset(("add", "adds", "sum", "sums"))
+_LEADS = (
+    ("there", "are"), ("there", "is"), ("the", "answers", "are"), ("the", "answer", "is"), ("answer",), ("we",
+    "get"), ("they", "are"), ("the", "final", "answer", "is"),
+    ("final", "answer"), ("the", "result", "is"), ("the", "value", "is"),
+)  # fmt: skip
+_ARTICLES = frozenset(("the", "a", "an"))
+_SHORT_WORDS = frozenset(("go", "in", "no", "on", "up", "so", "if", "or", "is", "it", "we"))
+"""Words of two letters that are no products of two variables."""
+_VERDICTS = frozenset(("yes", "no", "true", "false"))
+_TURNING = frozenset((
+    "yes", "no", "true", "false", "but", "or", "maybe", "perhaps", "possibly", "probably", "unless", "if",
+    "sometimes", "depends",
+    "although", "though", "however", "and",
+))  # fmt: skip
+"""Words after which a verdict may not hold."""
+REALS = frozenset((
+    "real numbers", "the real numbers", "all real values", "all real numbers", "all reals", "any real number",
+    "all real x",
+    "all real numbers x", "the set of real numbers", "the set of all real numbers", "every real number",
+))  # fmt: skip
+NO_SOLUTION = frozenset((
+    "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set",
+    "there is no solution",
+    "there are no solutions", "none exist",
+))  # fmt: skip
+_NO_LIMIT = frozenset((
+    "dne", "does not exist", "doesn't exist", "the limit does not exist", "this limit does not exist",
+    "limit does not exist",
+    "the limit doesn't exist", "no limit", "it does not exist",
+))  # fmt: skip
+_BECAUSE = frozenset(("because", "since", "as"))
+MAX_WORDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """The words behind a value that say when it holds."""
+
+    kind: Literal["always", "integers", "condition"]
+    before: list[Token]
+    letter: str = ""
+    domain: str = "ℤ"
+
+
+def phrase(found: Sequence[Token]) -> str:
+    """The tokens as text in lower case, with spaces where they are."""
+    text = "".join(
+        (" " if token.has_space and place else "") + token.text.lower()
+        for place, token in enumerate(found)
+        if token.text != "{}"
+    )
+    return " ".join(text.split()).strip(" .!")
+
+
+def is_hedged(found: Sequence[Token]) -> bool:
+    """Whether words or signs say that the text does not commit to its value."""
+    texts = [token.text.lower() for token in found]
+    if any(token.is_sign("?", "≈", "...") for token in found) or not _HEDGES.isdisjoint(texts):
+        return True
+    for place, (one, other) in enumerate(itertools.pairwise(texts)):
+        if (one, other) in _HEDGING_PHRASES and not (one == "up" and place and texts[place - 1] in _ADDING):
+            return True
+    return any(
+        one.endswith("n") and two == "'" and three == "t"
+        for one, two, three in zip(texts, texts[1:], texts[2:], strict=False)
+    )
+
+
+def is_plain_words(found: Sequence[Token]) -> bool:
+    """Whether the tokens are words of a language and nothing else."""
+    has_word = False
+    for token in found:
+        if token.kind == "word":
+            has_word = True
+        elif (
+            token.kind not in ("name",)
+            and not (token.kind == "number" and token.is_from_words)
+            and not token.is_sign("-", "'", ".", ",", "!", ";", ":", '"')
+        ):
+            return False
+    return has_word
+
+
+def words_value(found: Sequence[Token]) -> Value | None:
+    """The value of an answer that is words alone: words, or a short product; None for anything else."""
+    if not is_plain_words(found):
+        return None
+    if any(token.kind == "number" for token in found):
+        is_title = any(token.kind == "word" and token.text != token.text.lower() for token in found)
+        return Words(phrase(found)) if is_title or found[0].kind != "number" else None
+    text = phrase(found)
+    if len(found) == 1 and found[0].mode != "text":
+        return _single(found[0], text)
+    if any(token.text.lower() in ("and", "or") for token in found) or any(
+        token.is_sign(",", ";", ":") for token in found
+    ):
+        return None if len(found) <= MAX_WORDS and text not in NO_SOLUTION else Words(text)
+    if text in REALS or text in NO_SOLUTION:
+        return None
+    if _is_formula_in_letters(found):
+        return None
+    return Words(same_phrase(text))
+
+
+def _is_formula_in_letters(found: Sequence[Token]) -> bool:
+    """A word of plain text beside signs and letters that may be a product: ``AB - x``."""
+    if not any(token.is_sign("-", "'") for token in found):
+        return False
+    return all(token.kind == "name" or token.is_sign("-", "'") or len(token.text) == 2 for token in found) and not any(
+        token.mode == "text" for token in found
+    )
+
+
+def _single(token: Token, text: str) -> Value | None:
+    word = token.text
+    is_product = len(word) == 2 and word.islower() and word.isascii() and word not in _SHORT_WORDS
+    if is_product or any(word.startswith(name) and len(word) <= len(name) + 1 for name in FUNCTIONS):
+        return None
+    letters = "".join(sorted(word)) if len(word) <= 3 and word.isascii() and word.lower() not in _SHORT_WORDS else ""
+    return Words(same_phrase(text), letters)
+
+
+def same_phrase(text: str) -> str:
+    """One spelling for phrases that say the same."""
+    if text in _NO_LIMIT:
+        return "does not exist"
+    first, _, rest = text.partition(" ")
+    return rest if first in _ARTICLES and rest else text
+
+
+def verdict_with_reason(found: Sequence[Token]) -> str | None:
+    """The "yes" or "no" before its reason; None for anything else."""
+    if len(found) < 3 or found[0].text.lower() not in _VERDICTS or not found[1].is_sign(",", ".", ";", ":"):
+        return None
+    rest = {token.text.lower() for token in found[2:]}
+    return None if rest & _TURNING else found[0].text.lower()
+
+
+def without_remark(found: list[Token]) -> list[Token]:
+    """The tokens without a remark in brackets that gives the reason, ends a proof or says the number in words."""
+    if len(found) < 3 or found[-1].text != ")":
+        return found
+    depth = 0
+    for start in range(len(found) - 1, 0, -1):
+        depth += (found[start].kind == "close") - (found[start].kind == "open")
+        if depth == 0:
+            break
+    else:
+        return found
+    inside = found[start + 1 : -1]
+    texts = [token.text.lower() for token in inside if token.text != "."]
+    if texts and (texts[0] in _BECAUSE or texts in (["q", "e", "d"], ["qed"])):
+        return found[:start]
+    return _restated(found[:start], inside) or found
+
+
+def _restated(outside: list[Token], inside: list[Token]) -> list[Token] | None:
+    """The figures of a number that is also given in words: "7 (seven)" and "seven (7)"."""
+    is_pair = len(outside) == len(inside) == 1 and outside[0].kind == inside[0].kind == "number"
+    if not is_pair:
+        return None
+    if outside[0].value != inside[0].value or outside[0].is_from_words == inside[0].is_from_words:
+        raise Unreadable("two numbers")
+    return outside
+
+
+def without_lead(found: list[Token]) -> list[Token]:
+    """The tokens behind "there are", "the answer is" and the like."""
+    texts = [token.text.lower() for token in found]
+    for lead in _LEADS:
+        if tuple(texts[: len(lead)]) == lead and len(texts) > len(lead):
+            rest = found[len(lead) :]
+            return rest[1:] if rest[0].is_sign(":") and len(rest) > 1 else rest
+    return found
+
+
+_OPENERS = frozenset(
+    ("for", "where", "with", "if", "when", "then", "given", "provided", "assuming", "whenever", "since", "because")
+)
+_QUANTIFIERS = frozenset(("all", "any", "every", "each", "some"))
+
+
+def split_clause(found: Sequence[Token]) -> Clause | None:
+    """The value and the clause behind it, such as ``for all real x`` or ``k \\in \\mathbb{Z}``; None without one."""
+    depth = 0
+    for place, token in enumerate(found):
+        depth += (token.kind in ("open", "begin")) - (token.kind in ("close", "end"))
+        is_opener = token.kind == "word" and token.text.lower() in _OPENERS
+        if (depth == 0 or (depth == 1 and found[place - 1].text == "(")) and place and is_opener:
+            start = place - 1 if found[place - 1].is_sign(",", ";") or found[place - 1].text == "(" else place
+            return _clause(list(found[:start]), list(found[place:]))
+        if depth == 0 and token.is_sign(",", ";", "quad") and place:
+            rest = [each for each in found[place + 1 :] if each.text not in ("(", ")", "quad")]
+            if (domain := _integers(rest)) is not None and any(each.text == domain[0] for each in found[:place]):
+                return Clause("integers", list(found[:place]), *domain)
+    rest = list(found)
+    if rest and rest[-1].text == ")" and (start := _opening(rest)) and (domain := _integers(rest[start + 1 : -1])):
+        return Clause("integers", rest[:start], *domain)
+    return None
+
+
+def _opening(found: Sequence[Token]) -> int:
+    for start in range(len(found) - 1, 0, -1):
+        try:
+            if found[start].text == "(" and closing(found, start) == len(found) - 1:
+                return start
+        except Unreadable:
+            return 0
+    return 0
+
+
+def _clause(before: list[Token], behind: list[Token]) -> Clause:
+    rest = [token for token in behind if token.text not in ("(", ")", "{}", ",")]
+    texts = [token.text.lower() for token in rest]
+    opener, body = texts[0], rest[1:]
+    words = set(texts)
+    if (domain := _integers(body)) is not None:
+        if all(token.text != domain[0] for token in before):
+            return Clause("always", before)
+        return Clause("integers", before, *domain)
+    is_real = words & {"real", "reals", "ℝ", "x"} and not words & {"<", ">", "<=", ">=", "!=", "="}
+    if (
+        opener in ("for", "with", "where")
+        and words & (_QUANTIFIERS | {"∈", "real"})
+        and is_real
+        and not words & {"positive", "negative"}
+    ):
+        return Clause("always", before)
+    return Clause("condition", before)
+
+
+def _integers(found: Sequence[Token]) -> tuple[str, str] | None:
+    """The letter that a clause makes an integer, and where it is from; None for any other clause."""
+    body = [
+        token
+        for token in found
+        if token.text.lower() not in (*_QUANTIFIERS, "an", "a", "is", "are", "{}", "where", "for", ".", "number")
+    ]
+    texts = [token.text for token in body]
+    lowered = [text.lower() for text in texts]
+    letters = [
+        token.text for token in body if token.kind == "name" and len(token.text) == 1 and token.text not in "ℤℕℝℚℂ"
+    ]
+    if len(letters) != 1:
+        return None
+    rest = [text for text in lowered if text != letters[0].lower()]
+    if rest in (["∈", "ℤ"], ["integer"], ["integers"], ["∈", "z"]):
+        return letters[0], "ℤ"
+    if rest in (["∈", "ℕ"], ["natural"], ["natural", "numbers"]):
+        return letters[0], "ℕ"
+    if rest in (["positive", "integer"], ["nonnegative", "integer"], ["odd", "integer"], ["even", "integer"]):
+        return letters[0], " ".join(rest)
+    return None

@@ -1,0 +1,368 @@
+"""Sets of real numbers as unions of intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cmp_to_key, reduce
+
+from oncurve.rewards.grammar.brackets import closing, split, top
+from oncurve.rewards.grammar.exact import infinity, rational, same
+from oncurve.rewards.grammar.expressions import parse
+from oncurve.rewards.grammar.figures import Token, Unreadable
+from oncurve.rewards.grammar.numeric import approximation
+from oncurve.rewards.grammar.values import Interval, RealSet, Tree, negative, number, product, quotient
+
+MAX_PIECES = 32
+ORDERS = ("<", "<=", ">", ">=")
+SIGNS = (*ORDERS, "!=", "∪", "∩", "∖", "∈", "∉")
+"""Signs that make a set of numbers of what stands around them."""
+RELATIONS = ("=", "≈", "≡", "⇒", "⇔", "→", "≅", "∝", "⊂", "⊆", "⊥", "∥", *SIGNS)
+"""Signs between the sides of a relation."""
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+
+REALS = RealSet((Interval(None, None),))
+EMPTY = RealSet(())
+
+
+class OrderError(Exception):
+    """Two ends of intervals cannot be put in order without algebra."""
+
+
+def read_region(found: Sequence[Token]) -> RealSet:
+    """The set of real numbers that tokens write. Raises Unreadable, and OrderError where its ends cannot be ordered.
+
+    Understood are intervals, finite sets, chains of inequalities around one variable, memberships, set-builders, and
+    unions, intersections and differences of those.
+    """
+    pieces = split(found, "∪")
+    if len(pieces) > MAX_PIECES:
+        raise Unreadable("too many intervals")
+    return reduce(union, map(_intersection, pieces))
+
+
+def _intersection(found: Sequence[Token]) -> RealSet:
+    return reduce(intersection, map(_difference, split(found, "∩")))
+
+
+def _difference(found: Sequence[Token]) -> RealSet:
+    pieces = split(found, "∖")
+    if len(pieces) == 1 and len(found) > 2 and found[0].text == "ℝ" and found[1].is_sign("-", "\\\\"):
+        pieces = [[found[0]], list(found[2:])]
+    whole, *gaps = (_atom(piece) for piece in pieces)
+    for gap in gaps:
+        whole = intersection(whole, complement(gap))
+    return whole
+
+
+def _atom(found: Sequence[Token]) -> RealSet:
+    if not found:
+        raise Unreadable("a set that is missing")
+    first = found[0]
+    if len(found) == 1 and first.text in ("ℝ", "∅"):
+        return REALS if first.text == "ℝ" else EMPTY
+    if first.text == "ℝ" and len(found) < 6 and found[1].is_sign("^", "_"):
+        return _half_line(found)
+    for sign in ("∈", "∉"):
+        if len(pieces := split(found, sign)) == 2 and len(pieces[0]) < 6:
+            inside = read_region(pieces[1])
+            name = variable(pieces[0])
+            return RealSet((inside if sign == "∈" else complement(inside)).intervals, name)
+    if any(token.is_sign(*ORDERS, "!=") for piece in split(found, ",", "|", ":") for token in top(piece)) and (
+        first.text != "{" or closing(found, 0) != len(found) - 1
+    ):
+        return chain(found)
+    if first.kind == "open" and closing(found, 0) == len(found) - 1:
+        return _bracketed(found)
+    raise Unreadable("no set of numbers")
+
+
+def _half_line(found: Sequence[Token]) -> RealSet:
+    text = "".join(token.text for token in found[2:] if token.text != "{}")
+    zero = number(0)
+    match text:
+        case "+" | ">0":
+            return RealSet((Interval(zero, None),))
+        case "-" | "<0":
+            return RealSet((Interval(None, zero),))
+        case ">=0":
+            return RealSet((Interval(zero, None, is_low_open=False),))
+    raise Unreadable("a part of the real numbers")
+
+
+def _bracketed(found: Sequence[Token]) -> RealSet:
+    opening, inside, close = found[0].text, list(found[1:-1]), found[-1].text
+    if opening == "{" and close == "}":
+        return _braces(inside)
+    members = split(inside, ",", ";")
+    if len(members) == 2 and opening in "([" and close in ")]":
+        low, high = (end(member) for member in members)
+        return RealSet((interval(low, high, is_low_open=opening == "(", is_high_open=close == ")"),))
+    if len(members) == 1 and (opening, close) == ("(", ")"):
+        return read_region(inside)
+    raise Unreadable("no interval")
+
+
+def _braces(inside: list[Token]) -> RealSet:
+    """A set-builder or a finite set."""
+    for sign in ("|", ":"):
+        if len(pieces := split(inside, sign)) >= 2:
+            name = variable(split(pieces[0], "∈")[0])
+            rest = [token for piece in pieces[1:] for token in [*piece, Token("sign", sign)]][:-1]
+            region = read_region(rest)
+            if region.variable not in ("", name):
+                raise Unreadable("a set-builder of another variable")
+            return RealSet(region.intervals)
+    if not inside:
+        return EMPTY
+    points = [parse(member) for member in split(inside, ",", ";")]
+    return normal(RealSet(tuple(Interval(point, point, is_low_open=False, is_high_open=False) for point in points)))
+
+
+def end(found: Sequence[Token]) -> Tree:
+    """An end of an interval."""
+    found = list(found)
+    if found and found[0].is_sign("+"):
+        found = found[1:]
+    return parse(found)
+
+
+def interval(low: Tree, high: Tree, *, is_low_open: bool, is_high_open: bool) -> Interval:
+    """The interval with these ends; what is written as a closed end at infinity is kept in mind."""
+    signs = infinity(low), infinity(high)
+    if signs[0] == 1 or signs[1] == -1:
+        raise Unreadable("an interval that begins at infinity")
+    closed = (signs[0] is not None and not is_low_open) or (signs[1] is not None and not is_high_open)
+    return Interval(
+        None if signs[0] else low,
+        None if signs[1] else high,
+        is_low_open or bool(signs[0]),
+        is_high_open or bool(signs[1]),
+        closed,
+    )
+
+
+def variable(found: Sequence[Token]) -> str:
+    """The name of a variable that stands alone. Raises Unreadable."""
+    tree = parse(found)
+    if tree.kind != "symbol" or tree.name in ("e", "i", "π", "∞"):
+        raise Unreadable("no variable")
+    return tree.name
+
+
+def chain(found: Sequence[Token]) -> RealSet:
+    """The numbers that satisfy ``1 < x <= 3``, ``x > 2`` or ``2x > 6``."""
+    sides = [parse(side) for side in split(found, *ORDERS, "!=")]
+    signs = [token.text for token in top(found) if token.is_sign(*ORDERS, "!=")]
+    names = frozenset().union(*(side.symbols() for side in sides))
+    if len(sides) not in (2, 3) or not names:
+        raise Unreadable("no inequality in one variable")
+    if len(sides) == 3 and len({sign[0] for sign in signs}) != 1:
+        raise Unreadable("signs in different directions")
+    parts = [_solved(one, sign, other) for one, sign, other in zip(sides, signs, sides[1:], strict=False)]
+    if len({part.variable for part in parts}) != 1:
+        raise Unreadable("no inequality in one variable")
+    return reduce(intersection, parts)
+
+
+def _solved(left: Tree, sign: str, right: Tree) -> RealSet:
+    for one, other, turned in ((left, right, sign), (right, left, _TURNED[sign])):
+        if one.kind == "symbol" and one.name in one.symbols() and one.name not in other.symbols():
+            return RealSet(_half(other, turned), one.name)
+    names = left.symbols() | right.symbols()
+    if len(names) == 1 and (line := _linear(Tree("sum", (left, negative(right))), next(iter(names)))):
+        slope, offset = line
+        turned = sign if rational(slope) > 0 else _TURNED[sign]  # type: ignore[operator]
+        return RealSet(_half(quotient(negative(offset), slope), turned), next(iter(names)))
+    return _bent(left, sign, right, names)
+
+
+def _bent(left: Tree, sign: str, right: Tree, names: frozenset[str]) -> RealSet:
+    """The numbers that satisfy ``|x - 2| < 3`` or a quadratic inequality in one variable."""
+    name = next(iter(names), "")
+    if left.kind == "call" and left.name == "abs" and not right.symbols() and sign in _TURNED:
+        inner = left.parts[0]
+        low, high = _solved(inner, _TURNED[sign], negative(right)), _solved(inner, sign, right)
+        if sign == "!=":
+            return intersection(low, high)
+        return (intersection if sign in ("<", "<=") else union)(low, high)
+    difference = Tree("sum", (left, negative(right)))
+    values = [rational(put_all(difference, {name: number(place)})) for place in (0, 1, -1, 2, 5)]
+    if len(names) != 1 or difference.has("call", "root", "operator", "determinant") or None in values:
+        raise Unreadable("no inequality that can be solved")
+    c, plus, minus, *others = values
+    a, b = (plus + minus) / 2 - c, (plus - minus) / 2  # type: ignore[operator]
+    if a == 0 or any(value != a * x * x + b * x + c for value, x in zip(others, (2, 5), strict=True)):  # type: ignore[operator]
+        raise Unreadable("no inequality that can be solved")
+    return RealSet(_between_roots(a, b, c, sign if a > 0 else _TURNED[sign]).intervals, name)  # type: ignore[arg-type]
+
+
+def _between_roots(a: Fraction, b: Fraction, c: Fraction, sign: str) -> RealSet:
+    """Where a parabola that opens upwards is below, above or not zero."""
+    discriminant = b * b - 4 * a * c
+    if discriminant < 0:
+        return EMPTY if sign in ("<", "<=") else REALS
+    root = Tree("root", (number(discriminant), number(2)))
+    low, high = (
+        Tree("product", (number(1 / (2 * a)), Tree("sum", (number(-b), product(number(turn), root)))))
+        for turn in ((-1, 1) if a > 0 else (1, -1))
+    )
+    inside = Interval(low, high, sign == "<", sign == "<")
+    if sign in ("<", "<="):
+        return RealSet((inside,)) if _is_nonempty(_lower(inside), _upper(inside)) else EMPTY
+    if sign == "!=":
+        gaps = (Interval(point, point, is_low_open=False, is_high_open=False) for point in (low, high))
+        return complement(normal(RealSet(tuple(gaps))))
+    outside = Interval(low, high, sign == ">=", sign == ">=")
+    return complement(RealSet((outside,))) if _is_nonempty(_lower(outside), _upper(outside)) else REALS
+
+
+def _linear(tree: Tree, name: str) -> tuple[Tree, Tree] | None:
+    """Slope and offset of an expression that is linear in a variable with rational numbers."""
+    values = [rational(put_all(tree, {name: number(place)})) for place in (0, 1, 2, 3, 7)]
+    if None in values:
+        return None
+    offset, slope = values[0], values[1] - values[0]  # type: ignore[operator]
+    is_linear = slope != 0 and all(
+        value == offset + slope * x  # type: ignore[operator]
+        for value, x in zip(values, (0, 1, 2, 3, 7), strict=True)
+    )  # type: ignore[operator]
+    return (number(slope), number(offset)) if is_linear and not _has_bend(tree) else None  # type: ignore[arg-type]
+
+
+def _has_bend(tree: Tree) -> bool:
+    return tree.has("call", "root", "factorial", "operator", "determinant") or any(
+        part.kind == "power" and part.symbols() for part in _parts(tree)
+    )
+
+
+def _parts(tree: Tree) -> list[Tree]:
+    return [tree, *(inner for part in tree.parts for inner in _parts(part))]
+
+
+def _half(bound: Tree, sign: str) -> tuple[Interval, ...]:
+    if infinity(bound) is not None:
+        raise Unreadable("a bound at infinity")
+    match sign:
+        case "<" | "<=":
+            return (Interval(None, bound, is_high_open=sign == "<"),)
+        case ">" | ">=":
+            return (Interval(bound, None, is_low_open=sign == ">"),)
+    return Interval(None, bound), Interval(bound, None)
+
+
+def _compared(one: Tree, other: Tree) -> int:
+    """-1, 0 or 1 for less, equal or greater. Raises OrderError where nobody knows."""
+    values = rational(one), rational(other)
+    if None not in values:
+        return (values[0] > values[1]) - (values[0] < values[1])  # type: ignore[operator]
+    if same(one, other):
+        return 0
+    near = approximation(one), approximation(other)
+    if None not in near and abs(near[0] - near[1]) > 1e-9 * max(1.0, abs(near[0])):  # type: ignore[operator]
+        return 1 if near[0] > near[1] else -1  # type: ignore[operator]
+    raise OrderError
+
+
+Bound = tuple[Tree | None, int]
+"""An end, or infinity, and the side on which the set lies: -1 just before it, 1 just behind it."""
+
+
+def _lower(piece: Interval) -> Bound:
+    return piece.low, 1 if piece.is_low_open else -1
+
+
+def _upper(piece: Interval) -> Bound:
+    return piece.high, -1 if piece.is_high_open else 1
+
+
+def _order(one: Bound, other: Bound, *, infinite: int) -> int:
+    """The order of two lower (``infinite`` -1) or two upper ends (1)."""
+    if one[0] is None or other[0] is None:
+        return infinite * ((one[0] is None) - (other[0] is None))
+    return _compared(one[0], other[0]) or (one[1] > other[1]) - (one[1] < other[1])
+
+
+def _is_nonempty(low: Bound, high: Bound) -> bool:
+    if low[0] is None or high[0] is None:
+        return True
+    order = _compared(low[0], high[0])
+    return order < 0 or (order == 0 and low[1] < 0 < high[1])
+
+
+def normal(region: RealSet) -> RealSet:
+    """The same set as intervals from left to right that do not touch."""
+    if len(region.intervals) < 2:
+        return region
+    ordered = sorted(
+        region.intervals, key=cmp_to_key(lambda one, other: _order(_lower(one), _lower(other), infinite=-1))
+    )
+    kept = [ordered[0]]
+    for piece in ordered[1:]:
+        last = kept[-1]
+        if _touches(last, piece):
+            high = max((last, piece), key=cmp_to_key(lambda one, other: _order(_upper(one), _upper(other), infinite=1)))
+            kept[-1] = Interval(
+                last.low,
+                high.high,
+                last.is_low_open,
+                high.is_high_open,
+                last.is_infinity_closed or high.is_infinity_closed,
+            )
+        else:
+            kept.append(piece)
+    return RealSet(tuple(kept), region.variable)
+
+
+def _touches(left: Interval, right: Interval) -> bool:
+    """Whether the right interval begins within the left one or directly behind it."""
+    if left.high is None or right.low is None:
+        return True
+    order = _compared(right.low, left.high)
+    return order < 0 or (order == 0 and not (left.is_high_open and right.is_low_open))
+
+
+def _name(one: RealSet, other: RealSet) -> str:
+    if one.variable and other.variable and one.variable != other.variable:
+        raise Unreadable("sets of different variables")
+    return one.variable or other.variable
+
+
+def union(one: RealSet, other: RealSet) -> RealSet:
+    """The numbers in either."""
+    return normal(RealSet(one.intervals + other.intervals, _name(one, other)))
+
+
+def intersection(one: RealSet, other: RealSet) -> RealSet:
+    """The numbers in both."""
+    pieces = []
+    for left in one.intervals:
+        for right in other.intervals:
+            low = max((left, right), key=cmp_to_key(lambda a, b: _order(_lower(a), _lower(b), infinite=-1)))
+            high = min((left, right), key=cmp_to_key(lambda a, b: _order(_upper(a), _upper(b), infinite=1)))
+            if _is_nonempty(_lower(low), _upper(high)):
+                closed = left.is_infinity_closed or right.is_infinity_closed
+                pieces.append(Interval(low.low, high.high, low.is_low_open, high.is_high_open, closed))
+    if len(pieces) > MAX_PIECES:
+        raise Unreadable("too many intervals")
+    return normal(RealSet(tuple(pieces), _name(one, other)))
+
+
+def complement(region: RealSet) -> RealSet:
+    """All other real numbers."""
+    result = REALS
+    for piece in region.intervals:
+        sides = []
+        if piece.low is not None:
+            sides.append(Interval(None, piece.low, is_high_open=not piece.is_low_open))
+        if piece.high is not None:
+            sides.append(Interval(piece.high, None, is_low_open=not piece.is_high_open))
+        result = intersection(result, RealSet(tuple(sides)))
+    return RealSet(result.intervals, region.variable)
+
+
+def put_all(tree: Tree, values: dict[str, Tree]) -> Tree:
+    """The expression with some variables replaced."""
+    if tree.kind == "symbol":
+        return values.get(tree.name, tree)
+    return Tree(tree.kind, tuple(put_all(part, values) for part in tree.parts), tree.name, tree.value)

@@ -1,0 +1,175 @@
+"""The grammar of answers: it reads back what it is told, pays nothing near it, and no text breaks it."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+from random import Random
+
+import pytest
+from answer_generator import KINDS, examples
+from hypothesis import given
+from hypothesis import strategies as st
+from reward_records import STEADY
+
+from oncurve.rewards.grammar.equality import equal, read_reference
+from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.lexer import tokens
+from oncurve.rewards.grammar.reading import exact_number, read
+from oncurve.rewards.grammar.symbolic import equal_expressions
+from oncurve.rewards.grammar.units import compose
+from oncurve.rewards.grammar.values import Quantity, Tree
+from oncurve.rewards.places import find_answer
+from oncurve.rewards.references import describe_references, type_name, typed_reference
+
+SIGNS = (
+    r"\frac", r"\sqrt", "{", "}", "(", ")", "[", "]", r"\{", r"\}", "^", "_", "1", "23", "1,000", "x", "y", "e", "i",
+    r"\pi",
+    r"\text{", "cm", "and", "or", "=", "<", r"\le", r"\cup", r"\in", r"\mathbb{R}", "-", "+", "/", "*", "!", "'",
+    '"', "$",
+    r"\$", "%", "|", ",", ":", r"\\", "&", r"\begin{cases}", r"\end{cases}", r"\begin{pmatrix}", r"\end{pmatrix}",
+    r"\int",
+    r"\sum", "dx", r"\sin", r"\log", "mod", r"\pm", "...", "°", "~", "two", "hundred", "half", "May", "pm", "to",
+    "from",
+    "where", "integer", "if", "A", "B", r"\binom", "choose", r"\overline", "0x", "_2", " ", "\n", r"\left", "½", "²",
+    "万", "√",
+    r"\tag{1}", "**", "`", "not", "about", "the", "answer", "is",
+)  # fmt: skip
+REFERENCES = (
+    "5", r"\sqrt{3}", "(1,2)", r"\text{(C)}", "east", "x>3", "1:2", "x=1, y=2", "3, 4", r"A\cup B", "May 17", "3:00 pm",
+    "2x+1", "3-6", "5 cm", "110_2", r"50\%", r"\frac12+k\pi, k\in\mathbb{Z}", r"\begin{pmatrix}1\\2\end{pmatrix}",
+)  # fmt: skip
+
+
+def never(one: Tree, other: Tree) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_is_read_back_from_every_spelling_and_nothing_near_it_is_paid(kind: str) -> None:
+    random = Random(kind)
+    for _ in range(40):
+        reference, right, near = KINDS[kind](random)
+        wanted = read_reference(reference)
+        assert [text for text in right if not equal(text, wanted, equal_expressions)] == [], reference
+        assert [text for text in near if text and equal(text, wanted, equal_expressions)] == [], reference
+
+
+def test_the_examples_take_turns() -> None:
+    found = [example.kind for example, _ in zip(examples(3), range(2 * len(KINDS)), strict=False)]
+    assert found == [*KINDS] * 2
+
+
+def test_no_text_breaks_it_or_keeps_it_busy() -> None:
+    random, wanted = Random(7), [read_reference(text) for text in REFERENCES]
+    slowest = 0.0
+    for _ in range(2_000):
+        text = (" " if random.random() < 0.5 else "").join(random.choices(SIGNS, k=random.choice((3, 8, 40, 150))))[
+            :600
+        ]
+        started = time.process_time()
+        equal(text, random.choice(wanted), never)
+        typed_reference(text)
+        find_answer(text, "prose")
+        slowest = max(slowest, time.process_time() - started)
+    assert slowest < 1.0
+
+
+@STEADY
+@given(st.text(max_size=80), st.sampled_from(REFERENCES))
+def test_no_letters_break_it(text: str, reference: str) -> None:
+    equal(text, read_reference(reference), never)
+
+
+@pytest.mark.parametrize("text", ["(" * 600, "{" * 600, r"\sqrt" * 100, "-" * 600, "2^" * 299 + "2", r"\frac" * 120])
+def test_what_is_nested_without_end_is_not_read(text: str) -> None:
+    with pytest.raises(Unreadable):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("5", "number"), ("2x", "expression"), ("3, 4", "list"), (r"\{1\}", "set"), ("(1,2)", "tuple"), ("(B)",
+        "choice"),
+        ("x>2", "set of reals"), ("May 3", "date"), ("3 pm", "time"), ("x+y=3", "relation"), ("Paris", "words"), ("2:3",
+        "ratio"),
+        ("3-5", "range"), (r"A\cup B", "algebra of sets"), (r"x\equiv 2\pmod 5", "congruence"), ("x=5", "number"),
+    ],
+)  # fmt: skip
+def test_every_reference_has_a_type(text: str, kind: str) -> None:
+    assert type_name(read_reference(text).value) == kind
+
+
+def test_references_are_described_by_type_with_the_first_that_cannot_be_read() -> None:
+    rows = [{"answer": "5"}, {"answer": r"\frac{"}, {"answer": "6"}]
+    said = describe_references(rows)
+    assert said.startswith("references by type: 2 number, 1 unreadable; row 1 has")
+    assert "a brace does not close" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1,000", 1000), ("$18.00", 18), ("-5", -5), (r"\frac{1}{2}", Fraction(1, 2)), (r"1\frac{4}{5}", Fraction(9,
+        5)),
+        ("1 4/5", Fraction(9, 5)), ("50%", Fraction(1, 2)), ("1.2e-3", Fraction(12, 10_000)), (r"0.1\overline{6}",
+        Fraction(1, 6)),
+        ("3 million", 3_000_000), ("five", 5), ("18 eggs", 18),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_exactly(text: str, number: Fraction | int) -> None:
+    assert exact_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1/0", "1 2", "18 or 19", "2x", "5!", "1,00", "(1,2)", "--5", "1e999", "1" * 400]
+)
+def test_what_is_no_single_number_is_none(text: str) -> None:
+    assert exact_number(text) is None
+
+
+@STEADY
+@given(st.fractions())
+def test_every_fraction_is_read_back(number: Fraction) -> None:
+    if max(len(str(abs(number.numerator))), len(str(number.denominator))) < 200:
+        assert exact_number(f"{number.numerator}/{number.denominator}") == number
+
+
+@pytest.mark.parametrize(
+    ("text", "factor"),
+    [(r"\text{ km/h}", Fraction(5, 18)), (r"\text{ m s}^{-1}", 1), ("square meters", 1), (r"\mathrm{g/cm^3}", 1000)],
+)
+def test_units_are_composed(text: str, factor: Fraction | int) -> None:
+    unit = compose(tokens(text))
+    assert unit is not None
+    assert unit.factor == factor
+
+
+def test_the_commas_of_a_number_may_separate_members() -> None:
+    assert equal("100,200", read_reference("100, 200"), never)
+    assert equal("(2,100)", read_reference("(2, 100)"), never)
+    assert equal("100200", read_reference("100,200"), never)
+
+
+def test_expressions_are_decided_without_algebra_where_they_have_no_functions() -> None:
+    def asked(one: Tree, other: Tree) -> bool:
+        raise AssertionError("algebra was asked")
+
+    for answer, reference, is_right in (
+        (r"\frac{6}{\sqrt3}", r"2\sqrt3", True),
+        ("(x+1)^3", "x^3+3x^2+3x+1", True),
+        (r"\frac{1}{\sqrt2-1}", r"1+\sqrt2", True),
+        (r"\sqrt[3]{16}", r"2\sqrt[3]{2}", True),
+        (r"\ln 8", r"3\ln 2", True),
+        (r"(1+2i)^2", "-3+4i", True),
+        ("(x+1)^3", "x^3+3x^2+3x+2", False),
+        (r"\sqrt2+\sqrt3", r"\sqrt5", False),
+    ):
+        assert equal(answer, read_reference(reference), asked) is is_right
+
+
+def test_a_quantity_keeps_its_unit() -> None:
+    value = read(r"3\sqrt{2}\text{ cm}")
+    assert isinstance(value, Quantity)
+    assert dict(value.unit.dimensions) == {"m": 1}
