@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.rounding import KERNELS, Kernel, dithered_by_torch
-from oncurve.model.out_of_memory import first_line, is_out_of_memory
+from oncurve.core.errors import first_line, is_out_of_memory
 from oncurve.model.stand_in import FAILURES
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def make_kernel() -> Any:
     import triton.language as tl
 
     @triton.jit(do_not_specialize=["key", "first", "count"])
-    def dither(x, out, key, first, count, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+    def dither(x, out, key, first, count, BLOCK: tl.constexpr):
         index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = index < count
         bits = tl.load(x + index, mask=inside, other=0.0).to(tl.uint32, bitcast=True)
