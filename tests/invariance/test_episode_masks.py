@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import Batch, Size, collate
-from oncurve.core.policy import OptimizerSettings
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.core.records import Completion, Group, Segment
 from oncurve.policy.trained_policy import TrainedPolicy
 
