@@ -41,8 +41,8 @@ def readme() -> str:
 
 def loop() -> str:
     """The page on GRPO with the code of the loop as it is."""
-    code = (ROOT / "oncurve" / "run" / "loop.py").read_text(encoding="utf-8")
-    body = code[code.index("def train(") :].strip()
+    code = (ROOT / "oncurve" / "core" / "loop.py").read_text(encoding="utf-8")
+    body = code[code.index("def train(") : code.index("@dataclass(eq=False)\nclass StepSchedule")].strip()
     return _fill((ROOT / "docs" / "grpo.md").read_text(encoding="utf-8"), "loop", f"```python\n{body}\n```")
 
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from oncurve.batch import Batch
-    from oncurve.data.collate import collate
-    from oncurve.errors import OncurveError
+    from oncurve.core.batch import Batch, collate
+    from oncurve.core.errors import OncurveError
+    from oncurve.core.records import Completion, Group, Prompt, Reward
     from oncurve.evaluate.evaluation import Evaluation
     from oncurve.history.past import PastRun, PastStep, open_run
     from oncurve.history.regrade import Regrade, regrade
     from oncurve.history.replay import Replay, replay
-    from oncurve.records import Completion, Group, Prompt, Reward
     from oncurve.run.result import Result
     from oncurve.run.stages import sft
     from oncurve.run.step_log import Step

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError, Failure, attempt
+from oncurve.core.errors import ConfigError, Failure, attempt
 
 logger = logging.getLogger(__name__)
 

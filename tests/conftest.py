@@ -23,10 +23,9 @@ from tiny_models import make_model, make_tokenizer, model_config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from oncurve.algorithm.algorithm import Algorithm
-    from oncurve.policy.policy import TrainedPolicy
-    from oncurve.records import Completion, Group, Prompt, Reward
-    from oncurve.sample.base import SamplingParams
+    from oncurve.core.algorithm import Algorithm
+    from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 SLOW = (
     "algorithm/test_learning.py",
@@ -180,8 +179,8 @@ def make_policy(
     tokenizer: PreTrainedTokenizerFast, tiny_model: Callable[..., PreTrainedModel]
 ) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
-    from oncurve.policy.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
@@ -193,7 +192,7 @@ def make_policy(
 @pytest.fixture(scope="session")
 def make_prompts(tokenizer: PreTrainedTokenizerFast) -> Callable[..., list[Prompt]]:
     """Prompts of some texts, numbered in their order."""
-    from oncurve.records import Prompt
+    from oncurve.core.records import Prompt
 
     def make(*texts: str, first_index: int = 0) -> list[Prompt]:
         return [
@@ -209,7 +208,7 @@ def random_groups() -> Callable[..., list[Group]]:
     """Groups of random tokens: ragged prompts and completions, some of them truncated."""
     import random
 
-    from oncurve.records import Completion, Group, Prompt
+    from oncurve.core.records import Completion, Group, Prompt
 
     def make(
         num_prompts: int = 3, group_size: int = 4, *, seed: int = 0, longest: int = 12, vocabulary: int = 256
@@ -241,7 +240,7 @@ class RewardBy:
     name: str = "right"
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        from oncurve.records import Reward
+        from oncurve.core.records import Reward
 
         values = [float(self.is_right(p, c)) for p, c in zip(prompts, completions, strict=True)]
         return [Reward(value, parts={"correct": value}) for value in values]
@@ -261,10 +260,10 @@ def train_in(tmp_path: Path) -> Callable[..., Any]:
     """The loop of the product with the engine, in a folder of the test; gives back the run."""
     from rich.console import Console
 
+    from oncurve.core.loop import train
     from oncurve.data.curriculum import Curriculum
     from oncurve.observe.progress import Progress
     from oncurve.observe.record import RunFolder
-    from oncurve.run.loop import train
     from oncurve.run.services import Run
     from oncurve.run.step_log import StepLog
     from oncurve.sample.engine import InProcessEngine

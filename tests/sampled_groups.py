@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import Sampler
+from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.sampler import Sampler
+from oncurve.policy.trained_policy import TrainedPolicy
 
 TEXTS = ("What is 3 + 4?", "Hi", "A longer question, so that the rows of the batch are ragged. Why?", "the an")
 ENDS = tuple(range(100, 140))

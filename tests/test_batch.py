@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncurve.batch import Batch, Rewards, Size
+from oncurve.core.batch import Batch, Rewards, Size
 
 
 def make_batch(prompt_lengths: list[int], completion_lengths: list[int], *, group_size: int = 2) -> Batch:

@@ -12,7 +12,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from oncurve.records import Completion, FinishReason, Group, Mean, Prompt, Reward, mean_of, packed
+from oncurve.core.records import Completion, FinishReason, Group, Mean, Prompt, Reward, mean_of, packed
 
 
 def completion(prompt_ids: tuple[int, ...] = (1, 2), *, finish_reason: FinishReason = "stop") -> Completion:
@@ -71,7 +71,7 @@ def test_the_mean_of_nothing_is_not_a_number_and_adds_nothing() -> None:
 
 
 def test_records_need_no_torch() -> None:
-    code = "import sys, oncurve.records; sys.exit('torch' in sys.modules)"
+    code = "import sys, oncurve.core.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

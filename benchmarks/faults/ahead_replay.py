@@ -25,11 +25,11 @@ from typing import Any, BinaryIO
 
 from ahead_kills import GROUP, PROMPTS, RECIPE, STALENESS, STEPS, command, servers_of
 
+from oncurve.core.records import Completion
 from oncurve.history.past import PastRun, open_run
 from oncurve.history.replay import replay
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
-from oncurve.records import Completion
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "ahead_replay.json"
 SERVER_DIES, TRAINER_DIES = STEPS // 3, 2 * STEPS // 3

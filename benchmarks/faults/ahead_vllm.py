@@ -24,10 +24,10 @@ from ahead_replay import wait_for
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from oncurve.core.records import Completion
 from oncurve.history.past import PastRun, open_run
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.run_model import locate
-from oncurve.records import Completion
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "ahead_vllm.json"
 STEPS, PROMPTS, GROUP, STALENESS, SERVER_DIES = 30, 16, 2, 2, 12

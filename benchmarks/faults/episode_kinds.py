@@ -118,6 +118,7 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     from oncurve.agents.agent_sampler import AgentSampler
     from oncurve.agents.agent_setup import AgentSetup
     from oncurve.agents.conversation_frames import TagFrames
+    from oncurve.core.records import SamplingParams
     from oncurve.episodes.chat_dialect import ChatDialect
     from oncurve.episodes.dialects import TagDialect
     from oncurve.episodes.environments import Kind
@@ -125,7 +126,6 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     from oncurve.episodes.episode_setup import EpisodeSetup
     from oncurve.episodes.settings import EpisodeSection
     from oncurve.episodes.tools import tools_of
-    from oncurve.sample.base import SamplingParams
     from oncurve.sample.engine import InProcessEngine
 
     params = SamplingParams(max_completion_tokens=MOST_TOKENS)

@@ -66,8 +66,8 @@ class Counts:
 def make_policies(seed: int = 0) -> tuple[Any, list[Any]]:
     """A small model in training in float32, and two in float64 beside it: packed and padded."""
     from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
-    from oncurve.policy.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     tags = ("<tool>", "</tool>", "<result>", "</result>")
     tokenizer = tiny_tokenizer(["a bead and a cab", "take one", "Talk."], num_merges=16, more_tags=tags)
@@ -106,7 +106,7 @@ def teach(model: Any, tokenizer: Any, *, updates: int = 150) -> None:
 
 def prompts_of(kind: str, tokenizer: Any, rows: Sequence[dict[str, Any]], step: int) -> list[Any]:
     """The prompts of a step: other rows in every step."""
-    from oncurve.records import Prompt
+    from oncurve.core.records import Prompt
 
     made = []
     for place in range(PROMPTS):
@@ -196,7 +196,7 @@ def one_step(
     step: int, policy: Any, doubles: Sequence[Any], samplers: dict[str, Any], algorithm: Any, counts: Counts
 ) -> None:
     """Sample all kinds, check, and train on all of them at once."""
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     groups: list[Any] = []
     for kind, (sampler, recorder, rows) in samplers.items():

@@ -28,11 +28,11 @@ MARK = "ONCURVE_FAULTS"
 """In the environment of everything that is started here, by which what is left over is found."""
 PLACES: dict[str, tuple[str, str]] = {
     "sampling": ("oncurve.sample.engine", "InProcessEngine.sample"),
-    "grading": ("oncurve.run.loop", "score"),
-    "refilling": ("oncurve.run.loop", "refill"),
-    "forward": ("oncurve.policy.policy", "TrainedPolicy.logprobs"),
-    "backward": ("oncurve.policy.policy", "TrainedPolicy.backward"),
-    "optimizer": ("oncurve.policy.policy", "TrainedPolicy.update"),
+    "grading": ("oncurve.core.loop", "score"),
+    "refilling": ("oncurve.core.loop", "refill"),
+    "forward": ("oncurve.core.policy", "TrainedPolicy.logprobs"),
+    "backward": ("oncurve.core.policy", "TrainedPolicy.backward"),
+    "optimizer": ("oncurve.core.policy", "TrainedPolicy.update"),
     "between optimizer and log": ("oncurve.run.services", "Run.end_step"),
     "logging": ("oncurve.observe.record", "RunFolder.write_metrics"),
     "writing a checkpoint": ("oncurve.run.checkpointer", "write"),

@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
+from oncurve.core.errors import OncurveError
 from oncurve.data.datasets import load_rows
 from oncurve.data.prompts import render_prompts
-from oncurve.errors import OncurveError
 from oncurve.observe.columns import read_columns
 from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_rollouts
 from oncurve.observe.summary import summarize

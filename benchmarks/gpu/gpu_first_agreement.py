@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from gpu_first_probe import Answer, Setting, judged
 
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.policy.distributed import ALONE
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.assemble import make_policy
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 TIE = 1e-3

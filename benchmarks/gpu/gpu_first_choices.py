@@ -15,8 +15,8 @@ from gpu_first_timing import checkpoint, is_gpu, seconds_each, seconds_of
 from models import make_prompts
 from torch import Tensor
 
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw
+from oncurve.core.draw import draw
+from oncurve.core.records import SamplingParams
 
 HEADS, KV_HEADS, SIZE = 12, 2, 128
 """Attention of 1.5B."""

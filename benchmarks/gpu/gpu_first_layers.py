@@ -20,7 +20,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from oncurve.policy import packed_attention
 from oncurve.policy.flash_varlen import attend
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 
 ROTATE = modeling_qwen2.apply_rotary_pos_emb
 FAR = 0.05

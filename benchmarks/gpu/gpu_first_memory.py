@@ -13,7 +13,7 @@ from gpu_first_sizes import half, make_batch, update
 from gpu_first_timing import checkpoint, is_gpu, memory
 from models import make_prompts
 
-from oncurve.sample.base import SamplingParams
+from oncurve.core.records import SamplingParams
 
 LEFT_GIB = 3.0
 """What is left free at the edge: less than the keys and values of all rows take."""

@@ -14,14 +14,15 @@ from gpu_first_probe import Answer, Setting, judged
 from gpu_first_timing import checkpoint, is_gpu, wait
 from torch import distributed
 
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.policy import torch_type
+from oncurve.core.records import Completion, Group
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.distributed import ALONE, join_alone
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import Scorer, torch_type
 from oncurve.policy.sharding import Sharding, make_mesh, shard, whole
-from oncurve.records import Completion, Group
+from oncurve.policy.trained_policy import Scorer
 
 
 def compare(setting: Setting) -> Answer:
@@ -38,7 +39,7 @@ def compare(setting: Setting) -> Answer:
         model, tokenizer = load_model("embedded")
         model = model.to(device)
         batch = batch or collate(example(tokenizer), torch.ones(2, 2))
-        scorer = Scorer(model)
+        scorer = Scorer(model, False, recompute=False)
         if in_parts:
             sharding = Sharding()
             mesh = make_mesh(ALONE, sharding, device)

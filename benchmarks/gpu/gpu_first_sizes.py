@@ -18,16 +18,14 @@ from models import FIRST_WORD, SHAPES, Shape, build, make_prompts
 from roofline import backward, decode, forward
 
 from oncurve.algorithm.presets import build as build_algorithm
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
+from oncurve.core.batch import Batch, collate
+from oncurve.core.draw import draw
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.model.decoding import Decoder
 from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw
+from oncurve.policy.trained_policy import TrainedPolicy
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024)
 CONTEXT = 4096

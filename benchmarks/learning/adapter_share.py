@@ -32,15 +32,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from oncurve.core.policy import compute_context
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.children import ChildServers, own_environment, serve_command
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import TrainedPolicy, compute_context
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 STEPS = (1, 5, 10, 30)
 WAYS = ("serve-float32", "serve-bfloat16", "vllm-float32", "vllm-bfloat16")
@@ -81,7 +82,7 @@ def logprobs(model: Any, rows: torch.Tensor) -> torch.Tensor:
 
 def own_logprobs(model: Any, rows: torch.Tensor, kind: Any) -> torch.Tensor:
     """The same through the layers that train, in a type."""
-    from oncurve.batch import Batch, Size
+    from oncurve.core.batch import Batch, Size
     from oncurve.policy.forward import completion_logprobs
 
     found = []

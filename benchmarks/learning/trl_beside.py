@@ -175,7 +175,7 @@ def force_theirs() -> None:
 
 def force_ours() -> None:
     """The engine gives forced completions in the place of sampling."""
-    from oncurve.records import Completion, Group
+    from oncurve.core.records import Completion, Group
     from oncurve.sample.engine import InProcessEngine
 
     def sample(self: Any, prompts: Any, group_size: int, *, step: int = 0, params: Any = None) -> list[Group]:

@@ -145,7 +145,7 @@ def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -
     if "Traceback" in done.stderr:
         block = done.stderr[done.stderr.rindex("Traceback") :]
         last = next((line for line in reversed(block.splitlines()) if line and line[0] != " "), "")
-        is_message = last.startswith("oncurve.errors.")  # of Unsloth's stand-in under TRL
+        is_message = last.startswith("oncurve.core.errors.")  # of Unsloth's stand-in under TRL
         if "/oncurve/" in block and "the script raised" not in done.stderr and not is_message:
             return "traceback of ours", block[-1500:]
         kind, words = "the script's own error", last
@@ -265,7 +265,7 @@ def shortened_with_fates(trainer: Any, named: dict[str, Any]) -> dict[str, Any]:
 
 def first_translation(recipe: Any, args: Any) -> Any:
     """The recipe of a script, for as many processes as its batch was written for; a text where it is refused."""
-    from oncurve.errors import OncurveError
+    from oncurve.core.errors import OncurveError
     from oncurve.trl.settings import SETTINGS
 
     refused = ""
@@ -280,7 +280,7 @@ def first_translation(recipe: Any, args: Any) -> Any:
 def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named: dict[str, Any]) -> dict[str, str]:
     """Every option that the script sets, and what became of it in the recipe that it asks for."""
     from oncurve.convert.options import older, table
-    from oncurve.errors import OncurveError
+    from oncurve.core.errors import OncurveError
     from oncurve.trl.translation import TrainerArguments, translate
 
     names = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes", "callbacks")

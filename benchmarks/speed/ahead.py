@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from machine import RESULTS, describe_machine
 
+from oncurve.core.requests import Rows
 from oncurve.observe.ahead import seconds_ahead
 from oncurve.observe.record import read_metrics
-from oncurve.sample.rows import Rows
 
 MEDIAN, LONGEST, SPREAD = 24, 240, 0.96
 """Tokens of the middle and of the longest completion, and the deviation of their logarithm: of 64 completions, the

@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
 from oncurve.rewards.programs import Programs
 from oncurve.sandbox import SandboxPool, describe_isolation

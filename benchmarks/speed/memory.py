@@ -23,7 +23,7 @@ from typing import Any
 from machine import add_common_arguments, prepare, write_result
 from ours import Ours, Work, add_work_arguments, our_config, work_of
 
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 from oncurve.observe.terminal import LIBRARY_OPTIONS
 
 TRL_SETTINGS = (

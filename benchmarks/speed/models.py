@@ -17,7 +17,7 @@ import torch
 from roofline import TokenWork
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.records import Completion, Prompt, Reward
 
 MEAN_TOKENS = 40.0
 """Mean length of a completion that nothing cuts off, in ragged cases."""

@@ -12,14 +12,13 @@ from typing import Any
 import yaml
 from models import MEAN_TOKENS, SHAPES, CoinReward, build, make_prompts
 
-from oncurve.batch import Batch
-from oncurve.data.collate import collate, stack_rewards
-from oncurve.errors import ConfigError
+from oncurve.core.batch import Batch, collate, stack_rewards
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import score
+from oncurve.core.records import Group
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Group
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
-from oncurve.run.scoring import score
 
 GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
 LEARNING_RATE = 1e-6

@@ -119,14 +119,13 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     import torch
 
     from oncurve.algorithm.presets import build as build_algorithm
-    from oncurve.data.collate import collate, stack_rewards
+    from oncurve.core.batch import collate, stack_rewards
+    from oncurve.core.records import Prompt, Reward, SamplingParams
     from oncurve.model.allocator import keep_freed_memory
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.policy import TrainedPolicy
     from oncurve.policy.settings import LoraSettings, OptimizerSettings
-    from oncurve.records import Prompt, Reward
-    from oncurve.sample.base import SamplingParams
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.sample.engine import InProcessEngine
 
     peak = Peak()
@@ -181,11 +180,11 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from oncurve.batch import Batch, Size
+    from oncurve.core.batch import Batch, Size
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.policy import TrainedPolicy
     from oncurve.policy.settings import LoraSettings, OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     model, tokenizer = load_model(str(folder))
     rank = setting.lora_rank

@@ -27,7 +27,7 @@ from ours import Ours, Work, add_work_arguments, our_config, work_of
 from roofline import decode, gemm_flops, prefill, read_bandwidth
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from oncurve.records import Prompt
+from oncurve.core.records import Prompt
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 REFERENCE = "generate float32"

@@ -62,10 +62,10 @@ def step(num_rows: int, num_tokens: int) -> dict[str, Any]:
     """A step behind the sampling: parse, grade, collate, lay out, record. Runs with older trees, too."""
     import torch
 
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
+    from oncurve.core.records import Completion, Group, Prompt
     from oncurve.model.packing import make_layout
     from oncurve.observe.record import RunFolder
-    from oncurve.records import Completion, Group, Prompt
     from oncurve.rewards.mathematics import Mathematics
 
     place = "fleet" if (Path(sys.modules["oncurve"].__path__[0]) / "fleet").is_dir() else "rollouts"

@@ -33,6 +33,10 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl_side import Clock, TrlSetting, trl_config
 
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.loop import train
+from oncurve.core.records import Completion, Prompt
+from oncurve.core.sampler import PolicyView, end_token_ids
 from oncurve.data.curriculum import Curriculum
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.progress import Progress
@@ -41,15 +45,11 @@ from oncurve.policy.model_folder import load_model
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Completion, Prompt
-from oncurve.rewards.base import RewardFunction, grade
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
-from oncurve.run.loop import train
 from oncurve.run.rendered import Rendered, make_prompts
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
-from oncurve.sample.base import PolicyView, end_token_ids
 from oncurve.sandbox.inside.confine import die_with
 
 

@@ -26,9 +26,8 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from trl_side import TrlSetting, lora_config
 
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
-from oncurve.records import Completion, Group, Prompt
+from oncurve.core.batch import Batch, collate
+from oncurve.core.records import Completion, Group, Prompt
 
 WAYS = ("padded", "packed", "shared")
 """Of ours: padded rows; packed rows; packed rows that share the prompt of their group."""

@@ -18,7 +18,7 @@ from models import coin
 from ours import LEARNING_RATE, LORA_RANK, Work
 from transformers import PrinterCallback, TrainerCallback
 
-from oncurve.records import Prompt
+from oncurve.core.records import Prompt
 
 if TYPE_CHECKING:
     from trl import GRPOConfig, GRPOTrainer

@@ -29,8 +29,8 @@ from ours import Ours, Work, add_work_arguments, our_config, work_of
 from transformers import AutoTokenizer
 from trl_side import PHASES, Clock, TrlSetting, make_trainer
 
+from oncurve.core.records import Prompt
 from oncurve.observe.terminal import quiet_libraries
-from oncurve.records import Prompt
 
 SETTINGS = (
     "fp32:8",

@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from oncurve.algorithm import advantages, correction, entropy, kl, losses, normalize, reference
+from oncurve.algorithm import advantages, correction, kl, losses, normalize
 from oncurve.algorithm.pairings import RULES
 from oncurve.algorithm.table import CHOICES, PRESETS, Preset
+from oncurve.core import formulas, policy
 
 Piece = Callable[..., Any] | type
 
 ADVANTAGES: dict[str, tuple[Piece, int | None]] = {
-    "group_std": (advantages.group_relative, 0),
-    "group_mean": (advantages.group_relative, 1),
+    "group_std": (formulas.group_relative, 0),
+    "group_mean": (formulas.group_relative, 1),
     "batch_std": (advantages.batch_std, None),
     "batch_centered_std": (advantages.batch_centered_std, None),
     "whitened": (advantages.whitened, None),
@@ -38,7 +39,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
         {
             "policy_gradient": losses.policy_gradient,
             "importance_weighted": losses.importance_weighted,
-            "clipped": losses.clipped,
+            "clipped": formulas.clipped,
             "sequence_clipped": losses.sequence_clipped,
             "sequence_clipped_token": losses.sequence_clipped_token,
             "truncated_importance": losses.truncated_importance,
@@ -51,8 +52,8 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
     "Normalizers": (
         "`algorithm.normalize`: from token losses to a scalar; the denominator is that of the whole update.",
         {
-            "sequence_mean": normalize.sequence_mean,
-            "token_mean": normalize.token_mean,
+            "sequence_mean": formulas.sequence_mean,
+            "token_mean": formulas.token_mean,
             "constant": normalize.constant,
             "prompt_mean": normalize.prompt_mean,
             "sequence_sum": normalize.sequence_sum,
@@ -63,11 +64,11 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
         {
             "k1": kl.k1,
             "k2": kl.k2,
-            "k3": kl.k3,
+            "k3": formulas.k3,
             "absolute": kl.absolute,
             "k1_reversed": kl.k1_reversed,
-            "kl_importance": kl.importance_corrected,
-            "reference: refreshed, average": reference.move_reference,
+            "kl_importance": formulas.importance_corrected,
+            "reference: refreshed, average": policy.move_reference,
         },
     ),
     "Correction of the sampler": (
@@ -81,7 +82,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
     ),
     "Entropy": (
         "`algorithm.entropy_coef`, `entropy_target`, `high_entropy_share`.",
-        {"entropy_coef, entropy_target": entropy.EntropyBonus, "high_entropy_share": entropy.high_entropy},
+        {"entropy_coef, entropy_target": formulas.EntropyBonus, "high_entropy_share": formulas.high_entropy},
     ),
 }
 INTRODUCTION = """# Algorithms

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from zlib import crc32
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.tasks.word_problems import SPLIT_OF_TENTH
 
 HIGHEST = 31

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.episodes.tools import declares
-from oncurve.errors import ConfigError, Failure, attempt
 from oncurve.sample.event_loop import EventLoopThread
 
 TAIL = 300

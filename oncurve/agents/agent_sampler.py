@@ -21,13 +21,14 @@ from oncurve.agents.agent_session import AgentSession, PendingTurn, SessionLimit
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.chat_request import ChatError, ChatRequest
 from oncurve.agents.conversation_frames import Frames
+from oncurve.core.errors import Failure, SamplerError, attempt
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, check_finite, end_token_ids, exact_text
 from oncurve.episodes.environments import reward_of
 from oncurve.episodes.episode_loop import EpisodeLoop
-from oncurve.errors import Failure, SamplerError, attempt
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.sample.base import PolicyView, SamplingParams, check_finite, context_of, end_token_ids, exact_text
+from oncurve.model.context import context_of
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.streams import turn_key
+from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
 if TYPE_CHECKING:

@@ -17,10 +17,12 @@ import numpy as np
 
 from oncurve.agents.chat_request import ChatCall, ChatError, ChatRequest, Message
 from oncurve.agents.conversation_frames import Frames
+from oncurve.chat_messages import words_before_calls
+from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall
 from oncurve.episodes.dialects import Told
 from oncurve.episodes.tools import CallRequest
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall, VersionSpans, words_before_calls
 from oncurve.sample.turns import Sampled
+from oncurve.version_spans import VersionSpans
 
 
 @dataclass(frozen=True)

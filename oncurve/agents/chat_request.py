@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oncurve.core.errors import one_line
 from oncurve.episodes.tools import Tool
-from oncurve.errors import one_line
 
 DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
 """Settings of sampling, which the recipe decides in training."""

@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oncurve.agents.chat_request import ChatCall, ChatError, Message, as_dicts
+from oncurve.core.errors import ConfigError
 from oncurve.data.chat_template import TemplateRefusal, write_conversations
 from oncurve.episodes.chat_dialect import ChatDialect
 from oncurve.episodes.dialects import TagDialect, Told
 from oncurve.episodes.tools import CallRequest, Tool
-from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

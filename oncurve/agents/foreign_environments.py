@@ -8,8 +8,8 @@ from typing import Any
 
 from oncurve.agents.openenv_session import is_openenv, session_around, session_at
 from oncurve.agents.verifiers_task import VerifiersTask, is_taskset, load_tasks, tasks_of
+from oncurve.core.errors import ConfigError
 from oncurve.episodes.settings import OPENENV, VERIFIERS
-from oncurve.errors import ConfigError
 
 
 def environment_of(found: Any) -> Callable[[], Any]:

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 BESIDES = ("metadata", "done", "reward")
 """Fields of every action or observation, which say nothing to the policy."""

@@ -9,13 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.agents.agent_programs import Agent, FunctionAgent, ProgramAgent
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
+from oncurve.core.errors import ConfigError
+from oncurve.core.sampler import Sampler
 from oncurve.data.chat_template import template_arguments
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import chosen_chat, find_template
 from oncurve.episodes.settings import AgentProgram
-from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
-from oncurve.sample.base import Sampler
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.user_code import load_object
 

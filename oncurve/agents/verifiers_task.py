@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from oncurve.core.errors import ConfigError
 from oncurve.episodes.environments import AdaptedEnvironment
 from oncurve.episodes.tools import Tool
-from oncurve.errors import ConfigError
 
 MOST_TASKS = 4096
 """Limit on the tasks read from a taskset, which may have no end."""

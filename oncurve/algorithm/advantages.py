@@ -11,38 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.batch import Rewards
-
-EQUAL_WITHIN = 1e-6
-"""Rewards of a group that differ by less than this count as equal."""
-
-
-def group_relative(
-    rewards: Rewards, *, scale_by_std: bool = True, ddof: int = 1, epsilon: float = 1e-6
-) -> Float[Tensor, "P G"]:
-    """Each reward minus the mean of its group, divided by the group's standard deviation if asked for.
-
-        A_i = (r_i - mean(r)) / (std(r) + epsilon)    DeepSeekMath, arXiv:2402.03300, section 4.1
-        A_i = r_i - mean(r)                           Dr. GRPO, arXiv:2503.20783; scale_by_std=False
-
-    DeepSeekMath does not say which standard deviation it means. ddof=1 (divide by G - 1, as torch.std does) makes the
-    advantages smaller than ddof=0 (divide by G) by sqrt((G - 1) / G): 0.866 instead of 1 for rewards 1, 1, 0, 0.
-
-    Raises ValueError for a group of one, which has no baseline.
-
-    >>> group_relative(Rewards.of([[1.0, 1.0, 0.0, 0.0]]), ddof=0, epsilon=0.0).tolist()
-    [[1.0, 1.0, -1.0, -1.0]]
-    """
-    refuse_groups_of_one(rewards)
-    centered = center(rewards.values, rewards.graded)
-    if not scale_by_std:
-        return centered
-    count = rewards.graded.sum(dim=1, keepdim=True)
-    variance = (centered**2).sum(dim=1, keepdim=True) / (count - ddof).clamp(min=1)
-    return _divide(centered, variance.sqrt() + epsilon)
+from oncurve.core.batch import Rewards
+from oncurve.core.formulas import center, divide, group_relative, has_signal, refuse_groups_of_one
 
 
 def batch_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
@@ -56,7 +29,7 @@ def batch_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Floa
     """
     refuse_groups_of_one(rewards)
     centered = center(rewards.values, rewards.graded)
-    return _divide(centered, _batch_deviation(rewards.values, rewards.graded, ddof) + epsilon)
+    return divide(centered, _batch_deviation(rewards.values, rewards.graded, ddof) + epsilon)
 
 
 def batch_centered_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
@@ -73,7 +46,7 @@ def batch_centered_std(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6
     """
     refuse_groups_of_one(rewards)
     centered = center(rewards.values, rewards.graded)
-    return _divide(centered, _batch_deviation(centered, rewards.graded, ddof) + epsilon)
+    return divide(centered, _batch_deviation(centered, rewards.graded, ddof) + epsilon)
 
 
 def whitened(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float[Tensor, "P G"]:
@@ -87,7 +60,7 @@ def whitened(rewards: Rewards, *, ddof: int = 1, epsilon: float = 1e-6) -> Float
     values, graded = rewards.values.reshape(1, -1), rewards.graded.reshape(1, -1)
     centered = center(values, graded)
     deviation = _batch_deviation(values, graded, ddof)
-    return _divide(centered, deviation + epsilon).reshape(rewards.values.shape)
+    return divide(centered, deviation + epsilon).reshape(rewards.values.shape)
 
 
 def leave_one_out(rewards: Rewards) -> Float[Tensor, "P G"]:
@@ -122,7 +95,7 @@ def mean_normalized(rewards: Rewards) -> Float[Tensor, "P G"]:
         raise ValueError(f"mean_normalized needs rewards of 0 or more, and there is one of {lowest:g}")
     count = rewards.graded.sum(dim=1, keepdim=True).clamp(min=1)
     mean = torch.where(rewards.graded, rewards.values, 0.0).sum(dim=1, keepdim=True) / count
-    return _divide(center(rewards.values, rewards.graded), mean)
+    return divide(center(rewards.values, rewards.graded), mean)
 
 
 def length_weighted(rewards: Rewards) -> Float[Tensor, "P G"]:
@@ -195,34 +168,9 @@ def none(rewards: Rewards) -> Float[Tensor, "P G"]:
     return torch.zeros_like(rewards.values)
 
 
-def center(values: Float[Tensor, "P G"], graded: Bool[Tensor, "P G"]) -> Float[Tensor, "P G"]:
-    """Each reward minus the mean of the graded ones; exactly zero in a group of equal or fewer than two rewards."""
-    count = graded.sum(dim=1, keepdim=True)
-    mean = torch.where(graded, values, 0.0).sum(dim=1, keepdim=True) / count.clamp(min=1)
-    return torch.where(graded & has_signal(values, graded)[:, None], values - mean, 0.0)
-
-
-def has_signal(values: Float[Tensor, "P G"], graded: Bool[Tensor, "P G"]) -> Bool[Tensor, " P"]:
-    """Groups with at least two graded rewards that differ by 1e-6 or more; the others teach nothing."""
-    highest = torch.where(graded, values, -torch.inf).amax(dim=1)
-    lowest = torch.where(graded, values, torch.inf).amin(dim=1)
-    return (highest - lowest) >= EQUAL_WITHIN
-
-
-def refuse_groups_of_one(rewards: Rewards) -> None:
-    """Raise ValueError where a group cannot have a baseline because it has one member."""
-    if rewards.values.shape[1] < 2:
-        raise ValueError("a group of one has no baseline; sample at least 2 completions per prompt")
-
-
 def _batch_deviation(values: Tensor, graded: Tensor, ddof: int) -> Tensor:
     """Standard deviation over every graded completion of the batch, as a scalar."""
     count = graded.sum()
     mean = torch.where(graded, values, 0.0).sum() / count.clamp(min=1)
     squares = torch.where(graded, values - mean, 0.0) ** 2
     return (squares.sum() / (count - ddof).clamp(min=1)).sqrt()
-
-
-def _divide(values: Tensor, divisor: Tensor) -> Tensor:
-    """values / divisor; zero stays zero where the divisor is zero too."""
-    return values / divisor.clamp(min=torch.finfo(values.dtype).tiny)

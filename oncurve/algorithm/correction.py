@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from oncurve.algorithm.losses import sequence_ratio
+from oncurve.core.formulas import sequence_ratio
 
 Level = Literal["token", "sequence", "geometric"]
 

@@ -15,8 +15,7 @@ arXiv:2510.01555; arXiv:2512.21852; DeepSeek-V3.2, arXiv:2512.02556.
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -40,20 +39,6 @@ def k2(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]) -> Fl
     return (logprobs - ref_logprobs) ** 2 / 2
 
 
-def k3(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """An estimate of KL(policy || reference) that is never negative.
-
-        k3 = exp(log p_ref - log p) - (log p_ref - log p) - 1   Schulman 2020, "Approximating KL divergence"
-
-    Its mean over tokens of the policy is the KL. As a loss, its gradient is that of the forward KL(ref || policy).
-
-    >>> k3(torch.zeros(1, 1), torch.zeros(1, 1)).item()
-    0.0
-    """
-    difference = ref_logprobs - logprobs
-    return torch.exp(difference) - difference - 1
-
-
 def absolute(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """The size of the log-ratio: no KL, but a measure of distance that outliers do not dominate.
 
@@ -73,21 +58,3 @@ def k1_reversed(logprobs: Float[Tensor, "B T"], ref_logprobs: Float[Tensor, "B T
     update per batch, value and mean gradient are zero. Only to reproduce such a text.
     """
     return ref_logprobs - logprobs
-
-
-def importance_corrected(
-    kl: Float[Tensor, "B T"], log_ratio: Float[Tensor, "B T"] | Float[Tensor, "B 1"]
-) -> Float[Tensor, "B T"]:
-    """The estimate times the ratio of its token, which carries gradient.
-
-        w_t k_t, w_t = exp(log p_t - log p_old,t)    DeepSeek-V3.2, arXiv:2512.02556
-
-    Its mean over tokens of the old policy is the mean over those of the policy, in value and in gradient. ``log_ratio``
-    of shape [B, 1] is that of a whole completion (GSPO), an approximation.
-    """
-    return kl * torch.exp(log_ratio)
-
-
-def per_completion(kl: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """The KL of each completion, the sum over its tokens, as it is subtracted from a reward."""
-    return torch.where(mask, kl, 0.0).sum(dim=1)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oncurve.algorithm.table import RATIO_CAP
+from oncurve.core.formulas import clip, clipped, sequence_ratio
 
 
 def policy_gradient(
@@ -48,34 +49,6 @@ def importance_weighted(
     return -torch.exp(logprobs - old_logprobs) * advantages[:, None]
 
 
-def clipped(
-    logprobs: Float[Tensor, "B T"],
-    old_logprobs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, " B"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    ratio_max: float | None = None,
-) -> Float[Tensor, "B T"]:
-    """PPO's clipped surrogate: no gain from moving a token's ratio further than the bounds.
-
-        l_t = -min(w_t A, clip(w_t, 1 - clip_low, 1 + clip_high) A)     PPO, arXiv:1707.06347, equation 7
-
-    clip_high above clip_low leaves rare tokens more room to rise (DAPO, arXiv:2503.14476). ``ratio_max`` also bounds
-    the loss of a bad completion's token, which min leaves unbounded: w_t becomes min(w_t, ratio_max) first (dual
-    clipping, arXiv:1912.09729; INTELLECT-2, arXiv:2505.07291); below 1 + clip_high it is the upper bound of good ones,
-    and 1 + clip_high that of bad ones. With one update per batch w_t is 1 and the gradient is that of the plain policy
-    gradient.
-
-    >>> zero = torch.zeros(1, 1)
-    >>> round(clipped(zero + 0.4, zero, torch.ones(1), zero == 0).item(), 3)  # exp(0.4) = 1.49 is cut to 1.2
-    -1.2
-    """
-    ratio = torch.exp(logprobs - old_logprobs)
-    return _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
-
-
 def sequence_clipped(
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
@@ -95,7 +68,7 @@ def sequence_clipped(
     arXiv:2602.05261. A geometric mean moves far less than a token's ratio, hence bounds of a few 1e-4.
     """
     ratio = sequence_ratio(logprobs - old_logprobs, mask)
-    return _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max).expand_as(logprobs)
+    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max).expand_as(logprobs)
 
 
 def sequence_clipped_token(
@@ -118,7 +91,7 @@ def sequence_clipped_token(
     """
     log_ratio = torch.log(sequence_ratio((logprobs - old_logprobs).detach(), mask))
     ratio = torch.exp(log_ratio + logprobs - logprobs.detach())
-    return _clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
+    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
 
 
 def truncated_importance(
@@ -245,12 +218,6 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 """The functions by the names of the table, which says of each whose ratio it takes and what limits it."""
 
 
-def sequence_ratio(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """The geometric mean of the ratios of a completion's tokens; 1 for a completion without a token."""
-    total = torch.where(mask, log_ratio, 0.0).sum(dim=1, keepdim=True)
-    return torch.exp(total / mask.sum(dim=1, keepdim=True).clamp(min=1))
-
-
 def is_clipped(
     ratio: Float[Tensor, "B T"],
     advantages: Float[Tensor, " B"],
@@ -269,13 +236,6 @@ def is_clipped(
 def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], *, ratio_max: float) -> Bool[Tensor, "B T"]:
     """Tokens whose weight truncated importance holds back; their gradient is smaller, not gone."""
     return (ratio > ratio_max) & (advantages[:, None] != 0)
-
-
-def _clip(ratio: Tensor, weight: Tensor, clip_low: float, clip_high: float, ratio_max: float | None) -> Tensor:
-    """-min(w A, clip(w) A), the unclipped w bounded by ``ratio_max`` where there is one."""
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    unclipped = ratio if ratio_max is None else ratio.clamp(max=ratio_max)
-    return -torch.minimum(unclipped * weight, bounded * weight)
 
 
 def _gate(ratio: Tensor, weight: Tensor, sharpness_positive: float, sharpness_negative: float) -> Tensor:

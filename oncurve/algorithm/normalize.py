@@ -10,43 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from oncurve.batch import Size
-
-
-def sequence_mean(
-    loss: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    of: Size,
-    prompt_tokens: Int[Tensor, " B"] | None = None,
-    row_tokens: Int[Tensor, " B"] | None = None,
-) -> Float[Tensor, ""]:
-    """Mean over the tokens of each completion, then over the completions of the update.
-
-        L = 1/N sum_i 1/|o_i| sum_t l_it              DeepSeekMath, arXiv:2402.03300, equation 3
-
-    A token of a short completion weighs more than one of a long completion. A completion without a token counts in N.
-    ``row_tokens`` holds for each row the tokens of all rows of its completion, where one has several.
-    """
-    tokens = (mask.sum(dim=1) if row_tokens is None else row_tokens).clamp(min=1)
-    return (torch.where(mask, loss, 0.0).sum(dim=1) / tokens).sum() / max(of.num_rows, 1)
-
-
-def token_mean(
-    loss: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    of: Size,
-    prompt_tokens: Int[Tensor, " B"] | None = None,
-    row_tokens: Int[Tensor, " B"] | None = None,
-) -> Float[Tensor, ""]:
-    """Mean over all completion tokens of the update.
-
-        L = sum_it l_it / sum_i |o_i|                 DAPO, arXiv:2503.14476, equation 8
-
-    Every token weighs the same, so that a long completion weighs more than a short one.
-    """
-    return torch.where(mask, loss, 0.0).sum() / max(of.num_tokens, 1)
+from oncurve.core.batch import Size
 
 
 def constant(

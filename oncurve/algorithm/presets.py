@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.algorithm import advantages, correction, kl, losses, normalize
-from oncurve.algorithm.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
-from oncurve.algorithm.entropy import EntropyBonus
 from oncurve.algorithm.table import LOSSES, PRESETS, RATIO_CAP, Preset, resolve
-from oncurve.batch import Rewards
+from oncurve.core import formulas
+from oncurve.core.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
+from oncurve.core.batch import Rewards
+from oncurve.core.formulas import EntropyBonus
 
 __all__ = ["PRESETS", "build"]
 
@@ -22,7 +23,7 @@ Advantage = Callable[[Rewards], Float[Tensor, "P G"]]
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": kl.k1,
     "k2": kl.k2,
-    "k3": kl.k3,
+    "k3": formulas.k3,
     "absolute": kl.absolute,
     "k1_reversed": kl.k1_reversed,
 }
@@ -68,7 +69,9 @@ def build(
             share=row.reference_share if row.reference == "average" else 1.0,
         ),
         correction=find_correction(row),
-        off_policy_threshold=row.off_policy_threshold,
+        leave_out=None
+        if row.off_policy_threshold is None
+        else partial(correction.without_off_policy, threshold=row.off_policy_threshold),
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
         high_entropy_share=row.high_entropy_share,
         old_logprobs=row.old_logprobs,
@@ -83,8 +86,8 @@ def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None)
     """The advantage function of a row, its constants bound."""
     constants: dict[str, Any] = {"ddof": row.std_ddof, "epsilon": row.std_epsilon}
     functions: dict[str, Advantage] = {
-        "group_std": partial(advantages.group_relative, scale_by_std=True, **constants),
-        "group_mean": partial(advantages.group_relative, scale_by_std=False),
+        "group_std": partial(formulas.group_relative, scale_by_std=True, **constants),
+        "group_mean": partial(formulas.group_relative, scale_by_std=False),
         "batch_std": partial(advantages.batch_std, **constants),
         "batch_centered_std": partial(advantages.batch_centered_std, **constants),
         "whitened": partial(advantages.whitened, **constants),
@@ -125,8 +128,8 @@ def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
 def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:
     """The normalizer of a row, its constants bound."""
     functions: dict[str, Normalizer] = {
-        "sequence_mean": normalize.sequence_mean,
-        "token_mean": normalize.token_mean,
+        "sequence_mean": formulas.sequence_mean,
+        "token_mean": formulas.token_mean,
         "constant": partial(normalize.constant, tokens_per_row=max_completion_tokens),
         "prompt_mean": normalize.prompt_mean,
         "sequence_sum": normalize.sequence_sum,

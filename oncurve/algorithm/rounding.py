@@ -53,13 +53,18 @@ def dithered(weight: Tensor, dtype: torch.dtype, key: int, first: int = 0) -> Te
     flat = weight.detach().contiguous().view(-1)
     if dtype == torch.bfloat16 and (kernel := KERNELS.get(weight.device.type, _no_kernel)()) is not None:
         return kernel(flat, key, first).view(weight.shape)
+    return dithered_by_torch(flat, dtype, key, first).view(weight.shape)
+
+
+def dithered_by_torch(flat: Tensor, dtype: torch.dtype, key: int, first: int) -> Tensor:
+    """The same of numbers in one row, without a kernel."""
     out = torch.empty(flat.shape, dtype=dtype, device=flat.device)
-    size = _CHUNK.get(weight.device.type, 2**20)
+    size = _CHUNK.get(flat.device.type, 2**20)
     for start in range(0, len(flat), size):
         part = flat[start : start + size]
         indices = torch.arange(first + start, first + start + len(part), device=part.device)
         out[start : start + size] = _dithered(part, dtype, _thresholds(indices, key))
-    return out.view(weight.shape)
+    return out
 
 
 def _no_kernel() -> None:

@@ -33,7 +33,7 @@ from oncurve.cli import (
     trl,
 )  # fmt: skip
 from oncurve.cli.arguments import RecipeCommand
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 from oncurve.model.out_of_memory import call_with_memory_error
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="A recipe file, its folder, or the name of a recipe in the package.")

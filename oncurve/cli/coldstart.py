@@ -10,8 +10,9 @@ import typer
 
 from oncurve.cli.arguments import Overrides
 from oncurve.cli.train import train
-from oncurve.errors import ConfigError, did_you_mean
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import quiet_libraries
+from oncurve.wording import did_you_mean
 
 BASES = {
     "word_problems": "word_problems/base",

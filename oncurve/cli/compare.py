@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from oncurve.cli.report import Output, Price
-from oncurve.errors import CheckpointError
 from oncurve.observe.terminal import console
+from oncurve.run_errors import CheckpointError
 
 
 def compare(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from oncurve.cli.arguments import AsJson
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from oncurve.doctor.findings import Finding

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from oncurve.cli.arguments import Overrides
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
 
 

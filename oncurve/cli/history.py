@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from oncurve.cli.launch import supervise
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console, counting, quiet_libraries
+from oncurve.run_errors import CheckpointError
 
 RunArgument = Annotated[Path, typer.Argument(help="Folder of a run.")]
 JsonOutput = Annotated[Path | None, typer.Option("--json", help="Write everything as JSON to this file.")]

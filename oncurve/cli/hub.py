@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
 
 

@@ -35,7 +35,7 @@ def launch(
 
     Example: `oncurve launch gsm8k run.name=first --slurm --nodes 2 --rollout-nodes 1 --dry-run`
     """
-    from oncurve.errors import ConfigError  # lazy
+    from oncurve.core.errors import ConfigError  # lazy
     from oncurve.extensions import extension  # lazy
     from oncurve.recipe.find import find_recipe  # lazy
 

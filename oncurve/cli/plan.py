@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from oncurve.cli.arguments import AsJson, Overrides, RecipeArgument
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from oncurve.plan.hardware import Device

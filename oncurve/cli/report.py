@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from oncurve.errors import CheckpointError
 from oncurve.observe.terminal import console
+from oncurve.run_errors import CheckpointError
 
 Price = Annotated[
     float | None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console
 
 GPUS = Path("/proc/driver/nvidia/gpus")

@@ -11,8 +11,9 @@ import typer
 from oncurve.cli.arguments import Overrides, RecipeArgument
 from oncurve.cli.launch import supervise
 from oncurve.cli.seeds import parse_seeds, train_seeds
-from oncurve.errors import ConfigError, Stopped
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
+from oncurve.run_errors import Stopped
 
 if TYPE_CHECKING:
     from oncurve.recipe.schema import Config

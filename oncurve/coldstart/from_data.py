@@ -13,13 +13,13 @@ import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import SOURCE_ROW
 from oncurve.data.from_settings import make_rows
 from oncurve.data.settings import FILE_TYPES
 from oncurve.data.sources import SAVED
-from oncurve.errors import ConfigError, DataError
 from oncurve.policy.model_folder import load_tokenizer, save_model
 from oncurve.recipe.load import parse_config, parse_tree
-from oncurve.records import SOURCE_ROW
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "nano": {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "mlp_size": 176},

@@ -7,7 +7,7 @@ from typing import Any
 from oncurve.algorithm.table import PRESETS
 from oncurve.convert.draft import Draft
 from oncurve.convert.trl_batch import StepShape
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 TOKEN_LEVEL = {
     "grpo": ("grpo", {"loss": "clipped", "normalize": "sequence_mean"}),

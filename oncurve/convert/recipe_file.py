@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oncurve.convert.draft import Draft, recipe_text
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.load import parse_config
 
 TITLES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

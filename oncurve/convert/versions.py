@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncurve.convert.options import older, raw_table, table, trl_version
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 FIRST = "0.15"
 """The first version whose batches are counted as today's, in completions."""

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.data.adding_template import adding_template
-from oncurve.errors import ConfigError, Failure, attempt
 
 Message = dict[str, Any]
 Tokenizer = Any

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.data.chat_template import Chat
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
-from oncurve.errors import shortened
-from oncurve.records import NOT_APPLICABLE, Completion, Prompt, Reward
-from oncurve.rewards.base import categorize
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.probes import TRIED
+from oncurve.wording import shortened
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Verdict = Literal["accepted", "wrong", "unpaid", "bad_format", "failed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 
 MESSAGES = "question_messages"
 """Column with the messages of a question that is a list of them; its column "question" holds their text."""

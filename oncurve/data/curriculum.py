@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from oncurve.data.order import Prompts
+from oncurve.core.order import Prompts
+from oncurve.core.records import Group, Prompt, Reward
 from oncurve.data.prompts_on_demand import PromptsOnDemand
-from oncurve.records import Group, Prompt, Reward
 
 MEMORY = 0.5
 """Share of the old pass rate in the running one when a prompt is seen again."""

@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import ANSWER_AS_GIVEN
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
 from oncurve.data.sources import MAKERS, Row, open_stored, read_generated
 from oncurve.data.stored_rows import StoredRows
-from oncurve.errors import ConfigError, DataError, counted, did_you_mean, listed
-from oncurve.records import ANSWER_AS_GIVEN
 from oncurve.rewards.grammar.choices import LETTERS
 from oncurve.rewards.places import last_boxed
+from oncurve.wording import counted, did_you_mean, listed
 
 DatasetType = Literal[
     "word_problems",

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Prompt, Segment
 from oncurve.data.chat_template import Chat, Message, chat_texts, turn_end
 from oncurve.data.prompts import (
     Excluded,
@@ -18,8 +20,7 @@ from oncurve.data.prompts import (
     render_prompts,
     write_gold,
 )
-from oncurve.errors import ConfigError, DataError, listed
-from oncurve.records import Prompt, Segment
+from oncurve.wording import listed
 
 TrainOn = Literal["assistant", "last"]
 """Which of the assistant's messages in a conversation are learned."""

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.datasets import load_rows, save_rows, statistics
 from oncurve.data.sources import HUB_NAMES, read_stored
-from oncurve.errors import CheckpointError, ConfigError, DataError, did_you_mean, listed
+from oncurve.run_errors import CheckpointError
+from oncurve.wording import did_you_mean, listed
 
 SPLITS = ("train", "test")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import SOURCE_ROW
 from oncurve.data.datasets import adapt_given_rows, given_adapter, load_rows
 from oncurve.data.demonstrations import demonstrated_row, taught_rows
 from oncurve.data.settings import DataSection, DemonstrationsData, GivenData
 from oncurve.data.stored_rows import StoredRows, StoredTable
-from oncurve.errors import ConfigError
-from oncurve.records import SOURCE_ROW
 from oncurve.rewards.parameters import columns_of
 
 Rows = Sequence[dict[str, Any]]

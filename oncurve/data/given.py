@@ -12,12 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
 from oncurve.data import stored_rows
 from oncurve.data.fingerprint import Fingerprint, fingerprint, rows_fingerprint
 from oncurve.data.settings import FILE_TYPES
 from oncurve.data.stored_rows import StoredTable
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import RewardFunction
 
 Row = dict[str, Any]
 MOST_ROWS = 1_000_000

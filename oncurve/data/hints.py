@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from oncurve.core.errors import DataError
+from oncurve.core.records import SOURCE_ROW
 from oncurve.data.conversations import MESSAGES
-from oncurve.errors import DataError, listed
-from oncurve.records import SOURCE_ROW
+from oncurve.wording import listed
 
 COLUMN = re.compile(r"\{(\w+)\}")
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oncurve.core.records import Prompt
 from oncurve.data.datasets import question_key
 from oncurve.data.prompts import CALCULATOR_MARK
-from oncurve.records import Prompt
 
 MIN_SENTENCE_CHARACTERS = 24
 """A shorter sentence of a solution ("So she has 5 left.") can stand in a question by chance."""

@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat, missing_header
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import Template, Tokenizer
-from oncurve.errors import shortened
-from oncurve.records import Prompt
+from oncurve.wording import shortened
 
 THINKS_TWICE = re.compile(r"</think>\s*<think>\s*$")
 HARMONY = re.compile(r"<\|start\|>assistant\s*<think>\s*$")

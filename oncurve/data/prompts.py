@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import SOURCE_ROW, Prompt
 from oncurve.data.chat_template import (
     Chat,
     Message,
@@ -21,8 +23,7 @@ from oncurve.data.chat_template import (
     write_conversations,
 )
 from oncurve.data.conversations import MESSAGES
-from oncurve.errors import ConfigError, DataError, did_you_mean, listed
-from oncurve.records import SOURCE_ROW, Prompt
+from oncurve.wording import did_you_mean, listed
 
 logger = logging.getLogger(__name__)
 

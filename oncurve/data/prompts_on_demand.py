@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from oncurve.core.errors import DataError
+from oncurve.core.records import Prompt
 from oncurve.data.demonstrations import Demonstration
 from oncurve.data.sources import Row
 from oncurve.data.stored_rows import StoredRows
-from oncurve.errors import DataError
-from oncurve.records import Prompt
 
 MAX_TRIES = 1_000
 """Rows in a row that may be too long."""

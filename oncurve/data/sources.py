@@ -13,10 +13,11 @@ from inspect import isclass
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError, DataError, Failure, attempt
 from oncurve.data import stored_rows
 from oncurve.data.stored_rows import Source
-from oncurve.errors import ConfigError, DataError, Failure, attempt, counted, did_you_mean, listed
 from oncurve.user_code import load_function
+from oncurve.wording import counted, did_you_mean, listed
 
 Row = dict[str, Any]
 Located = tuple[str, Row]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 
 Row = dict[str, Any]
 MANY_ROWS = 1_000_000

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from oncurve.core.records import Group, Reward
 from oncurve.doctor.case import Case
 from oncurve.doctor.diagnose import diagnose
 from oncurve.doctor.findings import SEVERITIES, Finding
-from oncurve.records import Group, Reward
 
 MIN_STEPS = 4
 """Alarms are silent before so many steps: the first batches are small and the learning rate warms up."""

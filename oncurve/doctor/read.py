@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from oncurve.core.errors import DataError
 from oncurve.doctor.case import Case
-from oncurve.errors import DataError
 from oncurve.observe.columns import read_columns
 from oncurve.observe.record import METRICS, read_json, read_rows, recorded_steps, rollouts_path
 

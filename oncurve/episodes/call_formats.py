@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oncurve.core.errors import Failure, attempt
 from oncurve.episodes.tools import CallRequest, Tool
-from oncurve.errors import Failure, attempt
 
 Read = Callable[[str, Mapping[str, Tool]], list[CallRequest]]
 """The calls in the text of a turn, those that cannot be read among them; none if the policy called nothing."""

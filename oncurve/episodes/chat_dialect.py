@@ -7,12 +7,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.sampler import exact_text
 from oncurve.data.chat_template import TemplateRefusal, let_add, write_conversations
 from oncurve.episodes.call_formats import FORMATS, MARKS, Read, learned_format
 from oncurve.episodes.dialects import ForeignText, Told
 from oncurve.episodes.tools import CallRequest, Tool
-from oncurve.errors import ConfigError
-from oncurve.sample.base import exact_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
+from oncurve.core.sampler import exact_text
 from oncurve.episodes.call_formats import read_tagged
 from oncurve.episodes.tools import CallRequest, Tool
-from oncurve.sample.base import exact_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

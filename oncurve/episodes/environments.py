@@ -16,10 +16,10 @@ from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.records import NOT_APPLICABLE, Reward
 from oncurve.episodes.tools import Tool, answer_text, declares
 from oncurve.episodes.workers import Calls
-from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import NOT_APPLICABLE, Reward
 
 RESERVED = ("reset", "get_reward", "close", "step")
 """Methods that are no tools; ``step`` is one where there is a ``get_reward`` or where reset is not Gymnasium's."""

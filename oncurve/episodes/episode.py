@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from oncurve.core.errors import Failure
+from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall
+from oncurve.core.requests import KeptRow
 from oncurve.episodes.environments import Environment, Kind
 from oncurve.episodes.tools import CallRequest, Tool
-from oncurve.errors import Failure
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall, VersionSpans
-from oncurve.sample.row_memory import KeptRow
 from oncurve.sample.turns import Sampled
+from oncurve.version_spans import VersionSpans
 
 
 @dataclass(eq=False)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import PolicyView, Sampled, SamplingParams, check_finite, end_token_ids, exact_text
-from oncurve.sample.engine import occurrence_indices
-from oncurve.sample.streams import stream_keys
+from oncurve.core.draw import stream_keys
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.requests import Sampled
+from oncurve.core.sampler import PolicyView, check_finite, end_token_ids, exact_text
+from oncurve.core.scheduler import occurrence_indices
 from oncurve.sample.turns import Ask, Turns
 
 

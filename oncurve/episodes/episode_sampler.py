@@ -15,6 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from oncurve.chat_messages import messages_of
+from oncurve.core.draw import stream_keys
+from oncurve.core.errors import Failure, SamplerError, attempt
+from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, end_token_ids
 from oncurve.episodes.dialects import Dialect
 from oncurve.episodes.environments import Environment, Kind, close_all, close_now, has_died, reward_of
 from oncurve.episodes.episode import Episode
@@ -22,10 +27,8 @@ from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.tools import CallRequest, calling, opened
 from oncurve.episodes.workers import Calls, Workers
-from oncurve.errors import Failure, SamplerError, attempt
-from oncurve.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, messages_of
-from oncurve.sample.base import PolicyView, SamplingParams, context_of, end_token_ids
-from oncurve.sample.streams import stream_keys, turn_key
+from oncurve.model.context import context_of
+from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 from oncurve.user_code import contained
 
@@ -145,7 +148,7 @@ class _Run:
                 self._ask(episodes)
             else:
                 number, first = np.array([prompt.index]), np.zeros(1, dtype=np.int64)
-                seed = turn_key(stream_keys(self.params.seed, step, number, first)[0], 1)
+                seed = turn_key(int(stream_keys(self.params.seed, step, number, first)[0]), 1)
                 for episode in episodes:
                     self._begin(episode, kind, int(seed % 2**31))
         return self.loop.run(is_ready=self._is_round_over, collect=lambda wait: self.calls.collect(wait=wait))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Prompt
 from oncurve.episodes.dialects import MakeDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.settings import EpisodeSection
 from oncurve.episodes.tools import Tool
-from oncurve.errors import ConfigError
-from oncurve.records import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import SOURCE_ROW, Prompt
 from oncurve.data.chat_template import template_arguments
 from oncurve.data.conversations import MESSAGES
 from oncurve.data.given import NOTHING, Given
@@ -19,10 +21,9 @@ from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import OPENENV, SANDBOX, VERIFIERS, EpisodeKeys
 from oncurve.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of
-from oncurve.errors import ConfigError, did_you_mean
 from oncurve.extensions import extension
-from oncurve.records import SOURCE_ROW, Prompt
 from oncurve.user_code import load_object
+from oncurve.wording import did_you_mean
 
 GIVEN = "given:"
 """Stands before the name of what a Python program passed."""

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from oncurve.errors import ConfigError, Failure, attempt, listed
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.wording import listed
 
 if TYPE_CHECKING:
     from oncurve.sandbox.sessions import PythonSessions

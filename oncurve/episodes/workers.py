@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.errors import Failure, SamplerError, attempt
+from oncurve.core.errors import Failure, SamplerError, attempt
 from oncurve.model.allocator import share_arenas
 from oncurve.sample.event_loop import EventLoopThread
 

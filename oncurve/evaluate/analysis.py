@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from oncurve import tables
-from oncurve.errors import counted
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
-from oncurve.rewards.base import Category
+from oncurve.rewards.grading_failures import Category
+from oncurve.wording import counted
 
 TITLES = {
     "correct": "Right answer in the right form",

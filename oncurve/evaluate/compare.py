@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve import tables
-from oncurve.errors import DataError, counted
+from oncurve.core.errors import DataError
 from oncurve.evaluate.evaluation import Evaluation, Example, Share
 from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text
+from oncurve.wording import counted
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import FIXED_PARTS, RewardFunction, categorize, grade
-from oncurve.sample.base import Sampler, SamplingParams
+from oncurve.rewards.grading_failures import categorize
+from oncurve.rewards.weighted_sum import FIXED_PARTS
 
 
 class Kept:

@@ -12,10 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
+from oncurve.core.records import ENDED_BY_ITSELF, NOT_APPLICABLE, html_table
 from oncurve.observe.record import read_json, read_rows
-from oncurve.records import ENDED_BY_ITSELF, NOT_APPLICABLE, html_table
-from oncurve.rewards.base import FIXED_PARTS, Category
+from oncurve.rewards.grading_failures import Category
+from oncurve.rewards.weighted_sum import FIXED_PARTS
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.evaluate.evaluate import Kept
 from oncurve.evaluate.evaluation import Example
 from oncurve.observe.lock import RunLock

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
+from oncurve.core.records import SamplingParams
 from oncurve.data.settings import Data
-from oncurve.sample.settings import SamplingParams
 from oncurve.section import NonNegative, Section
 
 

@@ -16,9 +16,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampler, TellsGroups
 from oncurve.observe.ahead import block_steps
-from oncurve.records import Group, Prompt
-from oncurve.sample.base import PolicyView, Sampler, SamplingParams, TellsGroups
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.requests import USUAL_ROWS
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.fleet.servers.children import (
     ChildServers,
@@ -23,7 +24,6 @@ from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.fleet.settle import reckon_beside, trainers_here
 from oncurve.fleet.weights.endpoints import check_device, give_back_cache
 from oncurve.fleet.weights.store import memory_folder
-from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.observe.run_model import locate
 from oncurve.plan.find_shape import find_shape
 from oncurve.policy.lora import base_of, is_adapter

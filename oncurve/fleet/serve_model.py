@@ -11,10 +11,10 @@ from rich.console import Console
 
 from oncurve.agents.recipe_agent import make_frames
 from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
+from oncurve.model.context import context_of
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.ways import describe_sampling
-from oncurve.sample.base import context_of
 from oncurve.sample.event_loop import require_aiohttp
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine, Placement, Wants, choose_placement
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, find_python
 from oncurve.fleet.servers.vllm_version import why_not_alike
@@ -17,6 +17,7 @@ from oncurve.plan.shape import ModelShape
 from oncurve.plan.shared_gpu import Beside, share_gpu
 from oncurve.policy.environment import read_place
 from oncurve.recipe.schema import Config
+from oncurve.run_errors import CheckpointError
 
 
 def settle(config: Config) -> tuple[Config, str | None]:

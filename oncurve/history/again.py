@@ -13,23 +13,21 @@ from functools import partial
 import numpy as np
 import torch
 
-from oncurve.errors import DataError
+from oncurve.core.draw import GOLDEN, stream_keys
+from oncurve.core.errors import DataError
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.requests import KeptRow, Request, Sampled
+from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
+from oncurve.core.scheduler import RowScheduler, occurrence_indices
 from oncurve.history.past import PastRun
+from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
+from oncurve.model.row_memory import RowMemory
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import PolicyView, Sampled, Sampler, SamplingParams, end_token_ids
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.engine import occurrence_indices
-from oncurve.sample.proof import Proof
-from oncurve.sample.request import Request
-from oncurve.sample.row_memory import KeptRow
-from oncurve.sample.scheduler import RowScheduler
-from oncurve.sample.streams import GOLDEN, stream_keys
 
 
 def samples_alike(config: Config, policy: TrainedPolicy) -> bool:
@@ -80,7 +78,7 @@ class AgainSampler:
         was_training = policy.model.training
         policy.model.eval()
         if self._scheduler is None:
-            self._scheduler = RowScheduler(policy, RowBudget(), Proof(), version=str(version))
+            self._scheduler = RowScheduler(policy, LayerDecoders(memory=RowMemory(2**62)), version=str(version))
             all_of = [one for groups in self._steps.values() for group in groups for one in group.completions]
             longest = max(len(one.token_ids) for one in all_of)
             self._scheduler.expect(max(len(one.prompt_ids) for one in all_of), longest + 1)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.records import Completion
 from oncurve.history.past import PastRun
 from oncurve.observe.record import read_metrics
 from oncurve.observe.step_record import read_step, recorded_steps
-from oncurve.records import Completion
 from oncurve.run.checkpoint_manifest import checkpoints_in, read_manifest
 
 _CLOCKED = re.compile(r"^(?:time|memory|speed)/|_seconds$|^weights/")

@@ -13,12 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.batch import Batch
-from oncurve.data.collate import stack_rewards
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Reward
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, stack_rewards
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Group, Reward
+from oncurve.policy.trained_policy import TrainedPolicy
 
 Gradient = Mapping[str, Tensor]
 """The gradient of every trained weight by its name, in float32 on the CPU."""
@@ -149,7 +148,7 @@ def open_step(
 
     ``batch`` is annotated with what the algorithm needs. Raises ConfigError where weights are held in parts.
     """
-    if policy.backend.__class__.__name__ != "OneDevice":
+    if policy.backend.__class__.__name__ != "DataParallel":
         raise ConfigError("the gradient of a step is shown on one device; this run keeps its weights in parts")
     prepared = algorithm.prepare(batch, stack_rewards(groups, rewards))
     updates = list(prepared.split(rows_per_update))

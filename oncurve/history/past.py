@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.batch import Batch
-from oncurve.data.collate import collate, stack_rewards
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.batch import Batch, collate, stack_rewards
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.rendered import split_rows
 

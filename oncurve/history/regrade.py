@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from oncurve.errors import ConfigError, DataError, counted
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Group, Reward
 from oncurve.history.past import PastRun, PastStep, advantages_under
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
-from oncurve.records import Group, Reward
-from oncurve.rewards.base import RewardFunction, check_any_graded, grade
 from oncurve.rewards.custom import from_function
+from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import make_reward_function
+from oncurve.wording import counted
 
 NUM_EXAMPLES = 20
 FLAT = 1e-6

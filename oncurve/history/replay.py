@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.batch import Batch
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.grading import grade
+from oncurve.core.records import Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampler
 from oncurve.data.given import NOTHING
-from oncurve.errors import ConfigError, DataError
 from oncurve.history.again import AgainSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
@@ -31,15 +34,13 @@ from oncurve.observe.step_record import read_step
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Group, Prompt, Reward
-from oncurve.rewards.base import check_any_graded, grade
+from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
 from oncurve.run.training import joined, recipe_steps
-from oncurve.sample.base import PolicyView, Sampler, SamplingParams
 
 CHANGEABLE = ("algorithm", "rewards", "optimizer", "run.completions_per_update")
 """Parts of a recipe that may differ while the completions stay the same."""

@@ -55,7 +55,7 @@ class RecordingPlan:
     """Index of each row [R] among those that are computed."""
 
 
-class Drawn:
+class DeviceDraw:
     """Tokens on their way from the device."""
 
     def __init__(self, both: Tensor, at: np.ndarray) -> None:
@@ -123,7 +123,7 @@ class RecordedLayers(TorchLayers):
         *,
         uniform: np.ndarray,
         choose: Choose,
-    ) -> Drawn:
+    ) -> DeviceDraw:
         """One more token per row and the token that follows it, by a uniform number of each [R].
 
         A token may be ``NEWEST``. ``choose`` is the same in all steps.
@@ -133,12 +133,12 @@ class RecordedLayers(TorchLayers):
         numbers[plan.at] = uniform
         step = partial(self._drawn, plan, angles=angles, caches=caches, choose=choose)
         both = self._run(("draw", plan.shape), np.concatenate([plan.numbers, numbers.view(np.int64)]), step, caches)
-        return Drawn(both, plan.at)
+        return DeviceDraw(both, plan.at)
 
     def plan(
         self, tokens: np.ndarray, positions: np.ndarray, rows: np.ndarray, caches: Sequence[LayerCache]
     ) -> RecordingPlan:
-        """The shape and the numbers of a step; ``rows`` holds what ``Decoder.step`` is told of each row."""
+        """The shape and the numbers of a step; ``rows`` holds what ``LayerDecoder.step`` is told of each row."""
         slots = np.ascontiguousarray(rows[:, 0])
         seen = min(few_positions(int(rows[:, 1].max()) + 1), caches[0].positions)
         prompts, readers = self._fit_table(rows[:, 2], len(caches[0].prompt_keys))
@@ -223,8 +223,8 @@ def write_numbers(
     """One run of integers: for each slot its token, position, past tokens and place in the table [4, span]; for each
     prompt slot its readers' slots [P, G], filled up with slot 0; for each prompt slot its tokens [P].
 
-    ``rows`` holds what ``Decoder.step`` is told of each row. A slot without a row writes where its next row begins. A
-    prompt that nobody reads counts as ``width`` tokens long: a softmax over nothing would not be a number.
+    ``rows`` holds what ``LayerDecoder.step`` is told of each row. A slot without a row writes where its next row
+    begins. A prompt that nobody reads counts as ``width`` tokens long: a softmax over nothing would not be a number.
     """
     slots, past, prompts, lengths = rows.T
     by_slot = np.zeros((4, shape.span), dtype=np.int64)

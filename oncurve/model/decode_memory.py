@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oncurve.core.requests import DecodeCall
+
 BLOCK = 32
 """Buffers hold a multiple of so many positions: kernels read whole blocks."""
 GROWTH = 128
@@ -16,8 +18,6 @@ PREFILL_TOKENS = 4096
 """Prompt tokens computed at one time."""
 MOST_ROWS = 1024
 """Rows that a GPU computes at one time where nothing says how many: more gain little and wait long for the last."""
-USUAL_ROWS = 256
-"""The same on a CPU."""
 USED_SHARE = 0.9
 """Share of the free memory that is counted on: the allocator leaves gaps."""
 RECORDING_BYTES = 2**28
@@ -37,11 +37,6 @@ def whole_blocks(positions: int) -> int:
 def grown(capacity: int, needed: int, limit: int) -> int:
     """Positions of the buffers of completions after they have grown to hold ``needed`` of at most ``limit``."""
     return whole_blocks(min(max(needed, capacity + GROWTH, 2 * capacity), limit))
-
-
-def prompts_held(rows: int, *, num_prompts: int, group_size: int) -> int:
-    """Prompts whose keys and values are held while so many rows run: groups that end keep theirs to their last row."""
-    return min(num_prompts, 2 * -(-rows // group_size) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,31 +67,6 @@ class Widths:
     def token_bytes(self) -> int:
         """Guessed. Widest tensors of a token in one layer: the residual in float32, qkv, gate and up."""
         return 4 * 4 * self.hidden + self.compute_bytes * (3 * self.qkv + 4 * self.mlp)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeCall:
-    """The rows and lengths that one call of the engine is asked for."""
-
-    num_prompts: int
-    group_size: int
-    prompt_tokens: int
-    """Tokens of the longest prompt."""
-    completion_tokens: int
-    """The limit."""
-    cuts: bool = False
-    """With top-k, top-p or min-p."""
-    is_open: bool = False
-    """Requests come as they like, each with a slot for its prompt: as many slots as rows."""
-
-    @property
-    def rows(self) -> int:
-        """Completions."""
-        return self.num_prompts * self.group_size
-
-    def prompts(self, rows: int) -> int:
-        """Prompts that are held while so many completions run."""
-        return rows if self.is_open else prompts_held(rows, num_prompts=self.num_prompts, group_size=self.group_size)
 
 
 def cache_bytes(widths: Widths, *, rows: int, prompts: int, prompt_tokens: int, completion_tokens: int) -> int:

@@ -218,7 +218,7 @@ class TorchLayers:
         return total, torch.mul(total, weight).div_(norm)
 
     def _turn(self, angles: Tensor, places: np.ndarray) -> StepInputs:
-        """The inputs of this step, from exp(i angle) of the rows [R, 1, D / 2]; see ``Decoder.step``."""
+        """The inputs of this step, from exp(i angle) of the rows [R, 1, D / 2]; see ``LayerDecoder.step``."""
         slots, past = places[:, 0], places[:, 1]
         span = self.span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))

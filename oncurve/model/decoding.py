@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import head_type
+from oncurve.core.decoder import Chosen, RowKeeper, fetched
+from oncurve.core.draw import draw
+from oncurve.core.records import SamplingParams
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
-from oncurve.model.decode_cuda_graph import Drawn, RecordedLayers
+from oncurve.model.decode_cuda_graph import Choose, DeviceDraw, RecordedLayers
 from oncurve.model.decode_flash import FlashLayers, can_decode
 from oncurve.model.decode_memory import PREFILL_TOKENS, grown, whole_blocks
 from oncurve.model.decode_native import NativeLayers
 from oncurve.model.decode_torch import TorchLayers
+from oncurve.model.draw_by_parts import first_above_on_device
 from oncurve.model.forward_backward import Angles, LayerPass
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
@@ -26,11 +30,9 @@ LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
 APART = 16
 """Rows whose logits are computed at a time, where they must not depend on how many there are."""
-Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From logits [N, V] and a uniform number each to tokens and their log-probabilities."""
 
 
-class Decoder:
+class LayerDecoder:
     """Computes next-token logits from the current weights of a backbone, in a compute type."""
 
     def __init__(
@@ -58,10 +60,14 @@ class Decoder:
         self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, backbone.wide))
         self.words, self.slots, self.records = len(head), slots, records
         self.apart = apart and on_cpu
+        self.keeper: RowKeeper | None = None
+        """Takes rows out and puts them back; whoever makes the decoder may give it one."""
         own_type = prompt_type = compute_type
         if on_cpu and not isinstance(self.ops, NativeOps):
             own_type, prompt_type = backbone.wide, compute_type if prompt_tokens >= LONG else backbone.wide
-        self.renew(head, head_key)
+        self.head_of: Callable[[], tuple[Tensor, int | None]] = lambda: (head, head_key)
+        """Gives the head as it is now, and the key of its dither."""
+        self.renew()
         self.completion_tokens = completion_tokens
         self.angles = Angles(*backbone.rotary(torch.arange(prompt_tokens + completion_tokens, device=self.device)))
         self.capacity = 0 if on_cpu else whole_blocks(completion_tokens)
@@ -72,10 +78,10 @@ class Decoder:
                 LayerCache(self.ops.own_cache(*own), *self.ops.prompt_cache(*prompts)) for _ in backbone.layers
             ]
 
-    def renew(self, head: Tensor, head_key: int | None = None) -> None:
-        """Go on with the weights as they are now; keys and values stay what they are. ``head_key`` is that of the
-        head's dither."""
+    def renew(self) -> None:
+        """Go on with the weights as they are now; keys and values stay what they are."""
         backbone, ops, given = self.backbone, self.ops, self.compute_type
+        head, head_key = self.head_of()
         self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide), head_key)
         self.weights = backbone.weights(given)
         self.layers: NativeLayers | TorchLayers
@@ -170,12 +176,15 @@ class Decoder:
         return isinstance(self.layers, RecordedLayers)
 
     @property
-    def reads_anywhere(self) -> bool:
-        """Rows are read as fast wherever they lie, so that they need not be moved together."""
+    def mover(self) -> LayerDecoder | None:
+        """This decoder; None where rows are read as fast wherever they lie."""
         layers = self.layers
-        return isinstance(layers, NativeLayers) or (isinstance(layers, RecordedLayers) and layers.reads_anywhere)
+        is_native = isinstance(layers, NativeLayers)
+        return None if is_native or (isinstance(layers, RecordedLayers) and layers.reads_anywhere) else self
 
-    def draw(self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Draw) -> Drawn:
+    def draw(
+        self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Choose
+    ) -> DeviceDraw:
         """A step, and the token that is drawn after it for each row [R] by its uniform number.
 
         What is given lies on the CPU; a token of -1 is the one that was drawn last for its slot. ``choose`` takes
@@ -192,15 +201,22 @@ class Decoder:
         return self.layers.draw(*asked, uniform=uniform, choose=choose_of)
 
     def close(self) -> None:
-        """Give back what sampling has taken of a GPU's memory; nothing is decoded after that."""
-        if self.device.type != "cuda":
-            return
-        torch.cuda.synchronize(self.device)
+        """Give back what sampling has taken of a device's memory; nothing is decoded after that."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.caches, self.weights = [], []
         if isinstance(self.layers, RecordedLayers):
             self.layers.recordings.clear()
             self.layers.layers.clear()
-        torch.cuda.empty_cache()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def choose(self, logits: Tensor, uniform: Tensor, params: SamplingParams) -> Chosen:
+        """The next token of each row and its log-probability, on the CPU; by one kernel where nothing is cut off."""
+        if isinstance(self.wide_ops, NativeOps) and not params.cuts:
+            tokens, logprobs = self.wide_ops.draw(logits.contiguous(), uniform, params.temperature)
+            return tokens.numpy(), logprobs.numpy()
+        return fetched(*draw(logits, uniform.to(logits.device), params, find=first_above_on_device))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [R, H], by the products of training."""

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import HeadOps, from_hidden, from_logits
+from oncurve.algorithm.chunked_head import HeadOps, from_hidden
 from oncurve.algorithm.precision import arithmetic_type, head_type
 from oncurve.algorithm.rounding import weight_key
-from oncurve.errors import TrainingError
+from oncurve.core.errors import TrainingError
+from oncurve.core.logprobs import from_logits
 from oncurve.model.weights import is_plain_head
 
 

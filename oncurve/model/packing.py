@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model.length_rounding import whole_tokens
 
 Run = tuple[int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from oncurve.core.records import Completion, Group
 from oncurve.observe.metric import Metric
-from oncurve.records import Completion, Group
 
 NOT_READ = ("malformed",)
 """Errors of calls that never reached a tool."""

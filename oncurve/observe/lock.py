@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 NAME = ".lock"
 HEARTBEAT_SECONDS = 20.0

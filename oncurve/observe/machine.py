@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 
 _QUERY = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _GPUS = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")

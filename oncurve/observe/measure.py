@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from oncurve.core.records import EQUAL_WITHIN, NOT_APPLICABLE, Group, Mean, Reward
 from oncurve.observe.episode_metrics import episode_metrics
-from oncurve.records import NOT_APPLICABLE, Group, Mean, Reward
+from oncurve.version_spans import tokens_by_version
 
 OF_SAMPLING = (
     "reward/", "group/", "advantage/", "mismatch/", "policy/ratio", "tokens/sampled", "tokens/mean_age",
@@ -15,8 +16,6 @@ OF_SAMPLING = (
     "completion/max_staleness", "completion/truncated", "time/sample", "time/grade", "memory/sample", "memory/grade",
 )  # fmt: skip
 """Prefixes of metrics that mean nothing without sampling and grading."""
-EQUAL_WITHIN = 1e-6
-"""Rewards of a group that differ by less than this count as equal, as they do for the advantages."""
 
 
 def rollout_metrics(
@@ -49,7 +48,7 @@ def age_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
     completions = [row for group in groups for one in group.completions for row in (one, *one.branches)]
     counts: dict[int, int] = {}
     for completion in completions:
-        for version, count in completion.tokens_by_version().items():
+        for version, count in tokens_by_version(completion).items():
             counts[step - version] = counts.get(step - version, 0) + count
     total = max(1, sum(counts.values()))
     return {

@@ -48,11 +48,14 @@ _REWARD = (
         "mean of a reward that is graded and never trained on",
         "rises with reward/mean; flat or falling while that rises is reward hacking",
     ),
-    Metric(
-        "reward/found_in_<place>",
-        "fraction",
-        "completions whose answer stands in this place, asked for or not: box, tag, hash, statement, prose, nowhere",
-        "the place that the reward asks for",
+    *(
+        Metric(
+            f"reward/found_in_{place}",
+            "fraction",
+            f"completions whose answer stands here, asked for or not: {place}",
+            "the place that the reward asks for",
+        )
+        for place in ("box", "tag", "hash", "statement", "prose", "nowhere")
     ),
     Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
 )
@@ -231,7 +234,7 @@ _MISMATCH = (
     ),
     Metric(
         "mismatch/adapter_fraction",
-        "1",
+        "fraction",
         "part that rollout servers have of what the LoRA adapter changes in the log-probabilities of 64 stored tokens; "
         "from the version on whose change is above the noise of the arithmetic",
         "1; a server that is off by more than 0.1 and five standard errors is refused",

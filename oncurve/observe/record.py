@@ -16,13 +16,14 @@ from typing import Any
 
 import yaml
 
-from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Group, Numbers, Reward
 from oncurve.observe.episode_metrics import episode_row
 from oncurve.observe.lock import RunLock
 from oncurve.observe.redact import redact, redact_tree
 from oncurve.observe.sinks import Tracker
 from oncurve.observe.tokens import TokenRecord
-from oncurve.records import Group, Numbers, Reward
+from oncurve.run_errors import CheckpointError
 
 METRICS = "metrics.jsonl"
 """One JSON object per step."""

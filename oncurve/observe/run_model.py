@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oncurve.errors import CheckpointError, did_you_mean
 from oncurve.observe.record import METRICS
+from oncurve.run_errors import CheckpointError
+from oncurve.wording import did_you_mean
 
 RUNS = "runs"
 """The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""

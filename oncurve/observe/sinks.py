@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 Say = Callable[[str], None]
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from oncurve.errors import CheckpointError, DataError
+from oncurve.core.errors import DataError
+from oncurve.core.records import Completion, Group, Prompt, Reward, Segment, ToolCall, packed
 from oncurve.observe.record import to_json
-from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall, packed
+from oncurve.run_errors import CheckpointError
 
 FOLDER = "steps"
 _OF_BRANCH = ("text", "token_ids", "sampler_logprobs", "finish_reason", "policy_version", "index")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
-from oncurve.errors import DataError, counted
+from oncurve.core.errors import DataError
 from oncurve.observe.columns import Columns
 from oncurve.observe.progress import duration, sparkline
+from oncurve.wording import counted
 
 _Form = Callable[[float], str]
 ROUNDING = 1e-12

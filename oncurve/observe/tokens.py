@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oncurve.errors import Failure, attempt
-from oncurve.records import Completion
+from oncurve.core.errors import Failure, attempt
+from oncurve.core.records import Completion
 
 _DECIMALS = 3
 

@@ -34,9 +34,9 @@ BACKWARD_HIDDEN = 3
 """Counted. Tensors [N, H] in float32 alive at the same time: gradients of the residual stream and of the input."""
 
 HEAD_CHUNK_TOKENS = 1024
-"""Counted. Tokens whose logits exist at one time on a GPU: ``oncurve.algorithm.logprobs.CHUNK_TOKENS``."""
+"""Counted. Tokens whose logits exist at one time on a GPU: ``oncurve.algorithm.chunked_head.CHUNK_TOKENS``."""
 HEAD_CHUNK_TOKENS_CPU = 256
-"""Counted. The same on a CPU: ``oncurve.algorithm.logprobs.CPU_CHUNK_TOKENS``."""
+"""Counted. The same on a CPU: ``oncurve.algorithm.chunked_head.CPU_CHUNK_TOKENS``."""
 HEAD_COPIES = 4
 """Counted. Tensors [chunk, V] in float32 alive in the head: scaled, softmax and their product forward; logits, log p, p
 and the gradient of the chunk before backward."""

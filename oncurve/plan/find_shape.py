@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.errors import CheckpointError
 from oncurve.observe.run_model import locate
 from oncurve.plan.hardware import read_table
 from oncurve.plan.shape import FAMILIES, ModelShape, counted_shape, shape_of_config
+from oncurve.run_errors import CheckpointError
 
 HERE = Path(__file__).resolve().parent
 ADAPTER = "adapter_config.json"

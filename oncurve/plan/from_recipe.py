@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.requests import USUAL_ROWS
 from oncurve.data.settings import DemonstrationsData
-from oncurve.errors import ConfigError
-from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work
 from oncurve.plan.shape import ModelShape

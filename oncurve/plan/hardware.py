@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.messages import explain_yaml
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from oncurve.errors import counted
 from oncurve.plan.constants import GPU_MARGIN, MEMORY_ERROR
 from oncurve.plan.cost import (
     DiskUse,
@@ -36,6 +35,7 @@ from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import StepTime, seconds_ahead, step_time
 from oncurve.plan.weight_transfer import sent_share
 from oncurve.tables import aligned
+from oncurve.wording import counted
 
 MAX_ADVICE = 6
 MODULES = "the model's modules"

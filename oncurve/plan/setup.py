@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from oncurve.core.requests import USUAL_ROWS
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.model.decode_memory import USUAL_ROWS
 from oncurve.plan.shape import ModelShape
 from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
 from oncurve.run.settings import RunSection

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oncurve.algorithm.rounding import dithered_casts
-from oncurve.errors import TrainingError
+from oncurve.core.errors import TrainingError
 from oncurve.policy.lora import Adapter
 
 

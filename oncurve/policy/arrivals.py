@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from oncurve.algorithm.rounding import narrow_at, parameter_keys
+from oncurve.core.records import Mean
 from oncurve.policy.dithered_parts import plain
 from oncurve.policy.sharding import own_rows_of
-from oncurve.records import Mean
 
 OF_EACH = 2048
 """Weights that are looked at in each matrix, or in this process's part of it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.policy import OneDevice, WeightBackend
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
@@ -27,27 +27,14 @@ Scorers = Mapping[int, nn.Module]
 """The pass over a batch as a module, by the id of the model that it passes through."""
 
 
-class Backend(Protocol):
+class Backend(WeightBackend, Protocol):
     """The weights in training: where they are, and how they are read, written and moved.
 
-    There are three: ``OneDevice`` here, ``Fsdp`` in fsdp.py, ``Zero`` (DeepSpeed) in deepspeed.py.
+    There are three: ``DataParallel`` here, ``Fsdp`` in fsdp.py, ``Zero`` (DeepSpeed) in deepspeed.py.
     """
 
-    optimizer: Any
-    replica: PreTrainedModel | None
-    """A copy of all weights to sample from, where those in training are in parts and this process is to have them."""
     is_divided: bool
     """A process has a part of each weight only."""
-    is_lockstep: bool
-    """All processes take every pass together, so that all must make as many, and none can begin one anew."""
-
-    def scorer(self, model: PreTrainedModel) -> nn.Module:
-        """The module through which a batch is scored by a model: the one in training, or its reference."""
-        ...
-
-    def after_scoring(self, model: PreTrainedModel) -> None:
-        """Give back what passes without gradients put together."""
-        ...
 
     def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
         """All of a weight of which this process has a part, which all must call; other tensors as they are."""
@@ -59,22 +46,6 @@ class Backend(Protocol):
 
     def load_shard(self, tensor: Tensor, read: Reader) -> None:
         """Put values into a weight, or into this process's part of it."""
-        ...
-
-    def publish(self) -> None:
-        """Bring the replica up to date. All processes must call it."""
-        ...
-
-    def follow(self) -> PreTrainedModel:
-        """The model in training with weights in the form that those of its reference have."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a microbatch."""
-        ...
-
-    def move(self, rate: float, *, is_allowed: bool) -> float:
-        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
         ...
 
     def moments(self, room: Room) -> dict[str, Piece]:
@@ -110,29 +81,18 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-class OneDevice:
-    """Every process has all weights, and gradients are added up before an update (data parallel)."""
+class DataParallel(OneDevice):
+    """Every process has all weights, and gradients are added up before an update; what a checkpoint holds of them."""
 
-    replica: PreTrainedModel | None = None
     is_divided = False
-    is_lockstep = False
-    has_own_rates = False
-    """The optimizer came with a schedule that sets the rate of each of its groups."""
 
     def __init__(
         self, model: PreTrainedModel, scorers: Scorers, settings: OptimizerSettings, processes: Processes
     ) -> None:
-        self.model, self.processes, self.settings = model, processes, settings
-        self._scorers = scorers
+        self.model, self.settings = model, settings
         groups = self._groups()
-        self.optimizer: Any = make_optimizer(model, groups, settings) if any(groups) else None  # only sampled from
-
-    def scorer(self, model: PreTrainedModel) -> nn.Module:
-        """The pass itself."""
-        return self._scorers[id(model)]
-
-    def after_scoring(self, model: PreTrainedModel) -> None:
-        """Nothing was put together."""
+        optimizer = make_optimizer(model, groups, settings) if any(groups) else None  # only sampled from
+        super().__init__(model, optimizer, scorers, max_gradient_norm=settings.max_gradient_norm, processes=processes)
 
     def full_tensor(self, tensor: Tensor, room: Room | None = None) -> Tensor:
         """The tensor."""
@@ -146,39 +106,10 @@ class OneDevice:
         """Put values into a weight."""
         fill(tensor, read)
 
-    def publish(self) -> None:
-        """Give the weights to the sampler."""
-
-    def follow(self) -> PreTrainedModel:
-        """The model in training: its reference has the form of its weights."""
-        return self.model
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a microbatch."""
-        loss.backward()
-
-    def move(self, rate: float, *, is_allowed: bool) -> float:
-        """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""
-        norm = self._clip(self.settings.max_gradient_norm or math.inf)
-        if is_allowed and math.isfinite(norm) and norm > 0:
-            for group in self.optimizer.param_groups if not self.has_own_rates else ():
-                group["lr"] = rate
-            self.optimizer.step()
-        self.model.zero_grad(set_to_none=True)  # also of weights that an optimizer of a script's own leaves out
-        return norm
-
     def _groups(self) -> Sequence[list[nn.Parameter]]:
         """The trained weights, those apart with which torch does not compute in one call; no list is empty."""
         trained = list(trained_parameters(self.model).values())
         return [trained] if trained else []
-
-    def _clip(self, limit: float) -> float:
-        """Add up the gradients of all processes and scale them down to a norm; the norm before."""
-        trained = list(trained_parameters(self.model).values())
-        self.processes.add_gradients(trained)
-        norm = nn.utils.get_total_norm([weight.grad for weight in trained if weight.grad is not None])
-        nn.utils.clip_grads_with_norm_(trained, limit, norm)
-        return float(norm)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The moments and counters of torch's optimizer, or this process's parts, as ``<parameter>:<moment>``."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.backend import Piece, Scorers, decayed, trained_parameters
 from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import join_alone

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.settings import OptimizerSettings
 
 AUTO = "auto"

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from oncurve.batch import Batch
-from oncurve.errors import OncurveError, Stopped, TrainingError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import OncurveError, TrainingError
+from oncurve.core.policy import OneProcess
+from oncurve.core.records import Mean
 from oncurve.policy.environment import read_place
 from oncurve.policy.heartbeat import Heartbeat
-from oncurve.records import Mean
+from oncurve.run_errors import Stopped
 
 T = TypeVar("T")
 BUCKET_NUMBERS = 1 << 25
@@ -30,7 +32,7 @@ BUCKET_NUMBERS = 1 << 25
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(OneProcess):
     """The processes of a run, seen from one of them. Alone, every exchange is with itself."""
 
     rank: int = 0
@@ -106,6 +108,10 @@ class Processes:
             for key, mean in part.items():
                 sums[key] = sums[key] + mean if key in sums else mean
         return sums
+
+    def own_rows(self, batch: Batch, *, share_prompts: bool) -> Int[Tensor, " b"]:
+        """See ``own_rows``."""
+        return own_rows(batch, self, share_prompts=share_prompts)
 
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace every gradient by its sum over the processes; none counts as zero. Does nothing alone."""

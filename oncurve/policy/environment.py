@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Range of ports for the processes of a SLURM job: the default follows from the job's number."""

@@ -15,8 +15,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from oncurve.algorithm.rounding import SavedCopies
 from oncurve.policy.lora import Adapter
 from oncurve.policy.model_folder import is_converted, save_model, write_around
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.tensor_files import tensor_writer
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MODEL_TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 """Types of final models by their names in a recipe; None keeps those of the weights in training."""

@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import from_logits
 from oncurve.algorithm.rounding import dithered_casts
-from oncurve.batch import Batch, Size
+from oncurve.core.batch import Batch, Size
+from oncurve.core.logprobs import from_logits, join_rows, spread
 from oncurve.model import forward_backward
 from oncurve.model.head import head
 from oncurve.model.ops import operations
@@ -39,7 +39,7 @@ def completion_logprobs(
         ids, predicts = join_rows(batch)
         with dithered_casts(model):
             logits = model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
-        return _spread(batch, from_logits(logits, targets, temperature=temperature))
+        return spread(batch, from_logits(logits, targets, temperature=temperature))
     backbone = backbone_of(model) if packed and device.type == "cpu" else None
     ops = None
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def completion_logprobs(
         else:
             stack.enter_context(dithered_casts(model))
             selected = _by_modules(model, batch, packed=packed)
-        return _spread(batch, head(model, selected, targets, temperature, ops=ops))
+        return spread(batch, head(model, selected, targets, temperature, ops=ops))
 
 
 def _by_modules(model: PreTrainedModel, batch: Batch, *, packed: bool) -> Tensor:
@@ -103,29 +103,9 @@ def one_row(ids: Tensor) -> Batch:
     return Batch(ids[:, :1], whole + 1, ids[:, 1:], mask, whole + count, whole, zeros[:, 0], zeros, Size(1, count, 1))
 
 
-def _spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Log-probabilities and entropies of the trained tokens [M] at their places, 0 elsewhere."""
-    mask = batch.mask.to(of_tokens[0].device)
-    first, second = (torch.zeros(mask.shape, dtype=part.dtype, device=part.device) for part in of_tokens)
-    return first.masked_scatter(mask, of_tokens[0]), second.masked_scatter(mask, of_tokens[1])
-
-
 def has_own_layers(model: PreTrainedModel) -> bool:
     """Packed rows go through our own layers: those of a CPU."""
     return model.device.type == "cpu" and supports(model)
-
-
-def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Token ids of prompt and completion side by side [B, L], and the places whose output predicts a trained token."""
-    width = int(batch.row_lengths.max())
-    ids = torch.zeros(len(batch), width, dtype=torch.long)
-    predicts = torch.zeros(len(batch), width, dtype=torch.bool)
-    for row in range(len(batch)):
-        prompt, completion = int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])
-        ids[row, :prompt] = batch.prompt_ids[row, :prompt]
-        ids[row, prompt : prompt + completion] = batch.completion_ids[row, :completion]
-        predicts[row, prompt - 1 : prompt - 1 + completion] = batch.mask[row, :completion]
-    return ids, predicts
 
 
 def hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.algorithm.table import ReferenceName
+from oncurve.core.errors import ConfigError
+from oncurve.core.policy import ComputeType
 from oncurve.data.given import NOTHING, Given
-from oncurve.errors import ConfigError
 from oncurve.observe.machine import unseen_gpu
 from oncurve.observe.run_model import locate
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
@@ -28,10 +29,9 @@ from oncurve.policy.lora import (
     read_adapter,
 )
 from oncurve.policy.model_folder import load_model, load_tokenizer
-from oncurve.policy.policy import ComputeType, ReplicaPlace
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
-from oncurve.policy.unread_model import NotByParts, Unread, unread_model
+from oncurve.policy.unread_model import NotByParts, ReplicaPlace, Unread, unread_model
 
 log = logging.getLogger(__name__)
 

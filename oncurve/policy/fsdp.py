@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.rounding import like
 from oncurve.policy.activation_checkpointing import recomputable_layers
-from oncurve.policy.backend import OneDevice, Scorers, trained_parameters
+from oncurve.policy.backend import DataParallel, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import (
@@ -26,7 +26,7 @@ from oncurve.policy.sharding import (
 from oncurve.policy.unread_model import ReplicaPlace, Unread, fill_copy, make_replica
 
 
-class Fsdp(OneDevice):
+class Fsdp(DataParallel):
     """Weights in parts; the reference is cut as well."""
 
     is_divided = True

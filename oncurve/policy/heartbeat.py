@@ -14,8 +14,9 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from oncurve.errors import LostProcess, TrainingError
+from oncurve.core.errors import TrainingError
 from oncurve.policy.environment import RankInfo
+from oncurve.run_errors import LostProcess
 
 T = TypeVar("T")
 BEAT_SECONDS = 1.0

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.lora_forward import sum_at_once
 from oncurve.policy.lora_merge import mergeable, refuse_tied
 from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
 from oncurve.policy.settings import LoraSettings
+from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

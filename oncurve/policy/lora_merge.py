@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from oncurve.algorithm.rounding import key_of, narrow, saved_name, weight_key
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
 
 _TIED = (

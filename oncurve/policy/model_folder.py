@@ -28,11 +28,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.algorithm.rounding import SavedCopies, use_dither
-from oncurve.errors import CheckpointError
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.observe.run_model import check_place
 from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
 from oncurve.policy.lora_merge import arrived_share
+from oncurve.run_errors import CheckpointError
 
 log = logging.getLogger(__name__)
 

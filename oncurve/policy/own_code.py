@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 LIBRARIES = (
     "torch", "transformers", "transformers_modules", "peft", "bitsandbytes", "accelerate", "liger_kernel", "oncurve",

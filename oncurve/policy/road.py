@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.logprobs import from_logits
 from oncurve.algorithm.precision import in_full_precision
-from oncurve.batch import Batch, Size
-from oncurve.errors import CheckpointError
+from oncurve.core.batch import Batch, Size
+from oncurve.core.logprobs import from_logits, join_rows
+from oncurve.model.context import context_of
 from oncurve.model.stand_in import FAILURES, ROUNDINGS, allowed, changes_with_length, find_stand_in, nudged
 from oncurve.model.weights import Trust, set_trust
-from oncurve.policy.forward import completion_logprobs, has_own_layers, join_rows
+from oncurve.policy.forward import completion_logprobs, has_own_layers
 from oncurve.policy.packed_attention import IN_BLOCKS, NAME, ordinary_attention, set_attention, use_packed_attention
 from oncurve.policy.self_check import choose_kernel, short
-from oncurve.sample.base import context_of
+from oncurve.run_errors import CheckpointError
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
+from oncurve.core.errors import first_line
 from oncurve.model.agreement import Agreement, agreement, of_size
-from oncurve.model.out_of_memory import first_line
 from oncurve.model.stand_in import FAILURES
 from oncurve.policy.flash_varlen import kernel_for
 from oncurve.policy.forward import completion_logprobs

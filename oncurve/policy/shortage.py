@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from oncurve.batch import Batch
-from oncurve.errors import TrainingError
-from oncurve.model.out_of_memory import Shortage, memory_error_as, release
+from oncurve.core.batch import Batch
+from oncurve.core.errors import Shortage, TrainingError, release
+from oncurve.model.out_of_memory import memory_error_as
 
 log = logging.getLogger(__name__)
 

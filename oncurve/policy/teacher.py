@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve.batch import Batch
-from oncurve.errors import ConfigError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import ConfigError
 from oncurve.policy.distributed import Processes, own_rows
 from oncurve.policy.model_folder import load_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncurve.algorithm.pairings import Choices, Rule, check_pairing
 from oncurve.algorithm.table import Preset
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
 

@@ -6,7 +6,7 @@ import difflib
 import shutil
 from pathlib import Path
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parents[1] / "recipes"
 MAIN = "recipe.yaml"

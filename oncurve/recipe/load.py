@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from oncurve.algorithm.table import CHOICES, resolve
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.files import find_beside
 from oncurve.recipe.messages import explain, explain_yaml, refuse_glued
 from oncurve.recipe.schema import Config

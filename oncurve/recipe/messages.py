@@ -11,8 +11,8 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from oncurve.core.errors import ConfigError
 from oncurve.data.settings import FILE_TYPES
-from oncurve.errors import ConfigError
 from oncurve.recipe.schema import Config
 
 

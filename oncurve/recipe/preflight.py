@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.settings import CsvData, DataSection, JsonlData
 from oncurve.episodes.settings import SANDBOX
-from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import check_place
 from oncurve.recipe.schema import Config

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.load import apply_overrides, parse_tree, validate_tree
 from oncurve.recipe.schema import UNREAD_IN_EVALUATION, Config
 

@@ -12,15 +12,15 @@ from typing import Annotated, cast
 from pydantic import Field, model_validator
 
 from oncurve.algorithm.settings import AlgorithmSection
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import SamplingParams
 from oncurve.data.settings import Data, SftSection, with_type
 from oncurve.episodes.settings import EpisodeKeys
-from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.fleet.settings import ServerKeys
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.rewards.settings import R1ZeroReward, Reward
 from oncurve.run.settings import RunSection
-from oncurve.sample.settings import SamplingParams
 from oncurve.section import Section
 
 SUPERVISED = {"type": "rft", "group_size": 1}

@@ -22,8 +22,8 @@ from statistics import fmean
 from typing import Any
 
 from oncurve import tables
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.doctor.read import read_case
-from oncurve.errors import ConfigError, DataError
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.evaluate.paired import RewardChange

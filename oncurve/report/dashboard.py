@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from oncurve import __version__
-from oncurve.errors import ConfigError, DataError, counted
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import METRICS
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json
 from oncurve.report.comparing import OWN_KEYS, compare_runs, comparison_page
@@ -28,6 +28,7 @@ from oncurve.report.overview import modified, state
 from oncurve.report.page import render
 from oncurve.report.seeds import SEED, recipes_block
 from oncurve.report.write import Reading, read_run, report_page
+from oncurve.wording import counted
 
 PORT = 8420
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

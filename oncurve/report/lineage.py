@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import DataError
 from oncurve.doctor.read import read_config
-from oncurve.errors import DataError
 from oncurve.observe.columns import read_columns
 from oncurve.observe.record import METRICS, json_if_there
 from oncurve.observe.run_model import MODEL

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

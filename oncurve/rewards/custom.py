@@ -10,12 +10,14 @@ from functools import cache
 from itertools import islice
 from typing import Any, Literal, SupportsFloat
 
-from oncurve.errors import ConfigError, Failure, attempt, listed, shortened
-from oncurve.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward, messages_of
-from oncurve.rewards.base import RewardFunction, ungraded
+from oncurve.chat_messages import messages_of
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.grading import RewardFunction, ungraded
+from oncurve.core.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.foreign_code import limited, run_async
 from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
 from oncurve.user_code import contained
+from oncurve.wording import listed, shortened
 
 logger = logging.getLogger(__name__)
 

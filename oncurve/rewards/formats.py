@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.thinking import said_by

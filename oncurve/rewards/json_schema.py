@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import (
     Around,

@@ -16,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction, ungraded
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.grading import RewardFunction, ungraded
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.chat_endpoint import Budget, ChatEndpoint, EndpointFailure, TokenPrice
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.section import Section

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, NoReturn
+from typing import Annotated, ClassVar, Literal, NoReturn, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError, Failure, attempt
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError, Failure, attempt
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.grammar.choices import reference_letter
 from oncurve.rewards.grammar.equality import Reference, equal
 from oncurve.rewards.grammar.values import Tree
@@ -169,6 +169,11 @@ class Mathematics:
     ) -> None:
         if not 0.0 <= partial < 1.0:
             raise ConfigError(f"rewards: partial is {partial:g}; give a number from 0 to below 1.")
+        if answer_from not in get_args(AnswerPlace):
+            raise ConfigError(
+                f"rewards: answer_from is {answer_from!r}. Name marked, boxed, answer_tag, hash, choice, or prose, "
+                f"which also takes the last number of a text without marks"
+            )
         self.name = name
         self.answer_from: AnswerPlace = answer_from
         self.scale = scale

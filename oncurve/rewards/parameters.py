@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import Failure, RewardFunction, attempt
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import Failure, RewardFunction, attempt
 
 COMPLETION_NAMES = ("completion", "solution_str")
 """Names of the parameter that gets the completion, wherever it stands; the second is verl's. Else the first gets it."""

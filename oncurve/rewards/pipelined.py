@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import RewardFunction, grade
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Group, Prompt, Reward
 
 _CLOSE_AGAIN_SECONDS = 0.1
 

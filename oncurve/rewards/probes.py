@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from oncurve.errors import shortened
-from oncurve.records import Completion, Prompt, Reward, mean_of
+from oncurve.core.records import Completion, Prompt, Reward, mean_of
 from oncurve.rewards.places import find_answer
 from oncurve.tables import aligned
+from oncurve.wording import shortened
 
 Row = Mapping[str, Any]
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]

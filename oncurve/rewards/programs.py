@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.code_blocks import program_in
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.thinking import said_by

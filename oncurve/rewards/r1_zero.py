@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.formats import is_tagged
 from oncurve.rewards.mathematics import AnswerChecker, reward_of
 from oncurve.rewards.places import find_answer

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from oncurve.errors import shortened
 from oncurve.rewards.grammar.equality import Reference, read_reference
 from oncurve.rewards.grammar.figures import Unreadable
 from oncurve.rewards.grammar.values import (
@@ -26,6 +25,7 @@ from oncurve.rewards.grammar.values import (
 )
 from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.statement import formulas
+from oncurve.wording import shortened
 
 MAX_WORDS = 12
 """A reference with more words around its mathematics is a whole solution, whose answer nobody marked."""

@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import FIXED_PARTS, RewardFunction, grade
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.weighted_sum import FIXED_PARTS
 
 
 class Rotating:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import PositiveInt, model_validator
 
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.grading import RewardFunction
 from oncurve.section import Section
 
 

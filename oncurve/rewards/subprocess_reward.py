@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from oncurve.records import Completion, Prompt, Reward, Segment, ToolCall
-from oncurve.rewards.base import RewardFunction, grade
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Prompt, Reward, Segment, ToolCall
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 from oncurve.user_code import load_function

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
 from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.rotation import HeldOut, Rotating
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.user_functions import CustomReward, GivenReward
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 
 def make_reward_function(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Completion, Prompt
 
 _TAGS = (
     "think", "thinking", "thought", "thoughts", "reasoning", "reason", "seed:think", "longcat_think", "scratchpad",

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
 from oncurve.rewards.places import MAX_TEXT_CHARACTERS
 from oncurve.rewards.section import RewardSection, Surroundings

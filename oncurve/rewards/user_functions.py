@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveFloat
 
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
 from oncurve.rewards.custom import asks_for, from_function, reads_answer
 from oncurve.rewards.parameters import check_parameters
 from oncurve.rewards.section import RewardSection, Surroundings

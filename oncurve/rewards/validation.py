@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ValidationError
 
-from oncurve.errors import Failure, attempt
+from oncurve.core.errors import Failure, attempt
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 if TYPE_CHECKING:

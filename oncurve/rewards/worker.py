@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from oncurve.errors import Failure, attempt
+from oncurve.core.errors import Failure, attempt
 from oncurve.sandbox.inside.frames import Frame, receive, send
 
 _PR_SET_PDEATHSIG = 1

@@ -11,24 +11,26 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve.algorithm.algorithm import Algorithm
+import oncurve.model.dither_triton  # noqa: F401  # a GPU makes copies with it
 from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.presets import Advantage, build
-from oncurve.algorithm.rounding import use_dither
+from oncurve.algorithm.rounding import like, use_dither
 from oncurve.algorithm.settings import AlgorithmSection
-from oncurve.batch import Rewards
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Rewards
+from oncurve.core.errors import ConfigError, Failure, RewardError, TrainingError, attempt, is_out_of_memory
+from oncurve.core.policy import ComputeType, torch_type
+from oncurve.core.sampler import Sampler, end_token_ids
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.data.settings import DataSection
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.from_settings import make_setup
-from oncurve.errors import ConfigError, Failure, RewardError, TrainingError, attempt
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
-from oncurve.model.out_of_memory import is_out_of_memory
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import (
@@ -44,13 +46,12 @@ from oncurve.policy.from_settings import (
 )
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
-from oncurve.policy.policy import ComputeType, TrainedPolicy, torch_type
 from oncurve.policy.sharding import Sharding
-from oncurve.policy.teacher import load_teacher
+from oncurve.policy.teacher import OutsideTeacher, load_teacher
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
-from oncurve.sample.base import Sampler, end_token_ids
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import SAMPLERS
 from oncurve.user_code import load_function
@@ -141,19 +142,13 @@ def make_policy(
     _end_turns(config.data, loaded, is_said=processes is None or processes.is_main)
     if not is_trained:
         nn.Module.requires_grad_(model, False)
-    is_dithered = _dither(model, config, compute, sharding)
+    _dither(model, config, compute, sharding)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:
         nn.Module.to(model, device)
-    teacher = None
-    if with_reference and config.algorithm.has_served_teacher:
-        require_aiohttp()
-        asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
-        teacher = extension("teacher behind a server")(*asked)
+    teacher = _served_teacher(config, tokenizer) if with_reference and config.algorithm.has_served_teacher else None
     reference = _make_reference(config.algorithm, source, loaded, device) if with_reference and not teacher else None
-    if is_dithered and reference is not None and config.algorithm.teacher is None:
-        use_dither(reference, config.run.seed)
     return TrainedPolicy(
         model,
         tokenizer,
@@ -175,12 +170,19 @@ def make_policy(
     )
 
 
+def _served_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> OutsideTeacher:
+    """The teacher behind a server."""
+    require_aiohttp()
+    asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
+    return extension("teacher behind a server")(*asked)
+
+
 def _dither(
     model: PreTrainedModel, config: Config, compute: ComputeType, sharding: Sharding | ZeroSettings | None
-) -> bool:
+) -> None:
     """Let the model's copies in 16 bits be dithered, if it has such and the recipe does not say otherwise."""
     if torch_type(compute) not in HALF or config.policy.rounding == "nearest":
-        return False
+        return
     if isinstance(sharding, ZeroSettings) and sharding.stage == 3:
         raise ConfigError(
             "policy.rounding is dither, and DeepSpeed's stage 3 rounds weights itself when it puts them together. Set "
@@ -188,7 +190,6 @@ def _dither(
             "policy.rounding=nearest"
         )
     use_dither(model, config.run.seed)
-    return True
 
 
 def _end_turns(data: DataSection, loaded: LoadedModel, *, is_said: bool) -> None:
@@ -210,7 +211,11 @@ def _make_reference(
         nn.Module.to(teacher, device)
         return teacher
     reference = section.row().reference
-    return copy_unread(loaded.model).requires_grad_(False) if needs_copy(source, reference) else None
+    if not needs_copy(source, reference):
+        return None
+    copied = copy_unread(loaded.model).requires_grad_(False)
+    like(loaded.model, copied)
+    return copied
 
 
 def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import CheckpointError
 from oncurve.observe.checksums import FileSum, flush
+from oncurve.run_errors import CheckpointError
 
 MANIFEST = "manifest.json"
 """Written last; a folder without it was never finished."""

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oncurve.algorithm.algorithm import Algorithm
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.records import Group
 from oncurve.data.curriculum import Curriculum
-from oncurve.errors import CheckpointError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
 from oncurve.run.snapshot import Snapshot, capture
 from oncurve.run.state import restore, write
+from oncurve.run_errors import CheckpointError
 
 DAY_SECONDS = 86_400.0
 WORTH_A_TIP_SECONDS = 60.0

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, Sampler
 from oncurve.policy.distributed import Processes
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import RewardFunction, grade
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.sample.base import PolicyView, Sampler, SamplingParams
 
 T = TypeVar("T")
 

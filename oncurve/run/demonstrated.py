@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView
 from oncurve.data.demonstrations import Demonstration, shown_text
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.sample.base import PolicyView, SamplingParams
 
 
 class DemonstrationSampler:

@@ -11,6 +11,9 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import grade
+from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import check_data, form_of
 from oncurve.data.datasets import statistics
@@ -30,15 +33,13 @@ from oncurve.data.prompts import (
 from oncurve.data.settings import DataSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
-from oncurve.errors import ConfigError, counted
+from oncurve.model.context import context_of
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import grade
 from oncurve.rewards.probes import describe_probes, judge_probes, run_probes
 from oncurve.rewards.references import describe_references
 from oncurve.rewards.section import RewardSection
@@ -46,9 +47,9 @@ from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_
 from oncurve.run.assemble import make_policy
 from oncurve.run.rendered import check_thinking, make_prompts, split_rows
 from oncurve.run.ways import describe_sampling, foresee_ways
-from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox import describe_isolation
+from oncurve.wording import counted
 
 CHECKED_ROWS = 10_000
 """Rows that are checked where rows are read on demand."""

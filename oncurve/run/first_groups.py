@@ -9,12 +9,12 @@ from itertools import islice
 from rich.console import Console
 from rich.progress import track
 
+from oncurve.core.grading import has_signal, score
+from oncurve.core.records import Group, Prompt, Reward
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import rollout_metrics
 from oncurve.recipe.schema import Config
-from oncurve.records import Group, Prompt, Reward
 from oncurve.run.parts import make_parts
-from oncurve.run.scoring import has_signal, score
 from oncurve.run.ways import slow_rate
 from oncurve.stats import wilson_interval
 
@@ -98,7 +98,7 @@ def _describe_places(found: dict[str, float]) -> str:
     begin = "reward/found_in_"
     shares = {key.removeprefix(begin): value for key, value in found.items() if key.startswith(begin) and value > 0}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return "answers stand in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
+    return "answers are in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
 
 
 def _remedy(found: dict[str, float]) -> str:

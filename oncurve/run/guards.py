@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from oncurve.batch import Batch
-from oncurve.errors import TrainingError
-from oncurve.model.out_of_memory import is_out_of_memory, release
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.batch import Batch
+from oncurve.core.errors import TrainingError, is_out_of_memory, release
+from oncurve.core.policy import DevicePolicy
+from oncurve.core.records import Mean
 from oncurve.policy.shortage import check_alone, check_smaller
-from oncurve.records import Mean
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10
@@ -166,7 +165,7 @@ class Guards:
 class OomRetry:
     """One try at the gradient of an update, as a context: it forgives running out of memory, and nothing else."""
 
-    policy: TrainedPolicy
+    policy: DevicePolicy
     longest: int
     """Tokens of the longest row: a smaller budget would change nothing."""
     sums: dict[str, Mean]
@@ -192,7 +191,7 @@ class OomRetry:
 
 
 def attempts(
-    policy: TrainedPolicy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]
+    policy: DevicePolicy, update: Batch, sums: dict[str, Mean], notify: Callable[[str], None]
 ) -> Iterator[OomRetry]:
     """Tries at the gradient of an update, each with half the token budget of the one before, until memory suffices.
 

@@ -13,24 +13,27 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompts import describe_chat
-from oncurve.errors import ConfigError, Stopped, did_you_mean, listed
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
+from oncurve.model.context import context_of
 from oncurve.observe.record import RunFolder
 from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.schema import Config
-from oncurve.records import Prompt
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
 from oncurve.run.assemble import make_policy, make_sampler
 from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
 from oncurve.run.ways import describe_sampling
-from oncurve.sample.base import Sampler, SamplingParams, context_of
+from oncurve.run_errors import Stopped
+from oncurve.wording import did_you_mean, listed
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "evaluate" / "benchmarks"
 """Recipes of the problems that others measure on too: data, template, reward and decoding."""

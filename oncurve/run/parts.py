@@ -13,23 +13,25 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from oncurve.algorithm.algorithm import Algorithm
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import SOURCE_ROW, Group, Prompt
+from oncurve.core.sampler import PolicyView, Sampler, check_ids
 from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts_on_demand import PromptsOnDemand
-from oncurve.errors import ConfigError, counted
 from oncurve.extensions import extension
+from oncurve.model.context import context_of
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.teacher import OutsideTeacher
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
-from oncurve.records import SOURCE_ROW, Group, Prompt
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
 from oncurve.run.code_files import file_of, fingerprints, variables
@@ -38,7 +40,7 @@ from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, S
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
 from oncurve.run.state import checksum
-from oncurve.sample.base import PolicyView, Sampler, check_ids, context_of
+from oncurve.wording import counted
 
 
 class ServerSide(Sampler, Protocol):

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from oncurve.model.decoding import Decoder
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.sample.generic import ModuleSampling
+from oncurve.core.decoder import ModuleDecoder
+from oncurve.model.decoding import LayerDecoder
+from oncurve.policy.trained_policy import TrainedPolicy
 
 _RANGES: tuple[tuple[type, dict[str, str]], ...] = (
     (
         TrainedPolicy,
         {"logprobs": "forward", "backward": "backward", "annotate": "old_reference", "update": "optimizer"},
     ),
-    (Decoder, {"__init__": "load", "prefill": "prefill", "hidden": "decode", "draw": "decode"}),
-    (ModuleSampling, {"_forward": "decode"}),
+    (LayerDecoder, {"__init__": "load", "prefill": "prefill", "hidden": "decode", "draw": "decode"}),
+    (ModuleDecoder, {"prefill": "prefill", "hidden": "decode"}),
 )
 """Methods and the names of their ranges."""
 _ROWS = 40

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat
 from oncurve.data.datasets import hold_out
 from oncurve.data.demonstrations import Demonstration, demonstrated_chat, render_demonstrations
@@ -19,11 +21,10 @@ from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDema
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
-from oncurve.errors import ConfigError, DataError, counted
 from oncurve.recipe.schema import Config
-from oncurve.records import Prompt
 from oncurve.rewards.terms import have_right_answer
 from oncurve.rewards.thinking import refuse_unknown_marks
+from oncurve.wording import counted
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from oncurve.errors import DataError, OncurveError
+from oncurve.core.errors import DataError, OncurveError
 from oncurve.evaluate.compare import Comparison, compare
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.columns import read_columns

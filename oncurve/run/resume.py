@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.given import NOTHING, Given
-from oncurve.errors import CheckpointError, ConfigError, DataError, Stopped, counted
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.extensions import extension
 from oncurve.observe.lock import RunLock
@@ -33,7 +33,9 @@ from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session
 from oncurve.run.state import read_ahead
 from oncurve.run.ways import describe_ways
+from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.section import harmless_keys
+from oncurve.wording import counted
 
 Load = Callable[..., Parts]
 """Loads the parts of a run; see ``make_parts``."""

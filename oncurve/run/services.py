@@ -7,28 +7,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from oncurve.batch import Batch
-from oncurve.errors import CheckpointError
+from oncurve.core.batch import Batch
+from oncurve.core.loop import StepSchedule
+from oncurve.core.policy import DevicePolicy
+from oncurve.core.records import Group, Mean, Reward
 from oncurve.model.out_of_memory import memory_error_as
 from oncurve.observe.step_record import step_path, write_step
 from oncurve.observe.tokens import TokenRecord
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Mean, Reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.profiling import Profiler
 from oncurve.run.step_log import Step, StepLog
+from oncurve.run_errors import CheckpointError
 
 Due = Callable[[int], Mapping[str, float]]
 """Something that happens after so many steps; metrics to record with the step."""
 
 
 @dataclass(eq=False)
-class Run:
+class Run(StepSchedule):
     """The services around the loop. Steps are counted from 0 in the loop and as steps done in files and displays.
 
     A service is born in two lines: its field here, or in ``StepLog`` if it only looks, and its value where a run is
@@ -37,24 +37,16 @@ class Run:
 
     log: StepLog
     _: KW_ONLY
-    total_steps: int
-    completions_per_step: int
-    completions_per_update: int
-    passes_per_step: int = 1
-    mask_truncated: bool = False
-    refill_rounds: int = 0
     rollouts_every_steps: int = 10
     tokens: TokenRecord | None = None
     records_all: bool = False
     """Write the tokens of every step as well."""
-    seed: int = 0
     guards: Guards = field(default_factory=Guards)
     interruption: Interruption = field(default_factory=Interruption)
     every: Sequence[tuple[int, Due]] = ()
     """(n, what to do after every n steps; 0: never)."""
     saver: Checkpointer | None = None
     profiler: Profiler | None = None
-    steps_done: int = 0
 
     def __post_init__(self) -> None:
         self.guards.notify = self.guards.notify or self.log.progress.note
@@ -67,23 +59,18 @@ class Run:
         """Metrics of saving, which is over when the step's row is written."""
 
     @property
-    def updates_per_step(self) -> int:
-        """Optimizer updates on one batch of rollouts."""
-        return self.completions_per_step // self.completions_per_update * self.passes_per_step
+    def schedule(self) -> StepSchedule:
+        """The steps of this run: its own."""
+        return self
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left.
-
-        Every random number that no stream of its own covers, such as the dropout of an adapter, is a function of
-        (seed, step), so that a step that is done again is the same step.
-        """
+        """The steps that are left."""
         for step in range(self.steps_done, self.total_steps):
             self.interruption.check()
             self.log.begin(self._later)
             self._later, self._has_moved = {}, False
             if self.profiler is not None:
                 self.profiler.begin(step)
-            torch.manual_seed((self.seed * 1_000_003 + step) % 2**63)
             yield step
             self.steps_done = step + 1
 
@@ -110,13 +97,17 @@ class Run:
         if self.records_all and self.log.processes.is_main:
             write_step(step_path(self.log.folder.path, done), groups, graded, advantages.tolist())
 
-    def updates(self, batch: Batch) -> Iterator[Batch]:
-        """The rows of every optimizer update on a batch of rollouts: all rows in parts, as often as passes are made."""
-        for _ in range(self.passes_per_step):
-            yield from batch.split(self.completions_per_update)
+    def measure(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
+        """Measure everything that was sampled."""
+        self.log.measure(step, groups, graded)
+
+    def add_up(self) -> Mapping[str, Mean]:
+        """The statistics of the step over all processes, which must all call it."""
+        self.log.add_up()
+        return self.log.sums
 
     def accumulate(
-        self, policy: TrainedPolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
     ) -> None:
         """Add up the gradient of an update over microbatches, again over smaller ones where memory runs out."""
         if not self._has_moved:

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.errors import RewardError, SamplerError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.loop import train
+from oncurve.core.records import Prompt, Reward, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
-from oncurve.errors import RewardError, SamplerError
 from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
@@ -26,15 +30,13 @@ from oncurve.observe.redact import redact_tree
 from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import MODEL_TYPES, write_model
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt, Reward
-from oncurve.rewards.base import RewardFunction, check_any_graded
+from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward
 from oncurve.run.guards import Guards
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.loop import train
 from oncurve.run.parts import Parts
 from oncurve.run.profiling import Profiler
 from oncurve.run.rendered import Rendered
@@ -42,7 +44,6 @@ from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
 from oncurve.run.ways import has_one_policy
-from oncurve.sample.base import Sampler, SamplingParams
 
 
 class Evaluator:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.core.records import Group
 from oncurve.policy.backend import Piece, piece_of, trained_parameters
 from oncurve.policy.model_folder import is_converted
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group
+from oncurve.policy.trained_policy import TrainedPolicy
 
 
 @dataclass(frozen=True)

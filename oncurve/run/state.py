@@ -23,17 +23,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from oncurve.algorithm.precision import HALF
-from oncurve.errors import CheckpointError
+from oncurve.core.records import Group, Reward
 from oncurve.observe.checksums import FileSum
 from oncurve.observe.step_record import read_groups, write_step
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.records import Group, Reward
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import publish, write_checkpoint_manifest
 from oncurve.run.snapshot import Snapshot, is_trained_whole
+from oncurve.run_errors import CheckpointError
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from torch import Tensor
 
+from oncurve.core.errors import TrainingError
+from oncurve.core.records import Group, Mean, Reward, html_table
 from oncurve.doctor.live import Watch
-from oncurve.errors import TrainingError
 from oncurve.observe.measure import age_metrics, rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
-from oncurve.records import Group, Mean, Reward, html_table
-from oncurve.rewards.base import check_any_graded, check_errors, describe_failures
+from oncurve.rewards.grading_failures import check_any_graded, check_errors, describe_failures
 from oncurve.run.checkpointer import Checkpointer
 
 

@@ -14,20 +14,21 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Group
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
 from oncurve.episodes.from_settings import make_tools_of
-from oncurve.errors import ConfigError
 from oncurve.evaluate.evaluation import Evaluation
+from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
-from oncurve.records import Group
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_policy, with_episodes
 from oncurve.run.parts import Parts, make_parts, weights_checksum
@@ -37,7 +38,6 @@ from oncurve.run.session import Evaluator
 from oncurve.run.step_log import Step
 from oncurve.run.training import recipe_steps, resume_steps
 from oncurve.run.training_request import KEPT_WITH_ROWS, ProgramObjects, TrainingRequest, request_of, request_of_recipe
-from oncurve.sample.base import context_of
 from oncurve.sample.engine import InProcessEngine
 
 

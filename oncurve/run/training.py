@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from oncurve.core.errors import ConfigError
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_chat
-from oncurve.errors import ConfigError, Stopped
 from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.null_run_folder import NullRunFolder
@@ -36,6 +36,7 @@ from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume, run_and_step
 from oncurve.run.session import make_session
 from oncurve.run.ways import advice, describe_ways
+from oncurve.run_errors import Stopped
 
 MAX_RETURNS = 3
 """Most returns of a run after KL alarms; a coefficient eight times as high should have helped."""

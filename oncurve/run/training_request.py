@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from oncurve.core.errors import ConfigError
 from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, episodes_of, recipe_of, recipe_text
 from oncurve.episodes.from_settings import NO_QUESTION, give_rewards
-from oncurve.errors import ConfigError
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
 from oncurve.policy.own_code import refuse_own_code

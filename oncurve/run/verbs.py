@@ -23,25 +23,24 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch
-from oncurve.data.collate import stack_rewards
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, stack_rewards
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import score as grade_groups
+from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
-from oncurve.errors import ConfigError
+from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.schema import Config
-from oncurve.records import Group, Mean, Prompt, Reward, html_table
 from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_policy
-from oncurve.run.scoring import score as grade_groups
-from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 
 

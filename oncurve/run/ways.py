@@ -14,16 +14,16 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from oncurve.algorithm.precision import multiplies_bfloat16
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 from oncurve.model.count_weights import count
+from oncurve.model.module_caches import reasons_of, way_of
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.model_folder import unloadable
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.road import find_road
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
-from oncurve.sample.generic import reasons_of, way_of
 
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
@@ -166,7 +166,7 @@ def _sampled(policy: TrainedPolicy, rollouts: RolloutSection | None) -> str:
 
 def _elsewhere(rollouts: RolloutSection | None) -> str | None:
     """The sampler, where it is not the engine of this process."""
-    return {"servers": "by rollout servers", "transformers": "by transformers' generate"}.get(
+    return {"servers": "by rollout servers", "transformers": "by its own modules"}.get(
         "engine" if rollouts is None else rollouts.type
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 T = TypeVar("T")
 

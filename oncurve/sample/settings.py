@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from oncurve.core.records import SamplingParams
 from oncurve.section import Fraction, NonNegative, Section
 
 SAMPLERS = {
     "auto": "oncurve.sample.engine:make_engine",
     "engine": "oncurve.sample.engine:make_engine",
-    "transformers": "oncurve.sample.hf:make_hf_sampler",
+    "transformers": "oncurve.sample.engine:make_engine",
 }
 """Functions that make the samplers of this process from the section and a seed."""
+
+
+DEFAULTS = SamplingParams()
 
 
 class SamplingKeys(Section):
     """The recipe's settings of sampling."""
 
     type: Literal["auto", "engine", "transformers", "servers"] = "auto"
-    """The sampler. engine: this process. transformers: its generate, slow. servers: other processes, here or
-    elsewhere. auto: vLLM servers on idle GPUs, or one that shares the only GPU if it fits; otherwise engine."""
-    temperature: PositiveFloat = 1.0
+    """The sampler. engine: this process. transformers: this process, by the model's own modules, slower. servers:
+    other processes, here or elsewhere. auto: vLLM servers on idle GPUs, or one that shares the only GPU if it fits;
+    otherwise engine."""
+    temperature: PositiveFloat = DEFAULTS.temperature
     """Sampling temperature; log-probabilities are taken at the same one."""
-    max_completion_tokens: PositiveInt = 256
+    max_completion_tokens: PositiveInt = DEFAULTS.max_completion_tokens
     """Longest completion."""
-    min_completion_tokens: NonNegative = 0
+    min_completion_tokens: NonNegative = DEFAULTS.min_completion_tokens
     """No end token before so many tokens."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = DEFAULTS.top_p
     """Nucleus sampling; keep 1 in training."""
-    top_k: NonNegative = 0
+    top_k: NonNegative = DEFAULTS.top_k
     """Sample from the k most likely tokens; 0 is off. Keep 0 in training."""
-    min_p: Fraction = 0.0
+    min_p: Fraction = DEFAULTS.min_p
     """Drop tokens below this fraction of the most likely one; keep 0 in training."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = DEFAULTS.stop
     """Strings that end a completion; they are part of it."""
     max_rows: PositiveInt | Literal["auto"] = "auto"
     """Completions sampled at a time. auto: 256; with the engine on a GPU as many as free memory allows, up to 1,024."""
@@ -60,26 +65,3 @@ class SamplingKeys(Section):
                 f"`rollouts.max_completion_tokens={self.min_completion_tokens}` or more"
             )
         return self
-
-
-DEFAULTS = SamplingKeys()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Parameters of sampling. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
-
-    temperature: float = DEFAULTS.temperature
-    """Divides the logits; 0 takes the most likely token (greedy)."""
-    max_completion_tokens: int = DEFAULTS.max_completion_tokens
-    min_completion_tokens: int = DEFAULTS.min_completion_tokens
-    """The end token and stop strings cannot end a completion before it has this many tokens."""
-    top_p: float = DEFAULTS.top_p
-    """Smallest set of tokens with at least this probability; 1 keeps all."""
-    top_k: int = DEFAULTS.top_k
-    """Number of most likely tokens to keep; 0 keeps all."""
-    min_p: float = DEFAULTS.min_p
-    """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
-    stop: tuple[str, ...] = DEFAULTS.stop
-    """Strings that end a completion; they stay in its text and tokens."""
-    seed: int = 0

@@ -8,13 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
+from oncurve.core.decoder import Decoders
+from oncurve.core.records import SamplingParams
+from oncurve.core.requests import KeptRow, Request, Sampled
+from oncurve.core.sampler import PolicyView, end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.model.allocator import give_back
-from oncurve.sample.base import PolicyView, Sampled, SamplingParams, end_token_ids
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.proof import Proof
-from oncurve.sample.request import Request
-from oncurve.sample.row_memory import KeptRow
-from oncurve.sample.scheduler import RowScheduler
 
 
 class Deliver(Protocol):
@@ -77,10 +76,10 @@ class EngineTurns:
     On a CPU a row that comes back goes on from the keys and values that it left with; a GPU reads it again.
     """
 
-    def __init__(self, policy: PolicyView, params: SamplingParams, budget: RowBudget, proof: Proof) -> None:
+    def __init__(self, policy: PolicyView, params: SamplingParams, decoders: Decoders) -> None:
         self.policy, self.params = policy, params
         self.end_ids = end_token_ids(policy.model, policy.tokenizer)
-        self._scheduler = RowScheduler(policy, budget, proof)
+        self._scheduler = RowScheduler(policy, decoders)
         self._given: list[tuple[Ask, int, Sampled]] = []
         self._was_training = policy.model.training
         policy.model.eval()

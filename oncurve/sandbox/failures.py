@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.errors import RewardError
+from oncurve.core.errors import RewardError
 
 
 class SandboxUnavailable(RewardError):

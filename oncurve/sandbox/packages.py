@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 INSIDE = "/packages"
 """Their place in a program's own file system."""

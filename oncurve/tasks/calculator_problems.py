@@ -14,7 +14,7 @@ from random import Random
 from typing import Literal
 from zlib import crc32
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.tasks.stories import NAMES, STORIES, THINGS, Source
 from oncurve.tasks.word_problems import MIXTURE, SOURCES, SPLIT_OF_TENTH, Split
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Literal
 from zlib import crc32
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 
 Split = Literal["train", "validation", "test"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from oncurve.errors import DataError, listed
+from oncurve.core.errors import DataError
 from oncurve.tasks.calculator_problems import TAGS, Part, calculator_demonstrations, calculator_lessons
 from oncurve.tasks.program_problems import program_demonstrations, program_lessons
 from oncurve.tasks.word_problems import demonstrations, lessons
 from oncurve.user_code import load_function
+from oncurve.wording import listed
 
 Shown = tuple[str, tuple[Part, ...]]
 """A prompt and the parts of its completion, without the end token."""

@@ -13,7 +13,7 @@ from random import Random
 from typing import Literal
 from zlib import crc32
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.tasks.stories import NAMES, STORIES, THINGS, Source
 
 Split = Literal["train", "validation", "test"]

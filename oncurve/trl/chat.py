@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 
 KEYS = ("messages", "prompt", "chosen", "rejected", "completion")
 """Columns of a row that may hold messages."""

@@ -10,12 +10,14 @@ from typing import Any
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
-from oncurve.errors import CheckpointError, ConfigError, did_you_mean
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import is_run
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.resume import run_and_step
 from oncurve.run.state import restore
+from oncurve.run_errors import CheckpointError
+from oncurve.wording import did_you_mean
 
 
 class NoCheckpoint(CheckpointError, ValueError):

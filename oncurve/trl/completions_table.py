@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.data.collate import stack_rewards
-from oncurve.records import SOURCE_ROW
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import stack_rewards
+from oncurve.core.records import SOURCE_ROW
 from oncurve.run.step_log import Step
 
 

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.errors import ConfigError
 from oncurve.data.sources import read_stored
-from oncurve.errors import ConfigError, listed
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.grpo_trainer import GRPOTrainer
 from oncurve.trl.ready_rewards import (
@@ -27,6 +27,7 @@ from oncurve.trl.script_arguments import (
     get_peft_config,
     get_quantization_config,
 )
+from oncurve.wording import listed
 
 READY = {
     "accuracy_reward": accuracy_reward,

@@ -17,9 +17,10 @@ from transformers.training_args import ParallelMode
 
 from oncurve.convert.options import older, raw_table, table
 from oncurve.convert.versions import Dated, date
-from oncurve.errors import ConfigError, did_you_mean
+from oncurve.core.errors import ConfigError
 from oncurve.trl.processes import ProcessState
 from oncurve.trl.settings import SETTINGS
+from oncurve.wording import did_you_mean
 
 TYPES: dict[str, Any] = {
     "bool": bool | None,

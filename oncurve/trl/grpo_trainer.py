@@ -15,16 +15,17 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from oncurve.core.errors import ConfigError, OncurveError
+from oncurve.core.grading import score
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.errors import CheckpointError, ConfigError, OncurveError, Stopped
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.parts import Parts
-from oncurve.run.scoring import score
 from oncurve.run.snapshot import is_trained_whole
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.run.training_request import ProgramObjects, request_of_tree
+from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.trl.checkpoints import find_run, load_best, load_state, name_checkpoint, note_best
 from oncurve.trl.completions_table import write_table
 from oncurve.trl.grpo_config import GRPOConfig

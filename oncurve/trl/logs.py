@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.data.collate import collate, stack_rewards
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Reward
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import collate, stack_rewards
+from oncurve.core.records import Group, Reward
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer

@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import oncurve.trl
-from oncurve.errors import ConfigError, listed
+from oncurve.core.errors import ConfigError
 from oncurve.trl import unsloth
+from oncurve.wording import listed
 
 ELSEWHERE = (
     "BEMACallback", "SyncRefModelCallback", "add_response_schema", "clone_chat_template",

@@ -12,7 +12,8 @@ from typing import Any
 from transformers import Trainer as TransformersTrainer
 
 from oncurve.convert.options import table
-from oncurve.errors import ConfigError, listed
+from oncurve.core.errors import ConfigError
+from oncurve.wording import listed
 
 OF_TRL = (
     "_calculate_rewards", "_compute_loss", "_generate", "_generate_and_score_completions", "_generate_single_turn",

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
 from oncurve.rewards.mathematics import AnswerChecker
 from oncurve.rewards.places import last_boxed
 from oncurve.rewards.statement import formulas

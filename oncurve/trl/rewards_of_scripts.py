@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.errors import ConfigError
-from oncurve.records import SOURCE_ROW, Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.foreign_code import run_async
 from oncurve.trl.chat import is_conversational

@@ -19,8 +19,9 @@ import oncurve
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note, trl_version
 from oncurve.convert.recipe_file import write_recipe
+from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.errors import ConfigError, OncurveError, Stopped
+from oncurve.run_errors import Stopped
 from oncurve.trl.names import trl_resolved
 from oncurve.trl.rewards_of_scripts import reward_name
 from oncurve.trl.settings import SETTINGS

@@ -13,8 +13,9 @@ import yaml
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from oncurve.convert.options import older
-from oncurve.errors import ConfigError, did_you_mean
+from oncurve.core.errors import ConfigError
 from oncurve.trl.grpo_config import GRPOConfig
+from oncurve.wording import did_you_mean
 
 
 @dataclass

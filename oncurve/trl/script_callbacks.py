@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.errors import ConfigError
+from oncurve.policy.trained_policy import TrainedPolicy
 
 
 class _Flow(DefaultFlowCallback):

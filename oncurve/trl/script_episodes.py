@@ -8,11 +8,12 @@ from typing import Any
 
 from oncurve.convert.draft import Draft
 from oncurve.convert.options import Note
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import NO_QUESTION
-from oncurve.errors import ConfigError, DataError, listed
-from oncurve.records import SOURCE_ROW
 from oncurve.trl.chat import prompt_text
 from oncurve.trl.rewards_of_scripts import PATIENCE_SECONDS
+from oncurve.wording import listed
 
 ENVIRONMENT_REWARD = "environment"
 """The name of what environments say that an episode is worth, among the rewards in logs."""

@@ -15,12 +15,12 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, TrainerState
 
-from oncurve.errors import CheckpointError
 from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.policy.model_folder import stored_type
 from oncurve.policy.tensor_files import narrow_files
 from oncurve.run.publish import push
 from oncurve.run.trainer import Trainer
+from oncurve.run_errors import CheckpointError
 from oncurve.trl.processes import ProcessState
 
 

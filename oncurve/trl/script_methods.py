@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.algorithm import Algorithm
-from oncurve.batch import Batch, Rewards
-from oncurve.errors import ConfigError
-from oncurve.records import SOURCE_ROW
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, Rewards
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import SOURCE_ROW
 from oncurve.run.parts import Parts
 from oncurve.trl.overridden import WHY, NotHere
 from oncurve.trl.rewards_of_scripts import REWARDS, ScriptRewards

@@ -13,9 +13,9 @@ from transformers import Trainer as TransformersTrainer
 from transformers import get_scheduler
 
 from oncurve.convert.trl import OPTIMIZERS
-from oncurve.errors import ConfigError
-from oncurve.policy.backend import OneDevice, trained_parameters
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.errors import ConfigError
+from oncurve.policy.backend import DataParallel, trained_parameters
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.trl.script_callbacks import Callbacks, Schedule
 
 
@@ -167,7 +167,7 @@ class ScriptOptimizer:
         if not is_own and vars(schedule)["optimizer"] is self._stand_in:
             policy.rate_of = OwnSchedule(self._stand_in, schedule).rate
             return Schedule(policy)
-        if type(backend) is not OneDevice:
+        if type(backend) is not DataParallel:
             raise ConfigError("optimizers: an optimizer of one's own needs all weights in each process, not in parts")
         trained = {id(weight) for weight in trained_parameters(policy.model).values()}
         if not trained & {id(weight) for group in optimizer.param_groups for weight in group["params"]}:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 ATTENTION_AND_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 SAID = "note: unsloth: its names are those of transformers and peft here; its kernels, its memory saving and "

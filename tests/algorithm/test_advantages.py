@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncurve.algorithm.advantages import group_relative, has_signal
-from oncurve.batch import Rewards
+from oncurve.core.batch import Rewards
+from oncurve.core.formulas import group_relative, has_signal
 
 GROUP = st.lists(st.one_of(st.none(), st.integers(-40, 40).map(lambda n: n / 8)), min_size=2, max_size=9)
 

@@ -9,7 +9,7 @@ import torch
 from test_every_row import gradient, make, update
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 
 
 def plain_loop(logprobs: Tensor, batch: Batch, beta: float, *, sampled: Tensor) -> Tensor:

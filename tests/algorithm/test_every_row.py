@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from toy import Toy, annotate, make_batch, rewards_of, tensors_of
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.algorithm.table import resolve
-from oncurve.batch import Batch, Rewards
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, Rewards
 
 GROUP, LIMIT = 4, 6
 PROMPTS = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden, from_logits
+from oncurve.algorithm.chunked_head import from_hidden
 from oncurve.algorithm.precision import head_type
+from oncurve.core.logprobs import from_logits
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
@@ -42,7 +43,7 @@ def test_from_hidden_gives_value_and_gradient_of_the_whole_matrix(
 ):
     """Also where chunks make their products in the same memory, as large ones do on a CPU."""
     if is_large:
-        monkeypatch.setattr("oncurve.algorithm.logprobs.GIVEN_BACK", 0)
+        monkeypatch.setattr("oncurve.algorithm.chunked_head.GIVEN_BACK", 0)
     hidden, weight, targets = head()
     outputs = from_hidden(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
     whole = from_logits(hidden @ weight.T, targets, temperature=temperature)

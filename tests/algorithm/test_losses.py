@@ -8,13 +8,8 @@ import slow
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.losses import (
-    clipped,
-    is_clipped,
-    policy_gradient,
-    sequence_soft_gated,
-    sequence_truncated_importance,
-)
+from oncurve.algorithm.losses import is_clipped, policy_gradient, sequence_soft_gated, sequence_truncated_importance
+from oncurve.core.formulas import clipped
 
 
 def batch(seed: int, rows: int = 5, width: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:

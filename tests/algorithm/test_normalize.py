@@ -4,8 +4,9 @@ import pytest
 import slow
 import torch
 
-from oncurve.algorithm.normalize import constant, masked_mean, sequence_mean, token_mean
-from oncurve.batch import Size
+from oncurve.algorithm.normalize import constant, masked_mean
+from oncurve.core.batch import Size
+from oncurve.core.formulas import sequence_mean, token_mean
 
 LOSS = torch.tensor([[1.0, 2.0, 3.0], [4.0, 100.0, 100.0], [100.0, 100.0, 100.0]], dtype=torch.float64)
 MASK = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import PRESETS, build
-from oncurve.batch import Batch, Rewards, Size
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, Rewards, Size
 
 
 def make(name: str, **choices) -> Algorithm:

@@ -13,10 +13,10 @@ import torch
 from tables.algorithms import algorithms_markdown, formula, unknown_pieces
 
 from oncurve.algorithm import losses, pairings, table
-from oncurve.algorithm.losses import clipped
 from oncurve.algorithm.pairings import RULES, check_pairing
 from oncurve.algorithm.presets import build
 from oncurve.algorithm.table import COURSE_LOSSES, LOSSES, PRESETS, Preset, resolve
+from oncurve.core.formulas import clipped
 
 Choices = partial(
     pairings.Choices, group_size=8, updates_per_step=1, max_staleness=0, top_p=1.0, top_k=0, min_p=0.0,

@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden
-from oncurve.batch import Batch, Rewards, Size
+from oncurve.algorithm.chunked_head import from_hidden
+from oncurve.core.batch import Batch, Rewards, Size
 
 VOCABULARY, WIDTH, END = 7, 5, 0
 

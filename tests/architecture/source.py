@@ -61,7 +61,7 @@ def imports_with_lines(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[
 
 
 def known(name: str) -> str | None:
-    """The module of oncurve behind an import such as ``oncurve.batch.Batch``; None for other packages."""
+    """The module of oncurve behind an import such as ``oncurve.core.batch.Batch``; None for other packages."""
     parts = name.split(".")
     if parts[0] != "oncurve":
         return None

@@ -10,17 +10,16 @@ import pytest
 from source import modules
 
 from oncurve.algorithm.presets import build
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.metrics import GLOSSARY, unknown_keys
 from oncurve.observe.record import read_metrics
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)

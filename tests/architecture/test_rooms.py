@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from source import PACKAGE, files, imports, known, module_name, modules
 
 TOP_LEVEL = {
-    "__init__", "__main__", "records", "batch", "errors", "stats", "tables", "section", "extensions", "user_code",
+    "__init__", "__main__", "stats", "tables", "section", "extensions", "user_code", "chat_messages", "version_spans",
+    "wording", "run_errors",
 }  # fmt: skip
 """The only files at the top level of the package; everything else stands in a folder."""
-TWICE = {
-    "base": {"rewards.base", "sample.base"},
-}
+TWICE = {"grading": {"core.grading", "doctor.grading"}}
 """Module names that stand in several folders, beside those of every room and the files of ``cli``."""
 OF_A_ROOM = ("settings", "from_settings")
 """What a room is given of a recipe, and what it builds from that."""

@@ -18,11 +18,11 @@ from typing import Any
 from rich.console import Console
 
 import oncurve
-from oncurve.batch import Batch
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.batch import Batch
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, read_text
-from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.run.training import run_recipe
 from oncurve.section import Section
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from oncurve.errors import CheckpointError, ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.run.publish import files_to_upload, is_hub_name, merge_with_card, push, write_card
+from oncurve.run_errors import CheckpointError
 
 KEY = "hf_" + "abcdefghij" * 3
 

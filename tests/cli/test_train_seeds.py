@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 RECIPE = [
     "word_problems", "run.name=small", "run.steps=1", "run.prompts_per_step=2", "evaluation.num_prompts=4",

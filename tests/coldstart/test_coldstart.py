@@ -14,7 +14,7 @@ from oncurve.cli.app import app
 from oncurve.cli.coldstart import BASES, prepare_base
 from oncurve.coldstart.tiny_model import tiny_tokenizer
 from oncurve.coldstart.untrained import NUM_TEXTS, write_untrained
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model

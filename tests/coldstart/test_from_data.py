@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError, DataError, OncurveError
+from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config

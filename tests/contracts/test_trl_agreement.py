@@ -12,10 +12,10 @@ import trl_reference
 from torch import Tensor
 from trl_reference import Rows
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.losses import sequence_soft_gated, soft_gated
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch, Size
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, Size
 
 pytestmark = pytest.mark.skipif(bool(trl_reference.REASON), reason=trl_reference.REASON or "TRL is here")
 

@@ -14,9 +14,9 @@ import torch
 import trl_reference
 
 from oncurve.algorithm.presets import build
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
 from oncurve.data.demonstrations import Demonstration, demonstrated_row, render_demonstrations
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler
 
 if TYPE_CHECKING:

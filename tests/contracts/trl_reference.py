@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.batch import Batch, Rewards, Size
+from oncurve.core.batch import Batch, Rewards, Size
 
 VERSION = "1.16.0"
 try:

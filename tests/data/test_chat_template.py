@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tokenizers_for_tests import BOS, CHAT_TEMPLATE, EOS, byte_tokenizer
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.chat_template import asks_time, prepare_tokenizer, write_conversations
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
 from oncurve.data.prompts import describe_chat, render_prompts
-from oncurve.errors import ConfigError, DataError
 
 ASKED = [{"role": "user", "content": "2+3?"}]
 MOMENT = datetime(2026, 11, 5, 9, 7, 3)

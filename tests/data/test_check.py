@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers_for_tests import byte_tokenizer
 
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.data.check import check_data, find_refused_gold, find_repeats, find_shared
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import TEMPLATES, render_prompts, write_gold
-from oncurve.records import Completion, Prompt, Reward
 
 ROWS: list[dict[str, Any]] = [
     {"question": f"What is {number} and 1?", "answer": str(number + 1), "solution": f"It is {number + 1}."}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oncurve.batch import Size
-from oncurve.data.collate import collate, stack_rewards
-from oncurve.records import Completion, FinishReason, Group, Prompt, Reward
+from oncurve.core.batch import Size, collate, stack_rewards
+from oncurve.core.records import Completion, FinishReason, Group, Prompt, Reward
 
 
 def group(prompt_ids: tuple[int, ...], *completions: tuple[int, ...], ends: str = "") -> Group:

@@ -12,12 +12,12 @@ from tokenizers_for_tests import CHAT_TEMPLATE, byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Completion, Group
 from oncurve.data.datasets import adapt_given_rows, hold_out, load_rows
 from oncurve.data.prompts import render_prompts
-from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import read_rollouts
 from oncurve.observe.run_model import locate
-from oncurve.records import Completion, Group
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 ASKED = [SYSTEM, {"role": "user", "content": "2+3?"}]

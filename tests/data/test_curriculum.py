@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from oncurve.core.order import Prompts
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.data.curriculum import Curriculum
-from oncurve.data.order import Prompts
-from oncurve.records import Completion, Group, Prompt, Reward
 
 PROMPTS = [Prompt(text=f"q{i}", prompt_ids=(i,), index=i) for i in range(12)]
 

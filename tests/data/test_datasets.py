@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.datasets import (
     canonical_number,
     drop_repeats,
@@ -18,7 +19,6 @@ from oncurve.data.datasets import (
     statistics,
 )
 from oncurve.data.sources import read_json_lines
-from oncurve.errors import ConfigError, DataError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(

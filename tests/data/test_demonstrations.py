@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.demonstrations import (
     Demonstration,
@@ -16,7 +17,6 @@ from oncurve.data.demonstrations import (
     shown_text,
     taught_rows,
 )
-from oncurve.errors import ConfigError, DataError
 
 CHAT = (
     "{% for message in messages %}[{{ message.role }}] {{ message.content }}"

@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.data.datasets import load_rows
-from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError
+from oncurve.run_errors import CheckpointError
 
 ROWS = {
     "math": [{"problem": f"What is {n}?", "solution": rf"It is \boxed{{{n}}}.", "level": 1} for n in range(4)],

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers_for_tests import byte_tokenizer
 
+from oncurve.core.records import Prompt
 from oncurve.data.datasets import load_rows
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompts import TEMPLATES, render_prompts
-from oncurve.records import Prompt
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -6,9 +6,9 @@ from itertools import chain
 
 import pytest
 
-from oncurve.data.order import Order, Prompts
-from oncurve.errors import ConfigError, DataError
-from oncurve.records import Prompt
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.order import Order, Prompts
+from oncurve.core.records import Prompt
 
 SIZES = [(1, 1), (7, 7), (7, 3), (7, 5), (8, 4), (10, 8), (12, 9), (100, 32), (33, 32)]
 
@@ -78,4 +78,3 @@ def test_prompts_are_handed_out_in_that_order() -> None:
     data = Prompts(prompts, 4, seed=2)
     assert len(data) == 6
     assert [prompt.index for prompt in data.at(7)] == list(Order(6, 4, seed=2).at(7))
-    assert data.epochs_at(3) == 2.0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers_for_tests import BOS, CHAT_TEMPLATE, EOS, NO_SYSTEM_CHAT_TEMPLATE, byte_tokenizer
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.prompts import TEMPLATES, Template, find_template, render_prompts, write_gold
-from oncurve.errors import ConfigError, DataError
 
 ROW = {"question": "2+3?", "answer": "5", "solution": "2+3=<<2+3=5>>5."}
 EXAMPLE = {"question": "1+1?", "answer": "2", "solution": "1+1=2."}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data import sources
 from oncurve.data.datasets import load_rows
 from oncurve.data.sources import read_json_lines
-from oncurve.errors import ConfigError, DataError
 
 
 def write_lines(path: Path, *rows: Any) -> Path:

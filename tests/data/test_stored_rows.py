@@ -10,15 +10,16 @@ import pytest
 from safetensors.torch import load_file
 
 import oncurve
-from oncurve.data import order, stored_rows
+from oncurve.core import order
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Prompt
+from oncurve.data import stored_rows
 from oncurve.data.datasets import hold_out, load_rows
 from oncurve.data.from_settings import make_rows
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 from oncurve.data.stored_rows import StoredRows
-from oncurve.errors import ConfigError, DataError
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.recipe.load import parse_config
-from oncurve.records import Prompt
 from oncurve.run.rendered import make_prompts
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "extra": "ä" * (n % 3)} for n in range(200)]
@@ -27,7 +28,7 @@ ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "extra": "ä" * 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_rows, "MANY_ROWS", 100)
-    monkeypatch.setattr(order, "MANY_ROWS", 100)
+    monkeypatch.setattr(order, "LONG_ORDER", 100)
 
 
 def lines_file(folder: Path) -> Path:

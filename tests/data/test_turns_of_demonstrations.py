@@ -9,9 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 import oncurve
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
 from oncurve.data.given import data_section
-from oncurve.errors import ConfigError, DataError
 from oncurve.observe.run_model import EMBEDDED
 
 

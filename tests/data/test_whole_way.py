@@ -15,7 +15,7 @@ from transformers import ByT5Tokenizer, CTRLTokenizer, LlamaConfig, LlamaForCaus
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}\n" + IM
 SPEAKS = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}" + IM

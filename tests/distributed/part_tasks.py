@@ -17,7 +17,7 @@ from oncurve.algorithm import rounding
 from oncurve.policy import dithered_parts
 from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.checkpoint_manifest import verify
@@ -161,8 +161,8 @@ def go_on(processes: Processes, *, root: Path, **options: Any) -> dict[str, Any]
 
 def broken_write(processes: Processes, *, root: Path) -> str:
     """What is said when the second process cannot write its share."""
-    from oncurve.errors import CheckpointError
     from oncurve.run import state
+    from oncurve.run_errors import CheckpointError
 
     policy = tokenized(tasks.make_policy(processes, "fsdp", double=False, lora=False))
     save(policy, root, step=1)

@@ -12,15 +12,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
+from oncurve.core.batch import Batch, collate
+from oncurve.core.records import Completion, Group, Mean, Prompt
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.sharding import Sharding
-from oncurve.records import Completion, Group, Mean, Prompt
+from oncurve.policy.trained_policy import TrainedPolicy
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 

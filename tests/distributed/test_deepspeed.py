@@ -16,7 +16,7 @@ import pytest
 import tasks
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings, resolve
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.settings import OptimizerSettings

@@ -12,11 +12,12 @@ import tasks
 import torch
 import workers
 
-from oncurve.errors import LostProcess, SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.policy.distributed import Processes, own_rows
-from oncurve.records import Completion, Group, Prompt, Reward
 from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_places, together
 from oncurve.run.interruption import Interruption
+from oncurve.run_errors import LostProcess
 
 
 def die(processes: Processes, *, how: str) -> None:

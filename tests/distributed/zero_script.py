@@ -17,7 +17,7 @@ import torch
 import workers
 from safetensors.torch import save_file
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.tensor_files import TensorFiles

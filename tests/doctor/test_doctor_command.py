@@ -13,10 +13,10 @@ from doctor_cases import CONFIG, case, paid
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.doctor.case import Case
 from oncurve.doctor.diagnose import diagnose
 from oncurve.doctor.read import read_case
-from oncurve.errors import ConfigError, DataError
 from oncurve.observe.record import write_lines
 
 

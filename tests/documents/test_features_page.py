@@ -16,8 +16,8 @@ import yaml
 from offenders import assert_none, at, line_of
 
 from oncurve.cli.app import app
+from oncurve.core.errors import OncurveError
 from oncurve.doctor.diagnose import check_names
-from oncurve.errors import OncurveError
 from oncurve.observe.metrics import explain
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, parse_config

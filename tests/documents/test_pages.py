@@ -13,7 +13,7 @@ from typing import Any
 from offenders import assert_none, at, line_of
 
 import oncurve
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.find import shipped_recipes
 from oncurve.recipe.load import load_config
 

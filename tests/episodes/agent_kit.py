@@ -14,12 +14,11 @@ from oncurve.agents.agent_programs import Agent, FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 HERMES = """{% if tools %}<tools>{{ tools | tojson }}<|end|>
 {% endif %}{% for m in messages %}\

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
 from oncurve.episodes.tools import tools_of
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.turns import Ask
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 Script = Callable[[str], str]
 """From everything that was read so far to the next turn; "<|end|>" ends it, a turn without it is cut at the limit."""

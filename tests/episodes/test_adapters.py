@@ -13,13 +13,13 @@ import pytest
 from scripted import make_sampler, one
 
 from oncurve.agents.foreign_environments import environment_of
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Prompt, Reward
 from oncurve.data.given import Given
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.from_settings import make_kinds
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.records import Prompt, Reward
 
 MakePrompts = Callable[..., list[Prompt]]
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.data.collate import collate
-from oncurve.errors import ConfigError
+from oncurve.core.batch import collate
+from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {

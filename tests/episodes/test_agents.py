@@ -18,12 +18,12 @@ from agent_kit import ADD, HERMES, hermes, play, post, say
 
 from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent
 from oncurve.agents.conversation_frames import ChatFrames, Frames
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import grade
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import grade
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.environment_reward import EnvironmentReward
 
 MakePrompts = Callable[..., list[Prompt]]

@@ -13,8 +13,8 @@ from agent_kit import ADD, hermes, plain, play, post, say
 
 from oncurve.agents.agent_session import AgentSession, SessionLimits
 from oncurve.agents.chat_request import ChatError, read_chat
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePrompts = Callable[..., list[Prompt]]
 Wire = Callable[..., tuple[Any, Completion]]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted import HOSTILE
 
+from oncurve.core.errors import ConfigError
 from oncurve.episodes.chat_dialect import ChatDialect
 from oncurve.episodes.tools import Tool, answer_text, calculator
-from oncurve.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

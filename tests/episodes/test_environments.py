@@ -18,20 +18,19 @@ from pydantic import BaseModel
 from scripted import make_sampler, one
 
 import oncurve
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.grading import grade
+from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.errors import ConfigError, SamplerError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt, Reward
-from oncurve.rewards.base import Term, WeightedSum, grade
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.environment_reward import EnvironmentReward
-from oncurve.sample.base import SamplingParams
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.hf import HfSampler
 
 MakePrompts = Callable[..., list[Prompt]]
 
@@ -368,9 +367,9 @@ def test_an_episode_is_the_same_alone_and_among_63_others(policy: TrainedPolicy,
 
 
 def test_log_probabilities_of_sampler_and_trainer_agree(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
-    for inner in (InProcessEngine(PARAMS), HfSampler(PARAMS)):
+    for inner in (InProcessEngine(PARAMS), InProcessEngine(PARAMS, own_layers=False)):
         sampler = real(inner, policy, PARAMS)
         groups = sampler.sample(make_prompts("one", "two", "three"), 4, step=1)
         batch = collate(groups, torch.zeros(3, 4)).measured()

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from scripted import make_sampler
 
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.episodes.tools import python_tool
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sandbox import describe_isolation
 from oncurve.sandbox.sessions import CodeFailed, PythonSessions
 

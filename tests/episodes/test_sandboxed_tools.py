@@ -14,15 +14,14 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.data.given import NOTHING
 from oncurve.episodes.from_settings import make_tools
 from oncurve.episodes.tools import sandboxed_tool
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
 from oncurve.sandbox import describe_isolation, tiers
 from oncurve.sandbox.failures import SandboxUnavailable
 

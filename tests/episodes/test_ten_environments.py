@@ -12,10 +12,10 @@ import pytest
 import torch
 from scripted import make_sampler, one
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Group, Prompt
 from oncurve.observe.episode_metrics import episode_metrics
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePrompts = Callable[..., list[Prompt]]
 

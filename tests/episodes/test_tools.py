@@ -18,14 +18,13 @@ import pytest
 from hanging import Hanging
 from scripted import HOSTILE, make_sampler, one
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.episodes.tools import Tool, answer_text, calculator, sandboxed_tool
-from oncurve.errors import ConfigError
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
-    from oncurve.records import Completion
+    from oncurve.core.records import Completion
 
 MakePrompts = Callable[..., list[Prompt]]
 

@@ -11,10 +11,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from oncurve.core.errors import ConfigError
 from oncurve.data.chat_template import TemplateRefusal, let_add, write_conversations
 from oncurve.episodes.chat_dialect import ChatDialect
 from oncurve.episodes.tools import Tool, calculator
-from oncurve.errors import ConfigError
 
 FOUND = find_spec("trl")
 FOLDER = Path(str(FOUND.origin)).parent / "chat_templates" if FOUND is not None else Path("nowhere")

@@ -10,20 +10,20 @@ import pytest
 import torch
 from test_environments import Echoing
 
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.requests import KeptPrompt, KeptRow
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
-from oncurve.model.decoding import Decoder
+from oncurve.model import layer_decoders
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample import scheduler
-from oncurve.sample.base import SamplingParams
+from oncurve.model.row_memory import RowMemory
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.row_memory import KeptPrompt, KeptRow, RowMemory
 
 MakePrompts = Callable[..., list[Prompt]]
 PARAMS = SamplingParams(max_completion_tokens=60, stop=("a", "e", "1", " "), seed=5)
@@ -75,28 +75,28 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
 ) -> None:
     prompts = make_prompts(*(f"prompt {place}" for place in range(6)))
     read: list[int] = []
-    prefill, put_row = Decoder.prefill, Decoder.put_row
+    prefill, put_row = LayerDecoder.prefill, LayerDecoder.put_row
 
-    def counted(self: Decoder, prompts: Any, slots: Any) -> Any:
+    def counted(self: LayerDecoder, prompts: Any, slots: Any) -> Any:
         read.extend(map(len, prompts))
         return prefill(self, prompts, slots)
 
     given: list[int] = []
 
-    def put(self: Decoder, slot: int, held: Any) -> None:
+    def put(self: LayerDecoder, slot: int, held: Any) -> None:
         given.append(slot)
         put_row(self, slot, held)
 
-    prompt, prompt_bytes = Decoder.prompt, []
+    prompt, prompt_bytes = LayerDecoder.prompt, []
 
-    def measured(self: Decoder, slot: int) -> Any:
+    def measured(self: LayerDecoder, slot: int) -> Any:
         held = prompt(self, slot)
         prompt_bytes.append(sum(keys.nbytes + values.nbytes for keys, values in held))
         return held
 
-    monkeypatch.setattr(Decoder, "prefill", counted)
-    monkeypatch.setattr(Decoder, "prompt", measured)
-    monkeypatch.setattr(Decoder, "put_row", put)
+    monkeypatch.setattr(LayerDecoder, "prefill", counted)
+    monkeypatch.setattr(LayerDecoder, "prompt", measured)
+    monkeypatch.setattr(LayerDecoder, "put_row", put)
     kept = sample(policy, prompts, factory)
     returns = sum(sum(part.is_policy for part in one.segments) - 1 for group in kept for one in group.completions)
     assert returns > 15
@@ -104,7 +104,7 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
     assert sorted(read) == sorted(4 * [len(prompt.prompt_ids) for prompt in prompts]), "no turn is read again"
     given.clear()
     one_row = sum(part.nbytes for part in _largest_row(policy)) + max(prompt_bytes)
-    monkeypatch.setattr(scheduler, "RowMemory", partial(RowMemory, 0 if limit == "none" else 4 * one_row))
+    monkeypatch.setattr(layer_decoders, "RowMemory", partial(RowMemory, 0 if limit == "none" else 4 * one_row))
     again = sample(policy, prompts, factory)
     assert len(given) == 0 if limit == "none" else 0 < len(given) < returns
     assert tokens(again) == tokens(kept)

@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Any
 
+from oncurve.core.errors import Failure
 from oncurve.episodes.workers import Calls, Workers
-from oncurve.errors import Failure
 
 
 def test_a_call_whose_limit_passed_while_nobody_looked_does_not_hold_up_whoever_waits() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oncurve.core.records import Completion, FinishReason, Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
-from oncurve.records import Completion, FinishReason, Group, Prompt, Reward
-from oncurve.sample.base import PolicyView, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 

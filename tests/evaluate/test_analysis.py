@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncurve.evaluate.analysis import TITLES, analysis_markdown
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
-from oncurve.rewards.base import Category
+from oncurve.rewards.grading_failures import Category
 
 
 def example(index: int, category: Category, text: str, *, anyway: bool | None = None) -> Example:

@@ -11,7 +11,7 @@ import pytest
 from evaluation_fakes import evaluation_of
 from rich.console import Console
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.evaluate.compare import Comparison, compare
 from oncurve.stats import mcnemar_exact
 

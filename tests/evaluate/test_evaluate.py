@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from evaluation_fakes import GREEDY, Anywhere, Boxed, Reciter, evaluation_of, prompts_of
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
+from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import RunFolder
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.sample.base import SamplingParams
 from oncurve.stats import wilson_interval
 
 TEXTS = ["[1]", "[9]", "3", "boom", "nonsense"]

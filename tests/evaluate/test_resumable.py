@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from evaluation_fakes import Boxed, Reciter, prompts_of
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.evaluate import resumable as module
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults
-from oncurve.records import Group, Prompt
-from oncurve.sample.base import SamplingParams
 
 WARM = SamplingParams(temperature=0.7)
 TEXTS = [["[1]", "[x]"], ["[9]", "[9]"], ["[3]", "boom"], ["[4]", "[4]"], ["[x]", "[5]"], ["[6]", "[0]"], ["7", "[7]"]]

@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 import torch
 from aiohttp import web
 
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import SamplingServer
 from oncurve.fleet.settings import Deadlines
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Group, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.event_loop import EventLoopThread
 
 FAST = Deadlines(connect_seconds=1.0, request_seconds=20.0, push_seconds=5.0, silent_seconds=1.0, gone_seconds=5.0)

@@ -16,7 +16,8 @@ import pytest
 import torch
 from served import FAST
 
-from oncurve.errors import ConfigError, SamplerError
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.adapter_proof import (
     MOST_ERROR,
     NUM_TOKENS,
@@ -31,12 +32,11 @@ from oncurve.fleet.servers.local_vllm import adapter_options
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import ComputeType
+    from oncurve.core.policy import ComputeType
 
 MERGES = """
 import sys

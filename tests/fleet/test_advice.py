@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine
 from oncurve.fleet.recipe_servers import share_beside, start_vllm
 from oncurve.fleet.servers.children import own_gpu

@@ -13,12 +13,10 @@ from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.hf import HfSampler
 
 PARAMS = SamplingParams(max_completion_tokens=24, seed=5)
 MakePrompts = Callable[..., list[Prompt]]
@@ -76,4 +74,4 @@ def test_transformers_samples_for_agents_too(
     make_policy: Callable[..., TrainedPolicy], make_prompts: MakePrompts
 ) -> None:
     policy = make_policy()
-    check(policy, play(policy, HfSampler(PARAMS), make_prompts("a", "b")))
+    check(policy, play(policy, InProcessEngine(PARAMS, own_layers=False), make_prompts("a", "b")))

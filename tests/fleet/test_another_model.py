@@ -20,7 +20,8 @@ from served import FAST, LocalServer, Puppet
 from tiny_models import make_model, model_config
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.inside_vllm.own_files import INDEX, OwnFiles
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed
@@ -30,10 +31,8 @@ from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.model.same_model import told_config, why_another
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.environment import ALONE, RankInfo, first_host, read_place
 
 if TYPE_CHECKING:

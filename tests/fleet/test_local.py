@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncurve.errors import LostProcess
 from oncurve.fleet.launch import local
 from oncurve.fleet.launch.local import ProcessSupervisor, run_processes
 from oncurve.run.status import clear_unbegun, progress_of
+from oncurve.run_errors import LostProcess
 
 if TYPE_CHECKING:
     from nursery import Nursery

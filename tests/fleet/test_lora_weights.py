@@ -12,15 +12,14 @@ import torch
 from safetensors.torch import load_file
 from served import FAST, LocalServer
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import FILE
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
 PARAMS = SamplingParams(max_completion_tokens=12, seed=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine, Wants, choose_placement
 from oncurve.fleet.servers import vllm_version
 from oncurve.fleet.servers.children import gpu_shares, own_gpu, visible_gpus

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from oncurve.errors import SamplerError, TrainingError
+from oncurve.core.errors import SamplerError, TrainingError
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.step_log import StepLog
-from oncurve.sample.base import SamplingParams
 
 POLICY: Any = SimpleNamespace()
 

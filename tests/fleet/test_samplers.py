@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +15,12 @@ from sampled_groups import ENDS, TEXTS, completions, ending, sampled, tokens
 from served import ThroughServers
 from torch import Tensor
 
-from oncurve.errors import SamplerError
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import Sampler, TellsGroups
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import Sampler, SamplingParams, TellsGroups
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.hf import HfSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -30,7 +30,9 @@ MakePrompts = Callable[..., list[Prompt]]
 MakeSampler = Callable[[SamplingParams], Sampler]
 
 samplers = pytest.mark.parametrize(
-    "make_sampler", [InProcessEngine, HfSampler, ThroughServers], ids=["engine", "transformers", "servers"]
+    "make_sampler",
+    [InProcessEngine, partial(InProcessEngine, own_layers=False), ThroughServers],
+    ids=["engine", "transformers", "servers"],
 )
 architectures = pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
 

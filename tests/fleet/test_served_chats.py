@@ -19,9 +19,9 @@ import torch
 from served import Listener
 
 from oncurve.agents.conversation_frames import TagFrames
+from oncurve.core.scheduler import RowBatch
 from oncurve.fleet.serving.http_app import SamplingServer
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.sample.row_batch import RowBatch
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from nursery import Nursery

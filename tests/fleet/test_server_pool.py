@@ -12,14 +12,13 @@ import pytest
 from aiohttp import web
 from served import FAST, Gate, Listener, Puppet, fail
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import client, protocol
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import register
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MakeSampler = Callable[..., ServerSampler]
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)

@@ -18,7 +18,9 @@ import torch
 from served import FAST, LocalServer, ThroughServers, move
 
 from oncurve.algorithm.rounding import key_of, narrow, use_dither
-from oncurve.errors import ConfigError, SamplerError
+from oncurve.core.decoder import ModuleDecoder
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import check_host
@@ -28,16 +30,13 @@ from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import describe_files
 from oncurve.fleet.weights.weight_stream import make_shipment
-from oncurve.model.decoding import Decoder
+from oncurve.model import decode_proof as proof
+from oncurve.model.decoding import LayerDecoder
 from oncurve.observe.checksums import FileSum
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings
-from oncurve.records import Prompt
-from oncurve.sample import proof
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.generic import ModuleSampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -354,10 +353,10 @@ HEADER = (2).to_bytes(8, "little") + b"{}"
 def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     calls: tuple[int, ...], way: str, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where: Any = (Decoder, "hidden")
+    where: Any = (LayerDecoder, "hidden")
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-        where = (ModuleSampling, "_forward")
+        where = (ModuleDecoder, "_forward")
     requests = [asked(text, first_key=10 * place, count=4) for place, text in enumerate(("1 + 1 =", "a", "b c"))]
     sampling = Sampling(policy, max_rows=8)
     expected = [result(sampling, request) for request in requests]
@@ -375,7 +374,7 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     handed = [tight.submit(request) for request in requests]
     found = [one.future.result(180) for one in handed]
     tight.close()
-    assert tight.scheduler.budget.limit == 8 // 2 ** len(calls)
+    assert tight.scheduler.decoders.budget.limit == 8 // 2 ** len(calls)
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
@@ -385,10 +384,10 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
 def test_a_request_that_does_not_fit_alone_is_refused_and_the_next_one_is_served(
     way: str, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where: Any = (Decoder, "prefill")
+    where: Any = (LayerDecoder, "prefill")
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-        where = (ModuleSampling, "_forward")
+        where = (ModuleDecoder, "prefill")
     right = getattr(*where)
 
     def fails(self: Any, ids: Any, *given: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.slurm import Allocation, render_slurm, submit
 from oncurve.fleet.settle import tasks_here
 from oncurve.recipe.find import find_recipe

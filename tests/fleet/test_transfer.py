@@ -18,14 +18,13 @@ import torch
 from recorder import NCCL, broadcast, make_group
 from served import FAST, move
 
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.children import ChildServers, own_environment
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -13,6 +13,7 @@ import pytest
 import torch
 from needs import NEEDS_VLLM
 
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -20,10 +21,8 @@ from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 GPUS = torch.cuda.device_count()
 pytestmark = [

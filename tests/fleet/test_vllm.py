@@ -28,8 +28,9 @@ from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
-from oncurve.errors import SamplerError
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.servers.teacher_server import TeacherServer
@@ -40,10 +41,8 @@ from oncurve.fleet.weights.weight_stream import make_shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -16,12 +16,11 @@ from test_vllm import teacher_forced
 from tiny_models import make_model
 from transformers import AutoConfig
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

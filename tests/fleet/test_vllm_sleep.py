@@ -16,6 +16,7 @@ import pytest
 import torch
 from needs import NEEDS_VLLM
 
+from oncurve.core.records import Completion, Group, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -24,10 +25,8 @@ from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Completion, Group
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.recipe_servers import make_server_sampler
 from oncurve.fleet.servers.local_vllm import find_python
 from oncurve.recipe.load import parse_config

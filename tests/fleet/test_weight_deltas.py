@@ -13,16 +13,15 @@ import torch
 from aiohttp import web
 from served import Listener, LocalServer
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines, DeltaSettings
 from oncurve.fleet.weights import delta_store
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 PARAMS = SamplingParams(max_completion_tokens=4)
 PATIENT = Deadlines(silent_seconds=60.0, push_seconds=100.0, gone_seconds=200.0)

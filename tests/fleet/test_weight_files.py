@@ -18,7 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from served import FAST, LocalServer, Puppet, move
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.weights import shards, store
@@ -27,8 +28,7 @@ from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import WeightStore, free_bytes, is_memory
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 PARAMS = SamplingParams(max_completion_tokens=8)
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from served import move
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.weights.endpoints import check_device
 from oncurve.fleet.weights.fallback import Copies
 from oncurve.fleet.weights.store import WeightStore
 from oncurve.fleet.weights.weight_stream import make_shipment
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.policy.trained_policy import TrainedPolicy
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest, read_response, response_body
 from oncurve.fleet.serving.sampling import Sampling
 from oncurve.recipe.load import parse_config
 from oncurve.run.assemble import make_policy
-from oncurve.sample.base import SamplingParams
 
 PROMPT = (5, 9, 12, 40, 7)
 PARAMS = SamplingParams(max_completion_tokens=40, min_completion_tokens=40)

@@ -19,14 +19,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "model"))
 from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
-from oncurve.model import decode_flash, decoding, recordings
+from oncurve.core.records import Prompt, SamplingParams
+from oncurve.model import ahead_batch, decode_flash, decoding, recordings
+from oncurve.model import decode_proof as proof
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone
-from oncurve.records import Prompt
-from oncurve.sample import proof, row_batch
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
@@ -43,10 +42,10 @@ def model_of(family: str, layers: int = 2) -> Any:
     return made.eval().cuda()
 
 
-def decoder_of(model: Any, *, masked: bool = False, records: bool = True) -> Decoder:
+def decoder_of(model: Any, *, masked: bool = False, records: bool = True) -> LayerDecoder:
     with patch.object(decoding, "can_decode", (lambda *_: False) if masked else decode_flash.can_decode):
         head = model.get_output_embeddings().weight.detach()
-        decoder = Decoder(Backbone(model), head, torch.bfloat16, **ROOM, records=records)
+        decoder = LayerDecoder(Backbone(model), head, torch.bfloat16, **ROOM, records=records)
     assert type(decoder.layers) is (RecordedLayers if masked else FlashLayers)
     decoder.prefill(PROMPTS, [0, 1, 2])
     return decoder
@@ -187,7 +186,7 @@ def engine_ahead() -> dict[str, Any]:
     """Drawn completions: by steps that start before the tokens of the one before were seen, and one after another."""
     model, params = model_of("qwen3"), SamplingParams(max_completion_tokens=40, seed=3)
     ahead = sampled(model, params)
-    with patch.object(row_batch.RowBatch, "_draws_ahead", lambda *_: False):
+    with patch.object(ahead_batch.AheadBatch, "_ahead", lambda *_: None):
         after = sampled(model, params)
     return {"ahead": ahead, "after": after}
 

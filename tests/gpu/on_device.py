@@ -269,7 +269,7 @@ def loss_on_the_cpu(words: list[str]) -> int:
     """A command with a crash put back: the loss gets rows on the CPU and log-probabilities on the device."""
     from pretend.child import command
 
-    from oncurve.batch import Batch
+    from oncurve.core.batch import Batch
 
     Batch.to = lambda batch, device: batch  # type: ignore[method-assign]
     return command(*words)

@@ -10,11 +10,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
+from oncurve.core.batch import Batch, collate
+from oncurve.core.records import Completion, Group, Prompt
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import parse_config
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.assemble import make_policy, make_sampler
 
 RECIPE = """

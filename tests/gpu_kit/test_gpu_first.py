@@ -220,8 +220,8 @@ def test_a_way_to_draw_by_two_levels_draws_the_same_tokens() -> None:
     torch = pytest.importorskip("torch")
     from gpu_first_choices import two_levels
 
-    from oncurve.sample.base import SamplingParams
-    from oncurve.sample.draw import draw
+    from oncurve.core.draw import draw
+    from oncurve.core.records import SamplingParams
 
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(64, 5000, generator=generator)

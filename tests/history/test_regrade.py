@@ -9,7 +9,7 @@ import pytest
 from past_runs import recorded_run
 
 import oncurve
-from oncurve.errors import ConfigError, RewardError
+from oncurve.core.errors import ConfigError, RewardError
 from oncurve.history.regrade import regrade
 from oncurve.history.replay import replay
 

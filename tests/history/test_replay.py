@@ -18,7 +18,7 @@ from past_runs import recorded_recipe, recorded_run
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.history.opened import cosine
 from oncurve.history.replay import replay
 from oncurve.model.build import library

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
+from oncurve.core.records import Completion, Group, Prompt, Reward, Segment, ToolCall
 from oncurve.observe.step_record import read_step, recorded_steps, step_path, write_step
-from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall
 
 
 def completion(index: int, **more: object) -> Completion:

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.data.prompts import find_template
-from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, Stopped
 from oncurve.evaluate import resumable
 from oncurve.recipe.load import load_config
 from oncurve.run.measuring import BENCHMARKS
+from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.sample.engine import InProcessEngine
 
 WARM = ["evaluation.samples=3", "evaluation.temperature=0.8"]
@@ -78,9 +79,7 @@ def test_after_ctrl_c_the_same_command_ends_at_the_same_results(
         checkpoints["qwen2"], "--benchmark", "jsonl", f"data.path={sums}", SHORT, *WARM, f"rollouts.type={sampler}",
     ]  # fmt: skip
     evaluate(*command, "--output", tmp_path / "whole")
-    from oncurve.sample.hf import HfSampler
-
-    kind: Any = InProcessEngine if sampler == "engine" else HfSampler
+    kind: Any = InProcessEngine
     real, calls = kind.sample, []
 
     def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:

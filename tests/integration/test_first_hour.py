@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError, RewardError
+from oncurve.core.errors import ConfigError, RewardError
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.record import read_metrics
 

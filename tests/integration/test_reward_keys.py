@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
 

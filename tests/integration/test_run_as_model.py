@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import CheckpointError
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
+from oncurve.run_errors import CheckpointError
 
 QUESTION = "Tom has 12 apples and buys 7 more. How many apples does Tom have?"
 SMALL = ("evaluation.num_prompts=12", "rollouts.max_completion_tokens=64", "policy.compute_type=float32")

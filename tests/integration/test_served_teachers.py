@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import oncurve
-from oncurve.errors import ConfigError, DataError, SamplerError
+from oncurve.core.errors import ConfigError, DataError, SamplerError
 from oncurve.fleet.servers.teacher_server import TeacherServer
 from oncurve.fleet.settings import Deadlines
+from oncurve.model.context import context_of
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
 from oncurve.run.assemble import make_policy
 from oncurve.run.rendered import make_prompts
-from oncurve.sample.base import context_of
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.run.trainer import Trainer
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import oncurve
 from oncurve.cli.app import app
 from oncurve.cli.plan import plan_inputs
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts

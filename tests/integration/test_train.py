@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics, read_rollouts
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
+from oncurve.core.errors import ConfigError
 from oncurve.data import chat_template
-from oncurve.errors import ConfigError
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.run.trainer import Trainer
 
@@ -165,7 +165,7 @@ def test_rows_and_chat_are_passed_together(model: Callable[[str], str], tmp_path
     with pytest.raises(ConfigError, match="list of messages, and prompts are written as plain text"):
         Trainer("embedded", asked, nothing, **SMALL, run=run).train()
     seen = [{"question": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}] * 9
-    with pytest.raises(oncurve.errors.DataError, match="a part of type 'image'"):
+    with pytest.raises(oncurve.core.errors.DataError, match="a part of type 'image'"):
         Trainer(folder, seen, nothing, **SMALL, run=run).train()
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import oncurve
+from oncurve.core.errors import RewardError
 from oncurve.doctor.diagnose import diagnose
 from oncurve.doctor.read import read_case
-from oncurve.errors import RewardError
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.report.comparing import compare_runs

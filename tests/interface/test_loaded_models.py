@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import oncurve
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import locate
 from oncurve.run.trainer import Trainer
 

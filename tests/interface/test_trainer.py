@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import read_tree
@@ -188,7 +188,7 @@ def test_one_call_trains_before_and_after_the_package_of_its_name_is_imported(tm
         "             evaluation={'num_prompts': 4}, algorithm={'group_size': 4},\n"
         "             rollouts={'max_completion_tokens': 24})\n"
         "first = oncurve.train('embedded', **words)\n"
-        "import oncurve.run.loop\n"
+        "import oncurve.core.loop\n"
         "words['run'] = {**words['run'], 'name': 'second'}\n"
         "print(len(first.metrics), len(oncurve.train('embedded', **words).metrics))\n"
     )

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import oncurve
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Completion, Group, Prompt
 from oncurve.data.curriculum import Curriculum
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.trainer import Trainer
 
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]

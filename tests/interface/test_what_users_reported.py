@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 
 import oncurve
 from oncurve.cli.app import app
-from oncurve.errors import CheckpointError, ConfigError, DataError, OncurveError, RewardError
+from oncurve.core.errors import ConfigError, DataError, OncurveError, RewardError
 from oncurve.observe.run_model import EMBEDDED
+from oncurve.run_errors import CheckpointError
 from oncurve.trl import GRPOConfig, GRPOTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of peft, about tied layers

@@ -14,10 +14,10 @@ from doubles import in_double
 from torch import Tensor
 
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch, Size
-from oncurve.data.collate import collate
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
-from oncurve.records import Completion, Group, Segment
+from oncurve.core.batch import Batch, Size, collate
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.core.records import Completion, Group, Segment
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

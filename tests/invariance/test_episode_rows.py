@@ -12,12 +12,12 @@ import torch
 from doubles import in_double
 from torch import Tensor
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch, Rewards
-from oncurve.data.collate import collate
-from oncurve.policy.policy import OptimizerSettings, TrainedPolicy
-from oncurve.records import Completion, Group, Segment
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, Rewards, collate
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.core.records import Completion, Group, Segment
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,14 +12,13 @@ import torch
 from doubles import in_double
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import from_hidden
+from oncurve.algorithm.chunked_head import from_hidden
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
+from oncurve.core.batch import Batch, collate
+from oncurve.core.records import Group
 from oncurve.policy.lora import Adapter, add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.records import Group
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,13 +11,12 @@ import torch
 from doubles import in_double
 from torch import Tensor
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import PRESETS, build
-from oncurve.batch import Batch, Rewards
-from oncurve.data.collate import collate
-from oncurve.policy.policy import TrainedPolicy
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, Rewards, collate
+from oncurve.core.records import Group, Mean
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Group, Mean
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

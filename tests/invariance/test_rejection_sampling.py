@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from doubles import in_double
 
-from oncurve.algorithm.algorithm import Algorithm
 from oncurve.algorithm.presets import build
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
+from oncurve.core.algorithm import Algorithm
+from oncurve.core.batch import Batch, collate
+from oncurve.core.records import Completion, Group, Prompt
 from oncurve.data.demonstrations import render_demonstrations
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Group, Prompt
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from doubles import in_double
 from torch.nn.functional import cross_entropy
 
 from oncurve.algorithm.presets import build
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.records import Prompt, Segment
 from oncurve.data.demonstrations import Demonstration, render_demonstrations
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt, Segment
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler
 
 if TYPE_CHECKING:

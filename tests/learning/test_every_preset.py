@@ -11,11 +11,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from oncurve.algorithm.presets import PRESETS, build
+from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from oncurve.run.services import Run

@@ -16,7 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from oncurve.batch import Batch, Size
+from oncurve.core.batch import Batch, Size
 from oncurve.policy.forward import completion_logprobs
 
 FAMILIES = {

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.model import decoding
 from oncurve.model.build import library
-from oncurve.policy import policy as policy_module
-from oncurve.records import Group, Prompt
+from oncurve.policy import trained_policy as policy_module
 from oncurve.sample import engine as engine_module
-from oncurve.sample.base import SamplingParams
 
 START = """
 import ctypes, resource, sys, torch
@@ -98,7 +97,7 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
     """When prompts were read, when all is sampled, and when the weights have moved."""
     told: list[str] = []
     tables: list[weakref.ref[Tensor]] = []
-    cut_short = decoding.Decoder.end_prompts
+    cut_short = decoding.LayerDecoder.end_prompts
 
     def at(place: str, is_free: Callable[[], bool]) -> Callable[[], None]:
         def give_back() -> None:
@@ -107,7 +106,7 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
 
         return give_back
 
-    def end_prompts(decoder: decoding.Decoder) -> None:
+    def end_prompts(decoder: decoding.LayerDecoder) -> None:
         if decoder.weights:  # not again at every token
             tables.append(weakref.ref(decoder.caches[0].prompt_keys))
             layers = weakref.ref(decoder.weights[0])
@@ -115,7 +114,7 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
         cut_short(decoder)
 
     policy, has_kernels = make_policy("qwen2"), library() is not None
-    monkeypatch.setattr(decoding.Decoder, "end_prompts", end_prompts)
+    monkeypatch.setattr(decoding.LayerDecoder, "end_prompts", end_prompts)
     monkeypatch.setattr(engine_module, "give_back", at("sampled", lambda: all(table() is None for table in tables)))
     parameters = list(policy.model.parameters())
     monkeypatch.setattr(policy_module, "give_back", at("moved", lambda: all(p.grad is None for p in parameters)))

@@ -12,14 +12,14 @@ from own_layer_cases import FAMILIES
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from oncurve.core.draw import draw
+from oncurve.core.records import SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers, Shape, few_positions, write_numbers
 from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decode_torch import PrefixGroups
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, supports
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
@@ -36,12 +36,12 @@ def make(family: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32
     return model.to(device, dtype)  # pyright: ignore[reportArgumentType]
 
 
-def decoder_of(model: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any) -> Decoder:
-    return Decoder(Backbone(model), model.get_output_embeddings().weight.detach(), dtype, **ROOM, **options)
+def decoder_of(model: PreTrainedModel, dtype: torch.dtype = torch.float32, **options: Any) -> LayerDecoder:
+    return LayerDecoder(Backbone(model), model.get_output_embeddings().weight.detach(), dtype, **ROOM, **options)
 
 
 def places_of(slots: Sequence[int], past: Sequence[int], prompts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """What ``Decoder.step`` is told of rows, and their positions."""
+    """What ``LayerDecoder.step`` is told of rows, and their positions."""
     lengths = [len(PROMPTS[prompt]) for prompt in prompts]
     places = torch.tensor([slots, past, prompts, lengths]).T.contiguous()
     return places, places[:, 1] + places[:, 3]

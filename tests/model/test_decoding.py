@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from oncurve.model import decode_torch, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_native import NativeLayers
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.weights import Backbone
 
@@ -60,13 +60,13 @@ def make(family: str, shape: str) -> PreTrainedModel:
     return model
 
 
-def decoder_of(model: PreTrainedModel, dtype: torch.dtype, *, slots: int) -> Decoder:
+def decoder_of(model: PreTrainedModel, dtype: torch.dtype, *, slots: int) -> LayerDecoder:
     head = model.get_output_embeddings().weight.detach()
     room = {"slots": slots, "prompt_slots": 3, "prompt_tokens": 41, "completion_tokens": 170}
-    return Decoder(Backbone(model), head, dtype, **room)
+    return LayerDecoder(Backbone(model), head, dtype, **room)
 
 
-def run(decoder: Decoder, tokens: Tensor, chosen: Sequence[int]) -> list[Tensor]:
+def run(decoder: LayerDecoder, tokens: Tensor, chosen: Sequence[int]) -> list[Tensor]:
     """Logits [R, V] of each of the given tokens [steps, rows], for some of the rows."""
     decoder.prefill(PROMPTS, [2, 0, 1])
     lengths = torch.tensor([len(PROMPTS[PROMPT_OF[row]]) for row in chosen])
@@ -177,7 +177,9 @@ def test_kernels_let_go_of_what_only_prompts_need_before_completions_have_room()
     expected = run(decoder_of(model, torch.bfloat16, slots=20), tokens, [0, 3])
     decoder = decoder_of(model, torch.bfloat16, slots=20)
     matrices = [weakref.ref(layer.down) for layer in decoder.weights]
-    with patch.object(decoder, "prefill", lambda *given: (Decoder.prefill(decoder, *given), decoder.end_prompts())):
+    with patch.object(
+        decoder, "prefill", lambda *given: (LayerDecoder.prefill(decoder, *given), decoder.end_prompts())
+    ):
         assert {cache.positions for cache in decoder.caches} == {0}
         found = run(decoder, tokens, [0, 3])
     assert [matrix() for matrix in matrices] == [None] * 3

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.logprobs import TorchHeadOps
+from oncurve.algorithm.chunked_head import TorchHeadOps
+from oncurve.core.draw import draw
+from oncurve.core.records import SamplingParams
 from oncurve.model import build, ops_torch
 from oncurve.model.build import library
 from oncurve.model.forward_backward import Angles
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import Block, Layout
 from oncurve.model.weights import AttentionSizes
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or ONCURVE_KERNELS is 0")
 types = pytest.mark.parametrize("compute_type", [torch.float32, torch.bfloat16], ids=str)

@@ -10,16 +10,16 @@ import torch
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
+from oncurve.core.policy import compute_context
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.lora_linear import Matrix
 from oncurve.model.weights import Backbone, _apart, backbone_of, project, supports
 from oncurve.policy.forward import completion_logprobs, row_logprobs
 from oncurve.policy.lora import Adapter, add_adapter
-from oncurve.policy.policy import compute_context
 from oncurve.policy.settings import LoraSettings
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -130,7 +130,7 @@ def test_decoding_with_an_adapter_is_decoding_the_merged_model(way: str, dtype: 
         operations = decoding.operations if way == "kernels" else lambda *_: ops_torch
         with patch.object(decoding, "operations", operations):
             room = {"slots": 1, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}
-            decoder = Decoder(backbone, model.get_output_embeddings().weight, dtype, **room)
+            decoder = LayerDecoder(backbone, model.get_output_embeddings().weight, dtype, **room)
             first = decoder.prefill([[1, 2, 3, 4, 5]], [0])
             return torch.cat([first, decoder.step(torch.tensor([7]), torch.tensor([5]), torch.tensor([[0, 0, 0, 5]]))])
 
@@ -149,7 +149,7 @@ def decoded(model: Any, dtype: torch.dtype, steps: int = 3) -> Tensor:
         patch.object(Backbone, "layer_weights", lambda self, layer, kind: _apart(layer, kind)),
     ):
         room = {"slots": 2, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}
-        decoder = Decoder(backbone, model.get_output_embeddings().weight, dtype, **room)
+        decoder = LayerDecoder(backbone, model.get_output_embeddings().weight, dtype, **room)
         logits = [decoder.prefill([[1, 2, 3, 4, 5]], [0])]
         for step in range(steps):
             logits.append(
@@ -236,7 +236,7 @@ def test_decoding_in_half_width_has_all_of_a_little_adapter(way: str, family: st
         operations = decoding.operations if way == "kernels" else lambda *_: ops_torch
         with patch.object(decoding, "operations", operations):
             room = {"slots": rows, "prompt_slots": rows, "prompt_tokens": 4, "completion_tokens": 2}
-            decoder = Decoder(backbone, adapter.model.get_output_embeddings().weight, dtype, **room)
+            decoder = LayerDecoder(backbone, adapter.model.get_output_embeddings().weight, dtype, **room)
             first = decoder.prefill(prompts, list(range(rows)))
             places = torch.tensor([[row, 0, row, 4] for row in range(rows)])
             step = decoder.step(torch.full((rows,), 7), torch.full((rows,), 4), places)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model import forward_backward, ops_torch
 from oncurve.model.packing import make_layout, whole_tokens
 from oncurve.model.weights import Backbone, backbone_of, supports

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from oncurve.core.records import Completion, Group, Prompt, Segment
 from oncurve.observe.ahead import seconds_ahead, tip_of_waiting
 from oncurve.observe.measure import age_metrics
-from oncurve.records import Completion, Group, Prompt, Segment
 
 
 def test_steps_ahead_take_the_longer_of_both_and_without_them_the_sum() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from oncurve.core.records import Completion, FinishReason, Group, Prompt, Reward
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.metrics import unknown_keys
-from oncurve.records import Completion, FinishReason, Group, Prompt, Reward
 
 
 def group(index: int, lengths: Sequence[int], reasons: Sequence[FinishReason] | None = None) -> Group:

@@ -14,11 +14,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.observe.columns import read_columns
 from oncurve.observe.record import RunFolder, read_json, read_metrics, read_rollouts, to_json, write_lines
 from oncurve.observe.tokens import TokenRecord
-from oncurve.records import Completion, Group, Prompt, Reward
 
 
 def rollouts() -> tuple[list[Group], list[list[Reward]]]:

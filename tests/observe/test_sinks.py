@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe import sinks
 from oncurve.observe.sinks import Tracker, open_tracker
 from oncurve.recipe.load import parse_config

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.observe.columns import Columns
 from oncurve.observe.summary import summarize
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from oncurve.core.records import Completion
 from oncurve.observe.tokens import TokenRecord, token_lengths
-from oncurve.records import Completion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -15,7 +15,7 @@ import yaml
 from tables.published_costs import renewed
 
 from oncurve.cli.plan import plan_recipe
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.plan import constants
 from oncurve.plan.cost import compare_trainers, fits, price
 from oncurve.plan.find_shape import find_shape

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from oncurve.batch import Batch, Size
+from oncurve.core.batch import Batch, Size
 from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import PHASES, Component, plan_memory, rows_that_fit
@@ -209,8 +209,8 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     packed: bool, checkpointing: bool, compute: Literal["float32", "bfloat16"]
 ) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
-    from oncurve.policy.policy import TrainedPolicy
     from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.trained_policy import TrainedPolicy
 
     config = Qwen2Config(
         vocab_size=SMALL.vocabulary,

@@ -19,11 +19,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.plan.find_shape import find_shape, known_shapes
 from oncurve.plan.shape import ModelShape, shape_of_config
 from oncurve.run import ways
+from oncurve.run_errors import CheckpointError
 
 SIZES = {
     "vocab_size": 101,

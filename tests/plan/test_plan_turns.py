@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncurve.cli.plan import plan_recipe
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.find import find_recipe
 
 

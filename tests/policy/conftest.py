@@ -12,8 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from runs_reference import Reference
 
-    from oncurve.batch import Batch
-    from oncurve.records import Group
+    from oncurve.core.batch import Batch
+    from oncurve.core.records import Group
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / name) for name in ("invariance", "distributed")]
 
@@ -23,7 +23,7 @@ def make_batch(random_groups: Callable[..., list[Group]]) -> Callable[[str], Bat
     """A batch of one of the kinds that layouts differ in."""
     import torch
 
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     def of(groups: list[Group]) -> Batch:
         size = len(groups[0].completions)

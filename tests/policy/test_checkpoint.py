@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from oncurve.errors import CheckpointError
 from oncurve.policy.model_folder import load_model, save_model
+from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakeModel = Callable[..., "PreTrainedModel"]
 

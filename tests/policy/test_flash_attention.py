@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from oncurve.data.collate import collate
-from oncurve.records import Group
+from oncurve.core.batch import collate
+from oncurve.core.records import Group
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 
 def test_padded_rows_ask_for_causal_attention_without_a_mask(

@@ -15,13 +15,13 @@ from doubles import in_double
 from runs_reference import KINDS, Reference, heads_of
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model.packing import Block, make_layout
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.flash_varlen import attend
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

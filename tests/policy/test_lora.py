@@ -13,22 +13,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from oncurve.batch import Batch
 from oncurve.cli.app import app
-from oncurve.data.collate import collate
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.batch import Batch, collate
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import Sampler
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.records import Group, Prompt
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.state import checksum
-from oncurve.sample.base import Sampler, SamplingParams
+from oncurve.run_errors import CheckpointError
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.hf import HfSampler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -251,7 +250,7 @@ def test_both_samplers_take_the_same_most_likely_tokens_with_an_adapter(
         return [group.completions[0].token_ids for group in sampler.sample(prompts, 1)]
 
     engine = tokens(InProcessEngine(params))
-    assert engine == tokens(HfSampler(params))
+    assert engine == tokens(InProcessEngine(params, own_layers=False))
     with adapter.off():
         assert engine != tokens(InProcessEngine(params))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.lora import open_adapter
 from oncurve.policy.lora_merge import adapter_weights, merged_weights
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model

@@ -14,16 +14,16 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from oncurve.batch import Batch
-from oncurve.errors import ConfigError, SamplerError, TrainingError
+from oncurve.core.batch import Batch
+from oncurve.core.errors import ConfigError, SamplerError, TrainingError
+from oncurve.core.logprobs import join_rows
+from oncurve.core.records import Prompt, SamplingParams
+from oncurve.model.context import context_of
 from oncurve.observe.tokens import token_lengths
-from oncurve.policy.forward import join_rows
 from oncurve.policy.lora import Adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.road import example_batch, find_road
-from oncurve.records import Prompt
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.guards import Guards
-from oncurve.sample.base import SamplingParams, context_of
 from oncurve.sample.engine import InProcessEngine
 
 SIZES: dict[str, Any] = {

@@ -12,14 +12,14 @@ import torch
 from transformers import PreTrainedModel
 
 import oncurve
-from oncurve.data.collate import collate
-from oncurve.errors import ConfigError
+from oncurve.core.batch import collate
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Group
 from oncurve.policy.distributed import Processes
 from oncurve.policy.from_settings import make_sharding
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.records import Group
 from oncurve.run.trainer import Trainer
 
 MUON = OptimizerSettings(type="muon", learning_rate=1e-2, beta2=0.95, max_gradient_norm=0)

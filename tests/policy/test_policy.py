@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
-from oncurve.errors import TrainingError
+from oncurve.core.batch import Batch, collate
+from oncurve.core.errors import TrainingError
+from oncurve.core.records import Group
 from oncurve.model.forward_backward import LayerPass
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.records import Group
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

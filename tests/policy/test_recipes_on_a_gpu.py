@@ -20,15 +20,14 @@ from typer.testing import CliRunner
 
 from oncurve.algorithm.presets import build
 from oncurve.cli.app import app
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
-from oncurve.records import Completion, Group, Prompt
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 pytestmark = [
     pytest.mark.gpu,

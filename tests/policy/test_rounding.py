@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from oncurve.algorithm import rounding
 from oncurve.algorithm.rounding import KERNELS, dithered, dithered_casts, key_of, narrow, saved_name, use_dither
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
 from oncurve.policy.arrivals import Arrivals
 from oncurve.policy.final_model import write_model
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.loss_scale import GROWTH_UPDATES, LossScale
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.batch import Batch
-    from oncurve.records import Group
+    from oncurve.core.batch import Batch
+    from oncurve.core.records import Group
 
 MakeModel = Callable[..., "PreTrainedModel"]
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

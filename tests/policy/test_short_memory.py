@@ -13,15 +13,15 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.cli import app
-from oncurve.errors import CheckpointError, OncurveError, SamplerError, TrainingError
-from oncurve.model.out_of_memory import Shortage, is_out_of_memory, memory_error_as
-from oncurve.policy import policy as policy_module
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Prompt
-from oncurve.sample.base import SamplingParams
+from oncurve.core.errors import OncurveError, SamplerError, Shortage, TrainingError, is_out_of_memory
+from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.model.out_of_memory import memory_error_as
+from oncurve.policy import trained_policy as policy_module
+from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
-    from oncurve.batch import Batch
+    from oncurve.core.batch import Batch
     from oncurve.run.services import Run
 
 MakePolicy = Callable[..., TrainedPolicy]

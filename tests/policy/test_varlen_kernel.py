@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from oncurve.algorithm.precision import arithmetic_type
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model.packing import Layout, make_layout
 from oncurve.policy import packed_attention
 from oncurve.policy.flash_varlen import Flash, _Attention, fits, kernel_for
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
     from transformers import PreTrainedModel
 
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 MakeModel = Callable[..., "PreTrainedModel"]

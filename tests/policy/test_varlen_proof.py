@@ -11,14 +11,14 @@ import torch
 from runs_reference import Reference
 from torch import Tensor
 
-from oncurve.batch import Batch
+from oncurve.core.batch import Batch
 from oncurve.model.packing import Runs
 from oncurve.policy import forward, packed_attention, road, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 MakeModel = Callable[..., "PreTrainedModel"]

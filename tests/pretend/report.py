@@ -118,15 +118,15 @@ def counted_command() -> None:
 
 def watch() -> Report:
     """Count the parts of every command of this process from here on."""
-    from oncurve.model.decoding import Decoder
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.scheduler import RowBatch
+    from oncurve.model.decoding import LayerDecoder
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
-    from oncurve.sample.row_batch import RowBatch
 
     report = Report()
     for owner, method, name in (
-        (Decoder, "prefill", "prefill"),
-        (Decoder, "step", "decode_step"),
+        (LayerDecoder, "prefill", "prefill"),
+        (LayerDecoder, "step", "decode_step"),
         (RowBatch, "turn", "engine_step"),
         (TrainedPolicy, "annotate", "annotate"),
         (TrainedPolicy, "update", "update"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from oncurve.core.errors import ConfigError
 from oncurve.data.settings import Gsm8kData, WordProblemsData
-from oncurve.errors import ConfigError
 from oncurve.recipe.load import config_yaml, load_config, parse_config
 from oncurve.recipe.messages import known_keys
 from oncurve.recipe.run_folder import read_run_config, run_folder_path

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.recipe.load import parse_config
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"
@@ -100,7 +100,7 @@ def test_an_option_that_stands_for_nothing_is_still_refused() -> None:
 def test_a_model_that_is_not_there_is_said_without_asking_a_hub(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oncurve.errors import CheckpointError
+    from oncurve.run_errors import CheckpointError
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()

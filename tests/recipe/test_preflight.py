@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 from oncurve.recipe.load import load_config, parse_config
 from oncurve.recipe.preflight import check_cheaply
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.recipe.load import parse_config
-from oncurve.records import Completion, Prompt, Reward
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.settings import R1ZeroReward
 from oncurve.rewards.terms import describe_rewards, make_reward_function, part_weights

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import oncurve
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.recipe_servers import make_server_sampler
 from oncurve.fleet.settings import Deadlines
 from oncurve.recipe.algorithm_rules import check_algorithm

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import make_sharding

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from oncurve.records import Completion, Prompt, Reward  # noqa: E402
+from oncurve.core.records import Completion, Prompt, Reward  # noqa: E402
 from oncurve.rewards.programs import Programs  # noqa: E402
 from oncurve.sandbox import Limits, SandboxPool  # noqa: E402
 

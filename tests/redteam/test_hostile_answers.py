@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
 from oncurve.rewards.r1_zero import R1Zero
 

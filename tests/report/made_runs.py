@@ -9,12 +9,11 @@ from typing import Any
 
 import yaml
 
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams, Segment, ToolCall
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_metrics, episode_row
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
-from oncurve.records import Completion, Group, Prompt, Reward, Segment, ToolCall
-from oncurve.sample.base import SamplingParams
 
 CONFIG: dict[str, Any] = {
     "model": "embedded",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from made_runs import CONFIG, write_step
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import RunFolder
 from oncurve.report.dashboard import LOOPBACK, MAX_COMPARED, Server, Site, find_runs, is_loopback, recipe_of, serve
 

@@ -14,7 +14,7 @@ from made_runs import CONFIG
 from rich.console import Console
 
 from oncurve.cli.report import report
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import each_metrics
 from oncurve.report.comparing import MOST_COLUMNS, compare_runs, comparison_tables
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from made_runs import CONFIG, MANIFEST, make_episode_run, make_run, row, write_step
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.columns import Columns
 from oncurve.observe.record import RunFolder, read_metrics

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncurve.errors import CheckpointError
 from oncurve.run.checkpoint_manifest import (
     MANIFEST,
     checkpoints_in,
@@ -21,6 +20,7 @@ from oncurve.run.checkpoint_manifest import (
     verify,
     write_checkpoint_manifest,
 )
+from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oncurve.cli.doctor import doctor
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.machine import MachineError, gpu_processes, offer_to_end, unseen_gpu
 from oncurve.policy.from_settings import make_device
 

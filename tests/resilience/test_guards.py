@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
-from oncurve.errors import TrainingError
-from oncurve.model.out_of_memory import is_out_of_memory
+from oncurve.core.errors import TrainingError, is_out_of_memory
+from oncurve.core.records import Completion, Mean, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics
-from oncurve.records import Completion, Mean, Prompt
 from oncurve.run.guards import Guards, KlAlarm
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=8)

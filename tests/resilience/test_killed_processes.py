@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncurve.errors import LostProcess
+from oncurve.run_errors import LostProcess
 
 if TYPE_CHECKING:
     from nursery import Child, Nursery

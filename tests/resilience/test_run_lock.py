@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.lock import NAME, STALE_SECONDS, RunLock
 
 

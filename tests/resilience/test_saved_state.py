@@ -19,16 +19,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve.run.checkpointer as saving
 from oncurve.algorithm.presets import build
 from oncurve.data.curriculum import Curriculum
-from oncurve.errors import CheckpointError
 from oncurve.run.checkpoint_manifest import verify
 from oncurve.run.checkpointer import Checkpointer, best_interval
 from oncurve.run.guards import Guards
 from oncurve.run.snapshot import capture
 from oncurve.run.state import checksum, from_plain, restore, to_plain, write
+from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
-    from oncurve.records import Prompt
+    from oncurve.core.records import Prompt
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., "TrainedPolicy"]
 

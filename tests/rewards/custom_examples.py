@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from oncurve.records import Completion, Prompt, Reward
+from oncurve.core.records import Completion, Prompt, Reward
 
 
 def trl_columns(prompts: list[str], completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import settings
 
-from oncurve.records import Completion, Prompt
+from oncurve.core.records import Completion, Prompt
 
 STEADY = settings(deadline=None, derandomize=True, database=None)
 """Examples are the same in every run, and a busy machine fails none of them."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
 from oncurve.rewards.programs import Programs
 from oncurve.sandbox import Limits, SandboxPool, describe_isolation
 

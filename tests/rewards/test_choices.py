@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from oncurve.core.records import Completion, Prompt
 from oncurve.data.datasets import adapt_given_rows
-from oncurve.records import Completion, Prompt
 from oncurve.rewards.grammar.choices import chosen_letter, reference_letter
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.places import find_answer

@@ -11,11 +11,12 @@ import custom_examples as examples
 import pytest
 from reward_records import completion_of, prompt_of
 
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Reward
 from oncurve.data.datasets import adapt_given_rows
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function, to_reward
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.user_code import load_function
 
 ROW = {"answer": "5", "level": 1}

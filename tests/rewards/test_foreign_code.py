@@ -20,9 +20,9 @@ from custom_examples import Native
 from reward_records import completion_of, prompt_of
 
 import oncurve
-from oncurve.errors import RewardError
-from oncurve.records import Reward
-from oncurve.rewards.base import grade
+from oncurve.core.errors import RewardError
+from oncurve.core.grading import grade
+from oncurve.core.records import Reward
 from oncurve.rewards.custom import from_function
 from oncurve.run.interruption import Interruption
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
 from oncurve.recipe.load import parse_config
-from oncurve.rewards.base import RewardFunction
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat, is_tagged, paid_tags
 from oncurve.rewards.terms import make_reward_function
 

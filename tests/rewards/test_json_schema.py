@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
 from oncurve.rewards.json_schema import JsonSchema
 from oncurve.rewards.strict_json import fields_fraction, json_text, parse_json
 from oncurve.rewards.validation import SchemaChecker

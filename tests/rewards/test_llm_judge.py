@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
-from oncurve.rewards.base import Term, WeightedSum
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
 from oncurve.rewards.llm_judge import Criterion, Judge, read_scores, secret_word
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 Answer = Callable[["_Handler", str], None]
 KEY = "sk-very-secret"

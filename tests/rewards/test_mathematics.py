@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
-from oncurve.rewards.base import categorize
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics, Scale
 from oncurve.rewards.r1_zero import R1Zero
 
@@ -147,7 +147,7 @@ def test_the_exact_path_costs_microseconds() -> None:
 def test_no_algebra_is_imported_here() -> None:
     code = r"""
 import sys
-from oncurve.records import Completion, Prompt
+from oncurve.core.records import Completion, Prompt
 from oncurve.rewards.mathematics import Mathematics
 prompt = Prompt(text="", prompt_ids=(1,), index=0, row={"answer": "\\sqrt{3}"})
 texts = ("\\boxed{\\sqrt{3}}", "\\boxed{\\sqrt{3}(\\sin^2 x+\\cos^2 x)}")
@@ -166,6 +166,11 @@ def test_completions_stay_aligned(checker: AnswerChecker) -> None:
     completions = [completion_of(rf"\boxed{{{k}}}" if k % 3 else r"\boxed{\sqrt{2}}") for k in range(20)]
     values = [reward.value for reward in Mathematics(checker=checker)(prompts, completions)]
     assert values == [float(k % 3 != 0) for k in range(20)]
+
+
+def test_a_place_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="answer_from is 'any'"):
+        Mathematics(answer_from="any")  # type: ignore[arg-type]
 
 
 def test_partial_credit_must_be_less_than_full() -> None:

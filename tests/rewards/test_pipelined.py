@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.grading import RewardFunction, grading, score
+from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
-from oncurve.run.scoring import grading, score
-from oncurve.sample.base import SamplingParams
 
 MakeGroups = Callable[..., list[Group]]
 SOON = 30.0

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from oncurve.core.errors import RewardError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Prompt, Reward
 from oncurve.data.prompts import TEMPLATES, write_gold
-from oncurve.errors import RewardError
-from oncurve.records import Prompt, Reward
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, grade
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import TagFormat
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
 from oncurve.rewards.probes import PROBES, ProbeResult, describe_probes, run_probes, suspicious
 from oncurve.rewards.r1_zero import R1Zero
 from oncurve.rewards.shaping import LengthWindow
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 SEED = 3
 OPEN_HOLES: set[str] = set()

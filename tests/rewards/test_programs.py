@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Reward
+from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.programs import Programs
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError, RewardError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction, Term, WeightedSum, categorize, check_errors, grade
+from oncurve.core.errors import ConfigError, RewardError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.grading_failures import categorize, check_errors
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 
 class Fixed:

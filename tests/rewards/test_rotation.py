@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Completion, Prompt, Reward
-from oncurve.rewards.base import RewardFunction, grade
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.rotation import HeldOut, Rotating
 
 

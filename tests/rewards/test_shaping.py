@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from reward_records import completion_of, prompt_of, with_tokens
 
-from oncurve.errors import ConfigError
-from oncurve.rewards.base import WeightedSum
+from oncurve.core.errors import ConfigError
 from oncurve.rewards.formats import BoxedFormat
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length
+from oncurve.rewards.weighted_sum import WeightedSum
 
 
 @pytest.mark.parametrize(("length", "value"), [(0, 0.0), (4, 0.0), (5, 1.0), (9, 1.0), (10, 1.0), (11, 0.0)])

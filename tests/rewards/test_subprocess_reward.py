@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.records import Reward
-from oncurve.rewards.base import RewardFunction
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Reward
 from oncurve.rewards.subprocess_reward import SubprocessReward
 
 SOURCE = """

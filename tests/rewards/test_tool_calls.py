@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from reward_records import completion_of, prompt_of
 
-from oncurve.errors import ConfigError
-from oncurve.records import Reward
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Reward
 from oncurve.rewards.tool_calls import Call, ToolCalls, calls_fraction, hermes_calls, openai_calls, signatures_of
 from oncurve.rewards.validation import SchemaChecker
 

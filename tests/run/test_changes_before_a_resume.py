@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import oncurve
-from oncurve.errors import ConfigError, OncurveError
+from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.recipe.load import load_config
 from oncurve.run.parts import code_fingerprints

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.records import Completion, Group, Prompt, Reward
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 
 PROMPTS = [Prompt("", (1,), 0), Prompt("", (2,), 1)]

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
+from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
 from oncurve.policy.gpu_memory import gpu_memory
-from oncurve.records import Group, Prompt
 from oncurve.run.guards import attempts
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 GIB = 2**30
@@ -84,7 +83,7 @@ def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
 def test_memory_is_given_back_before_an_update_is_tried_again(
     two_gpus: list[str], make_policy: Callable[..., TrainedPolicy], random_groups: Callable[..., list[Group]]
 ) -> None:
-    from oncurve.data.collate import collate
+    from oncurve.core.batch import collate
 
     groups = random_groups(2, 2)
     batch = collate(groups, torch.ones(2, 2))

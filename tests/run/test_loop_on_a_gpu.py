@@ -13,9 +13,9 @@ from torch import Tensor
 
 from oncurve.algorithm.presets import PRESETS, build
 from oncurve.algorithm.table import CorrectionName
-from oncurve.batch import Batch
-from oncurve.records import Group, Reward
-from oncurve.run.loop import train
+from oncurve.core.batch import Batch
+from oncurve.core.loop import train
+from oncurve.core.records import Group, Reward
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncurve.algorithm.presets import build
+from oncurve.core.records import Prompt, SamplingParams
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.recipe.load import parse_config
-from oncurve.records import Prompt
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.run.services import Run
 
 SAMPLING = SamplingParams(max_completion_tokens=6)

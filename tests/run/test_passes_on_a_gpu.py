@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from oncurve.batch import Batch
-from oncurve.data.collate import collate
+from oncurve.core.batch import Batch, collate
+from oncurve.core.records import Group
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.packed_attention import use_packed_attention
-from oncurve.records import Group
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oncurve.core.grading import has_signal, replace_silent
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.data.curriculum import Curriculum
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.run.scoring import has_signal, replace_silent
 
 PROMPTS = [Prompt(text=f"q{i}", prompt_ids=(i,), index=i) for i in range(20)]
 

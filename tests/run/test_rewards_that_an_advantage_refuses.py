@@ -10,14 +10,14 @@ import torch
 from typer.testing import CliRunner
 
 import oncurve
-from oncurve.algorithm.advantages import group_relative, multi_objective
-from oncurve.batch import Rewards
+from oncurve.algorithm.advantages import multi_objective
 from oncurve.cli.app import app
-from oncurve.data.collate import stack_rewards
-from oncurve.errors import ConfigError, RewardError, TrainingError
-from oncurve.records import Completion, Group, Prompt, Reward
-from oncurve.rewards.base import Term, WeightedSum
+from oncurve.core.batch import Rewards, stack_rewards
+from oncurve.core.errors import ConfigError, RewardError, TrainingError
+from oncurve.core.formulas import group_relative
+from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.rewards.custom import from_function
+from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.run.verbs import Scores
 
 RECIPE = [

@@ -14,19 +14,18 @@ import torch
 from rich.console import Console
 
 from oncurve.algorithm.presets import build
-from oncurve.errors import RewardError
+from oncurve.core.errors import RewardError
+from oncurve.core.records import Completion, Group, Mean, Prompt, Reward, SamplingParams
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
-from oncurve.records import Completion, Group, Mean, Prompt, Reward
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.run.interruption import Interrupted
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
-from oncurve.sample.base import SamplingParams
 
 if TYPE_CHECKING:
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
 TEXTS = tuple(f"{'word ' * number}= {number}" for number in range(8))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from oncurve.model import decode_proof as proof
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.sample import proof
 
 WAYS = ("kernels", "torch", "recorded", "module")
 

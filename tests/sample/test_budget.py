@@ -9,28 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.requests import USUAL_ROWS, DecodeCall
 from oncurve.model import decoding, ops_torch
+from oncurve.model import row_budget as budget_module
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decode_memory import (
-    MOST_ROWS,
-    USED_SHARE,
-    USUAL_ROWS,
-    DecodeCall,
-    Widths,
-    cache_bytes,
-    decoding_bytes,
-    most_rows,
-)
-from oncurve.model.decoding import Decoder
+from oncurve.model.decode_memory import MOST_ROWS, USED_SHARE, Widths, cache_bytes, decoding_bytes, most_rows
+from oncurve.model.decoding import LayerDecoder
+from oncurve.model.module_caches import RoundedMatrices
+from oncurve.model.row_budget import RowBudget, copied_bytes, free_bytes, widths_of
 from oncurve.model.weights import backbone_of
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.sample import budget as budget_module
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.budget import RowBudget, copied_bytes, free_bytes, widths_of
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.generic import rounded_matrices
 
 MakePolicy = Callable[..., TrainedPolicy]
 QWEN = Widths(
@@ -52,10 +43,10 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
     held: list[int] = []
-    decoders: list[Decoder] = []
-    made, grow = Decoder.__init__, LayerCache.grow
+    decoders: list[LayerDecoder] = []
+    made, grow = LayerDecoder.__init__, LayerCache.grow
 
-    def remember(self: Decoder, *given: Any, **options: Any) -> None:
+    def remember(self: LayerDecoder, *given: Any, **options: Any) -> None:
         made(self, *given, **options)
         decoders.append(self)
 
@@ -65,7 +56,7 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
         parts = [part for cache in decoders[-1].caches for part in cache.all()]
         held.append(before + sum(part.nbytes for part in parts))  # the old buffer is there until the new one is filled
 
-    monkeypatch.setattr(Decoder, "__init__", remember)
+    monkeypatch.setattr(LayerDecoder, "__init__", remember)
     monkeypatch.setattr(LayerCache, "grow", count)
     policy = make_policy(tiny_model("qwen2", max_position_embeddings=1024))
     params = SamplingParams(max_completion_tokens=limit, min_completion_tokens=limit, seed=1)
@@ -107,7 +98,7 @@ def test_widths_are_those_of_the_model(family: str, make_policy: MakePolicy) -> 
 def test_matrices_in_the_type_of_the_arithmetic_are_counted(make_policy: MakePolicy) -> None:
     model = make_policy("llama").model
     linear = [part for name, part in model.named_modules() if type(part) is torch.nn.Linear and name != "lm_head"]
-    with torch.autocast("cpu", dtype=torch.bfloat16), rounded_matrices(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16), RoundedMatrices(model)():
         rounded = sum(part.weight.nbytes for part in linear)
     assert copied_bytes(model, None, torch.bfloat16) == rounded
     assert copied_bytes(model, None, torch.float32) == 0

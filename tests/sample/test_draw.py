@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.draw import draw, first_above_by_parts, part_width, restrict
-from oncurve.sample.streams import stream_keys, uniforms
+from oncurve.core.draw import draw, restrict, stream_keys, uniforms
+from oncurve.core.records import SamplingParams
+from oncurve.model.draw_by_parts import first_above_by_parts, part_width
 
 DRAWS = 40_000
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, -4.0, 1.5])

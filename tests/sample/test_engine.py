@@ -11,20 +11,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from oncurve.errors import SamplerError
-from oncurve.model import decoding
-from oncurve.model.decode_memory import DecodeCall
+from oncurve.core import decoder as decoder_module
+from oncurve.core import requests as rows
+from oncurve.core.decoder import RowCache, left_pad
+from oncurve.core.draw import draw, stream_keys, uniforms
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.requests import DecodeCall
+from oncurve.core.scheduler import occurrence_indices
+from oncurve.model import decoding, layer_decoders
+from oncurve.model import module_caches as generic_module
+from oncurve.model.row_budget import RowBudget
 from oncurve.model.weights import body_of
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample import generic as generic_module
-from oncurve.sample import row_batch, rows
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.cache import RowCache, left_pad
-from oncurve.sample.draw import draw
-from oncurve.sample.engine import InProcessEngine, occurrence_indices
-from oncurve.sample.streams import stream_keys, uniforms
+from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
@@ -131,7 +131,7 @@ def test_when_finished_rows_leave_the_batch_does_not_matter(
     take_way(way)
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     usual = what(sampled(policy, prompts, 8))
-    monkeypatch.setattr(generic_module, "COMPACT_BELOW", share)
+    monkeypatch.setattr(decoder_module, "COMPACT_BELOW", share)
     monkeypatch.setattr(rows, "COMPACT_BELOW", share)
     assert what(sampled(policy, prompts, 8)) == usual
 
@@ -158,7 +158,7 @@ def test_a_module_under_autocast_samples_the_same_from_matrices_that_were_rounde
     found = sampled(policy, make_prompts(*TEXTS[:3]), 2)
     assert set(kinds) == {torch.float32, torch.bfloat16}
     assert {name: (p.data_ptr(), p.dtype) for name, p in policy.model.named_parameters()} == before
-    monkeypatch.setattr(generic_module, "rounded_matrices", lambda model: nullcontext())
+    monkeypatch.setattr(layer_decoders, "RoundedMatrices", lambda model: nullcontext)
     expected = sampled(policy, make_prompts(*TEXTS[:3]), 2)
     assert what(found) == what(expected)
     logprobs = [[c.sampler_logprobs for c in group.completions] for groups in (found, expected) for group in groups]
@@ -169,7 +169,7 @@ def test_matrices_come_back_when_sampling_fails(tiny_model: Callable[..., PreTra
     model = tiny_model("llama")
 
     def fail() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16), generic_module.rounded_matrices(model):
+        with torch.autocast("cpu", dtype=torch.bfloat16), generic_module.RoundedMatrices(model)():
             assert {p.dtype for p in model.parameters()} == {torch.float32, torch.bfloat16}
             raise RuntimeError("broken")
 
@@ -199,7 +199,7 @@ def test_finished_rows_leave_the_batch_of_a_module(
     assert all(alive <= computed < alive / 0.75 + 1 for alive, computed in zip(running, rows, strict=True))
 
 
-class Watched(decoding.Decoder):
+class Watched(decoding.LayerDecoder):
     """A decoder that notes what it computes."""
 
     read: list[int]
@@ -238,7 +238,7 @@ def test_rounding_of_logits_in_the_hundreds_is_no_objection_to_a_cache(
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     """The engine's decoders from now on."""
     Watched.read, Watched.steps, Watched.held = [], [], []
-    monkeypatch.setattr(row_batch, "Decoder", Watched)
+    monkeypatch.setattr(layer_decoders, "LayerDecoder", Watched)
     return Watched
 
 

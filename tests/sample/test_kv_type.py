@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.model import decoding, ops_torch
-from oncurve.model.decoding import Decoder
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Completion, Prompt
-from oncurve.sample import row_batch
-from oncurve.sample.base import SamplingParams
+from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.model import decoding, layer_decoders, ops_torch
+from oncurve.model.decoding import LayerDecoder
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
 MakePolicy = Callable[..., TrainedPolicy]
@@ -46,12 +44,12 @@ def test_torch_alone_keeps_long_prompts_in_the_type_of_the_products(
 ) -> None:
     seen: set[tuple[torch.dtype, ...]] = set()
 
-    class Watched(Decoder):
+    class Watched(LayerDecoder):
         def hidden(self, tokens: Any, positions: Any, places: Any) -> Any:
             seen.update(tuple(buffer.dtype for buffer in cache.all()) for cache in self.caches)
             return super().hidden(tokens, positions, places)
 
-    monkeypatch.setattr(row_batch, "Decoder", Watched)
+    monkeypatch.setattr(layer_decoders, "LayerDecoder", Watched)
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     policy, prompts = make_policy("llama", compute_type="bfloat16"), make_prompts("word " * 40, "word " * 30, "1 + 1 =")
     assert max(len(prompt.prompt_ids) for prompt in prompts) >= decoding.LONG

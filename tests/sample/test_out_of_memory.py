@@ -11,21 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.errors import SamplerError
+from oncurve.core import decoder as decoder_module
+from oncurve.core.decoder import ModuleDecoder, RowCache
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.model import decode_proof as proof
 from oncurve.model import decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decoding import Decoder
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Group, Prompt
-from oncurve.sample import generic as generic_module
-from oncurve.sample import proof, row_batch
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.cache import RowCache
+from oncurve.model.decoding import LayerDecoder
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.generic import ModuleSampling
-from oncurve.sample.hf import HfSampler
 
 MakePolicy = Callable[..., TrainedPolicy]
 MakePrompts = Callable[..., list[Prompt]]
@@ -35,16 +32,16 @@ TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for numbe
 SAID = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 
 POINTS = {
-    "buffers": (Decoder, "__init__"),
-    "prefill": (Decoder, "prefill"),
+    "buffers": (LayerDecoder, "__init__"),
+    "prefill": (LayerDecoder, "prefill"),
     "growth": (LayerCache, "grow"),
-    "step": (Decoder, "draw"),
-    "draw": (row_batch, "draw"),
+    "step": (LayerDecoder, "draw"),
+    "draw": (decoding, "draw"),
 }
 MODULE_POINTS = {
     "buffers": (RowCache, "take"),
-    "forward": (ModuleSampling, "_forward"),
-    "draw": (generic_module, "draw"),
+    "forward": (ModuleDecoder, "_forward"),
+    "draw": (decoder_module, "draw"),
 }
 
 
@@ -116,7 +113,7 @@ def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
     assert said[0].endswith("set rollouts.max_rows=4 to begin so")
     assert "\n" not in said[0]
     assert len(said) == len(calls)
-    assert engine.budget.limit == 8 // 2 ** len(said)
+    assert engine.decoders.budget.limit == 8 // 2 ** len(said)
 
 
 @pytest.mark.parametrize("call", [1, 4])
@@ -141,16 +138,16 @@ def test_groups_that_were_whole_are_not_sampled_again(
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS * 4)
     expected = sampled(InProcessEngine(PARAMS, max_rows=4), policy, prompts, [])
     told: list[Group] = []
-    right, asked = Decoder.prefill, []
+    right, asked = LayerDecoder.prefill, []
 
-    def watched(self: Decoder, given: Any, slots: Any) -> Any:
+    def watched(self: LayerDecoder, given: Any, slots: Any) -> Any:
         if len(asked) == 8:
             asked.append(0)
             raise torch.OutOfMemoryError(SAID)
         asked.append(len(told))
         return right(self, given, slots)
 
-    monkeypatch.setattr(Decoder, "prefill", watched)
+    monkeypatch.setattr(LayerDecoder, "prefill", watched)
     assert_same(sampled(InProcessEngine(PARAMS, max_rows=8), policy, prompts, told), expected)
     assert len(told) == len(prompts) == len({id(group) for group in told})
     assert asked[7] > 0, "some were whole when memory ran out"
@@ -161,20 +158,20 @@ def test_what_the_failed_attempt_held_is_free_before_the_next_one(
     make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[weakref.ref[LayerCache]] = []
-    made, right = LayerCache.__post_init__, Decoder.__init__
+    made, right = LayerCache.__post_init__, LayerDecoder.__init__
     alive: list[int] = []
 
     def remember(self: LayerCache) -> None:
         held.append(weakref.ref(self))
         made(self)
 
-    def count(self: Decoder, *given: Any, **options: Any) -> None:
+    def count(self: LayerDecoder, *given: Any, **options: Any) -> None:
         alive.append(sum(cache() is not None for cache in held))
         right(self, *given, **options)
 
     monkeypatch.setattr(LayerCache, "__post_init__", remember)
-    monkeypatch.setattr(Decoder, "__init__", count)
-    fail_at(Decoder, "draw", monkeypatch, 5, 12)
+    monkeypatch.setattr(LayerDecoder, "__init__", count)
+    fail_at(LayerDecoder, "draw", monkeypatch, 5, 12)
     sampled(InProcessEngine(PARAMS, max_rows=20), ending(make_policy()), make_prompts(*TEXTS), [])
     assert alive == [0, 0, 0]
     assert held
@@ -187,7 +184,8 @@ def test_when_not_even_one_completion_fits_one_message_says_what_to_set(
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-    seen = fail_at(*((Decoder, "hidden") if way == "backbone" else MODULE_POINTS["forward"]), monkeypatch, *range(100))
+    point: Any = (LayerDecoder, "hidden") if way == "backbone" else MODULE_POINTS["forward"]
+    seen = fail_at(*point, monkeypatch, *range(100))
     wanted = r"one completion of up to 150 tokens behind a prompt of \d+ \(CUDA out of memory.*max_completion_tokens"
     with pytest.raises(SamplerError, match=wanted):
         sampled(InProcessEngine(PARAMS, max_rows=20), make_policy(), make_prompts(*TEXTS), [])
@@ -202,7 +200,7 @@ def test_kernels_give_the_same_completions(
         pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     expected = sampled(InProcessEngine(PARAMS), policy, prompts, [])
-    fail_at(Decoder, "hidden", monkeypatch, *calls)
+    fail_at(LayerDecoder, "hidden", monkeypatch, *calls)
     assert_same(sampled(InProcessEngine(PARAMS), policy, prompts, []), expected)
 
 
@@ -211,15 +209,15 @@ def test_later_calls_begin_with_what_memory_took(
 ) -> None:
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     engine, policy = InProcessEngine(PARAMS, max_rows=8), ending(make_policy())
-    fail_at(Decoder, "hidden", monkeypatch, 1)
+    fail_at(LayerDecoder, "hidden", monkeypatch, 1)
     slots: list[int] = []
-    right = Decoder.__init__
+    right = LayerDecoder.__init__
 
-    def watched(self: Decoder, *given: Any, **options: Any) -> None:
+    def watched(self: LayerDecoder, *given: Any, **options: Any) -> None:
         slots.append(options["slots"])
         right(self, *given, **options)
 
-    monkeypatch.setattr(Decoder, "__init__", watched)
+    monkeypatch.setattr(LayerDecoder, "__init__", watched)
     for _ in range(2):
         sampled(engine, policy, make_prompts(*TEXTS), [])
     assert slots == [8, 4, 4]
@@ -231,33 +229,6 @@ def test_other_errors_of_sampling_are_not_taken_for_a_lack_of_memory(
     def broken(*given: Any, **options: Any) -> None:
         raise RuntimeError("a shape is wrong")
 
-    monkeypatch.setattr(Decoder, "hidden", broken)
+    monkeypatch.setattr(LayerDecoder, "hidden", broken)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         sampled(InProcessEngine(PARAMS), make_policy(), make_prompts(*TEXTS), [])
-
-
-def test_generate_takes_fewer_rows_as_well(
-    make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
-    short = replace(PARAMS, max_completion_tokens=12)
-    by_eight = HfSampler(short, max_rows=8)
-    by_eight.load_weights(policy, version=0)
-    expected = by_eight.sample(prompts, 4, step=3)
-    seen = fail_at(type(policy.model), "generate", monkeypatch, 2)  # behind the proof of its numbers
-    sampler = HfSampler(short, max_rows=16)
-    sampler.load_weights(policy, version=0)
-    assert sampler.sample(prompts, 4, step=3) == expected, "as if it had begun so"
-    assert sampler.sample(prompts, 4, step=3) == expected
-    assert len(seen) == 1 + 1 + 3 + 3
-
-
-def test_generate_says_when_not_even_one_group_fits(
-    make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = make_policy()
-    fail_at(type(policy.model), "generate", monkeypatch, *range(100))
-    sampler = HfSampler(PARAMS, max_rows=16)
-    sampler.load_weights(policy, version=0)
-    with pytest.raises(SamplerError, match=r"not enough memory to sample .*max_completion_tokens"):
-        sampler.sample(make_prompts(*TEXTS), 4)

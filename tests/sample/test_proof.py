@@ -11,17 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from oncurve.core.decoder import ModuleDecoder
+from oncurve.core.records import Prompt, SamplingParams
+from oncurve.model import decode_proof as proof
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decoding import Decoder
+from oncurve.model.decode_proof import Proof, objection
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.records import Prompt
-from oncurve.sample import proof
-from oncurve.sample.base import SamplingParams
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sample.generic import ModuleSampling
-from oncurve.sample.proof import Proof, objection
 
 MakePolicy = Callable[..., TrainedPolicy]
 
@@ -35,9 +34,9 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def break_step(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Make the decode step wrong, or fail."""
-    right = Decoder.step
+    right = LayerDecoder.step
 
-    def wrong(self: Decoder, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def wrong(self: LayerDecoder, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         if how == "raises":
             raise RuntimeError("cutlassF: no kernel found to launch!\nand more")
         if how == "positions":
@@ -46,7 +45,7 @@ def break_step(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
             return right(self, tokens, positions, places) * (1 if int(places[0, 1]) < 128 else -1)
         return right(self, tokens.flip(0), positions, places)
 
-    monkeypatch.setattr(Decoder, "step", wrong)
+    monkeypatch.setattr(LayerDecoder, "step", wrong)
 
 
 @pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
@@ -81,8 +80,8 @@ def test_a_wrong_step_is_said_and_left_for_the_module(
     engine = InProcessEngine(SamplingParams(max_completion_tokens=3, seed=1))
     engine.load_weights(make_policy(), version=0)
     runs: list[int] = []
-    run: Any = ModuleSampling.run
-    monkeypatch.setattr(ModuleSampling, "run", lambda self, *given: runs.append(1) or run(self, *given))
+    read: Any = ModuleDecoder.prefill
+    monkeypatch.setattr(ModuleDecoder, "prefill", lambda self, *given: runs.append(1) or read(self, *given))
     with caplog.at_level(logging.WARNING):
         groups = engine.sample(make_prompts("1 + 1 ="), 2)
         engine.sample(make_prompts("1 + 1 ="), 2)
@@ -134,14 +133,14 @@ def test_much_rounding_is_allowed_where_the_module_rounds_as_much(
 def test_running_out_of_memory_in_the_check_decides_nothing(
     make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy, right, failures = make_policy("qwen2"), Decoder.step, [torch.OutOfMemoryError("CUDA out of memory")]
+    policy, right, failures = make_policy("qwen2"), LayerDecoder.step, [torch.OutOfMemoryError("CUDA out of memory")]
 
-    def short(self: Decoder, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def short(self: LayerDecoder, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         if failures:
             raise failures.pop()
         return right(self, tokens, positions, places)
 
-    monkeypatch.setattr(Decoder, "step", short)
+    monkeypatch.setattr(LayerDecoder, "step", short)
     proof = Proof()
     with torch.inference_mode(), policy.compute():
         assert proof.backbone(policy) is None

@@ -12,15 +12,15 @@ import torch
 from decode_ways import WAYS, take_way
 from sampled_groups import ending
 
+from oncurve.core.draw import draw, stream_keys, uniforms
+from oncurve.core.records import SamplingParams
+from oncurve.core.requests import Request, Sampled
+from oncurve.core.sampler import end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.policy.policy import TrainedPolicy
-from oncurve.sample.base import Sampled, SamplingParams, end_token_ids
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.draw import draw
-from oncurve.sample.proof import Proof
-from oncurve.sample.request import Request
-from oncurve.sample.scheduler import RowScheduler
-from oncurve.sample.streams import stream_keys, uniforms
+from oncurve.model.layer_decoders import LayerDecoders
+from oncurve.model.row_budget import RowBudget
+from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePolicy = Callable[..., TrainedPolicy]
 PARAMS = SamplingParams(seed=5)
@@ -116,7 +116,7 @@ def test_requests_that_come_and_go_get_what_they_would_get_alone(
     policy = ending(make_policy())
     policy.model.eval()
     requests, found = requests_of(policy, replace(PARAMS, **changes))  # type: ignore[arg-type]
-    scheduler = RowScheduler(policy, RowBudget(rows), Proof())
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(rows)))
     sampled_as_they_come(scheduler, requests)
     assert_as_alone(policy, requests, found, way)
     assert {reason for _, _, reason in found.values()} == {"stop", "length"}
@@ -148,7 +148,7 @@ def test_a_step_starts_before_the_tokens_of_the_last_one_are_read(
     policy = ending(make_policy())
     policy.model.eval()
     requests, found = requests_of(policy, PARAMS)
-    sampled_as_they_come(RowScheduler(policy, RowBudget(64), Proof()), requests)
+    sampled_as_they_come(RowScheduler(policy, LayerDecoders(RowBudget(64))), requests)
     ahead = [before + "," + after for before, after in pairwise(events)]
     assert ahead.count("start,start") + ahead.count("read,start") > ahead.count("read,read")
     assert events[:3] == ["start", "start", "read"]
@@ -162,7 +162,7 @@ def test_what_is_cut_off_while_a_step_is_under_way_keeps_the_tokens_that_were_dr
     policy = make_policy()
     policy.model.eval()
     requests, found = requests_of(policy, replace(PARAMS, min_completion_tokens=0))
-    scheduler = RowScheduler(policy, RowBudget(64), Proof())
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(64)))
     scheduler.add(requests[0])
     for _ in range(6):
         scheduler.turn()
@@ -179,7 +179,7 @@ def test_what_is_cut_off_while_a_step_is_under_way_keeps_the_tokens_that_were_dr
 def test_the_budget_of_positions_holds_for_requests_that_come_later(make_policy: MakePolicy) -> None:
     policy = ending(make_policy())
     requests, found = requests_of(policy, PARAMS)
-    scheduler = RowScheduler(policy, RowBudget(64, kv_tokens=4 * (64 + 64)), Proof())
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(64, kv_tokens=4 * (64 + 64))))
     scheduler.add(requests[0])
     scheduler.turn()
     assert scheduler._batch is not None

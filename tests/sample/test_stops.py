@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from oncurve.core.draw import StopStrings
+from oncurve.model.stop_table import BYTE_OF, REPLACEMENT, ending_tokens, token_table
 from oncurve.observe.run_model import locate
-from oncurve.sample.stops import BYTE_OF, REPLACEMENT, StopStrings, token_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,8 +21,13 @@ END = "<|end|>"
 
 def first_stop(text: str, stop: tuple[str, ...], tokenizer: PreTrainedTokenizerFast) -> int | None:
     """Tokens of a text after which it is said to have stopped first."""
-    ids, stops = tokenizer(text)["input_ids"], StopStrings(stop, tokenizer)
+    ids, stops = tokenizer(text)["input_ids"], stop_strings(stop, tokenizer)
     return next((length for length in range(1, len(ids) + 1) if stops.ended([ids[:length]])[0]), None)
+
+
+def stop_strings(stop: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> StopStrings:
+    """Stop strings with the table of tokens that can end one, as the engine makes them."""
+    return StopStrings(stop, tokenizer, can_end=ending_tokens(stop, tokenizer) if stop else None)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +56,11 @@ def test_a_string_that_is_not_there_does_not_stop(text: str, tokenizer: PreTrain
 
 @pytest.mark.parametrize("stop", [(), ("",)])
 def test_nothing_to_look_for_stops_nothing(stop: tuple[str, ...], tokenizer: PreTrainedTokenizerFast) -> None:
-    assert StopStrings(stop, tokenizer).ended([[1, 2], [3]]) == [False, False]
+    assert stop_strings(stop, tokenizer).ended([[1, 2], [3]]) == [False, False]
 
 
 def test_a_string_finished_by_an_earlier_token_does_not_stop_again(tokenizer: PreTrainedTokenizerFast) -> None:
-    stops = StopStrings(("ab",), tokenizer)
+    stops = stop_strings(("ab",), tokenizer)
     ids = tokenizer("xab yz ab")["input_ids"]
     assert [stops.ended([ids[:length]])[0] for length in range(1, len(ids) + 1)] == [
         text.endswith("ab")
@@ -63,7 +69,7 @@ def test_a_string_finished_by_an_earlier_token_does_not_stop_again(tokenizer: Pr
 
 
 def test_completions_are_told_apart(tokenizer: PreTrainedTokenizerFast) -> None:
-    stops = StopStrings(("ab", "q"), tokenizer)
+    stops = stop_strings(("ab", "q"), tokenizer)
     assert stops.ended([tokenizer(text)["input_ids"] for text in ("xab", "ba", "q", "")]) == [True, False, True, False]
 
 
@@ -158,7 +164,7 @@ def test_the_table_of_tokens_changes_no_answer(make: Any, seed: int) -> None:
             draw.choices(["</answer>", "\n\n", "\n", "an", "a", "世", "世界", "😀", "é", " ", "n't", "a.", "#"], k=2)
         )
         stop += (draw.choice(WORDS), REPLACEMENT)[: draw.choice([0, 1, 1, 2])]
-        plain, stops = Plain(stop, tokenizer), StopStrings(stop, tokenizer)
+        plain, stops = Plain(stop, tokenizer), stop_strings(stop, tokenizer)
         ids: list[int] = []
         for _ in range(30):
             ids.append(draw.choice(frequent) if draw.random() < 0.7 else draw.randrange(len(tokenizer) + 2))
@@ -171,7 +177,7 @@ def test_the_table_of_tokens_changes_no_answer(make: Any, seed: int) -> None:
 def test_only_completions_whose_newest_token_can_end_a_stop_string_are_decoded(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stops, decoded = StopStrings(("</answer>",), tokenizer), []
+    stops, decoded = stop_strings(("</answer>",), tokenizer), []
     monkeypatch.setattr(stops, "_decode", lambda rows: decoded.append(len(rows)) or [""] * len(rows))
     [less, slash, answer, greater] = [tokenizer(text)["input_ids"][-1] for text in ("x<", "x/", "xr", "x>")]
     stops.ended([[less], [slash], [answer], [greater], [5, greater]])
@@ -180,6 +186,6 @@ def test_only_completions_whose_newest_token_can_end_a_stop_string_are_decoded(
 
 def test_tokens_that_come_later_are_in_the_table() -> None:
     tokenizer = byte_level(0)
-    assert not StopStrings(("STOP",), tokenizer).ended([[len(tokenizer)]])[0]
+    assert not stop_strings(("STOP",), tokenizer).ended([[len(tokenizer)]])[0]
     tokenizer.add_tokens(["say STOP"])
-    assert StopStrings(("STOP",), tokenizer).ended([[len(tokenizer) - 1]])[0]
+    assert stop_strings(("STOP",), tokenizer).ended([[len(tokenizer) - 1]])[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 from oncurve.sandbox import SandboxPool, SandboxUnavailable, choose_isolation, describe_isolation, probe, tiers
 from oncurve.sandbox.inside import landlock
 from oncurve.sandbox.instance import Sandbox

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from oncurve.core.errors import DataError
 from oncurve.episodes.calculator import evaluate
 from oncurve.episodes.environments import Kind
-from oncurve.errors import DataError
 from oncurve.tasks.calculator_problems import calculator_demonstrations, calculator_lessons, calculator_problems
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

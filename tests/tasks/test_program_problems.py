@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from oncurve.errors import DataError
+from oncurve.core.errors import DataError
 from oncurve.tasks.program_problems import (
     FIRST,
     SECOND,

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from oncurve.core.errors import DataError
 from oncurve.data.prompts import TEMPLATES, write_gold
-from oncurve.errors import DataError
 from oncurve.tasks import word_problems as module
 from oncurve.tasks.word_problems import LEVELS, MIXTURE, SOURCES, demonstrations, lessons, word_problems
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
+from oncurve.core.records import Completion, Prompt
 from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.from_settings import make_sharding
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.load import parse_config
-from oncurve.records import Completion, Prompt
 from oncurve.rewards.terms import make_reward_function
 
 RECIPE = "{model: embedded, data: {type: word_problems}}"

@@ -12,21 +12,20 @@ import torch
 from tiny_models import make_tokenizer
 
 from oncurve.algorithm.presets import build
-from oncurve.data.collate import collate
+from oncurve.core.batch import collate
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.policy import TrainedPolicy
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
+from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.records import Completion, Group, Prompt
 from oncurve.run.assemble import make_policy as policy_of_recipe
-from oncurve.sample.base import SamplingParams
-from oncurve.sample.hf import HfSampler
+from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from oncurve.batch import Batch
+    from oncurve.core.batch import Batch
     from oncurve.run.services import Run
 
 MakePolicy = Callable[..., TrainedPolicy]
@@ -159,7 +158,7 @@ def test_rewards_and_advantages_stay_on_the_cpu(
     make_policy: MakePolicy,
     tiny_model: Callable[..., PreTrainedModel],
 ) -> None:
-    from oncurve.algorithm.algorithm import Algorithm
+    from oncurve.core.algorithm import Algorithm
 
     asked: list[torch.device] = []
     computed = Algorithm.advantages
@@ -180,7 +179,7 @@ def test_old_log_probabilities_are_computed_in_microbatches(
     make_policy: MakePolicy, random_groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rollouts in one forward pass would make logits of many gigabytes."""
-    from oncurve.policy import policy as module
+    from oncurve.policy import trained_policy as module
 
     policy = make_policy(tokens_per_microbatch=40)
     batch = collate(random_groups(6, 4), torch.ones(6, 4))
@@ -273,7 +272,7 @@ def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     """Where checkpointing switches the cache off, every new token costs a pass over the whole row."""
     policy = make_policy("llama", gradient_checkpointing=True)
     policy.model.train()
-    sampler = HfSampler(replace(SAMPLING, min_completion_tokens=LIMIT))
+    sampler = InProcessEngine(replace(SAMPLING, min_completion_tokens=LIMIT), own_layers=False)
     sampler.load_weights(policy, version=0)
     sampler.sample(make_prompts("a long prompt"), 2)  # finds the way to sample
     widths: list[int] = []
@@ -294,7 +293,7 @@ def test_rows_of_unequal_length_sample_what_they_sample_alone(
         tokenizer.pad_token = tokenizer.eos_token
     else:
         tokenizer.add_special_tokens({"pad_token": "[ADDED]"})
-    sampler = HfSampler(replace(SAMPLING, temperature=0))
+    sampler = InProcessEngine(replace(SAMPLING, temperature=0), own_layers=False)
     sampler.load_weights(TrainedPolicy(tiny_model("qwen2"), tokenizer, optimizer=OptimizerSettings()), version=0)
     together = sampler.sample(make_prompts("a", "a very much longer prompt than that"), 1)
     alone = [sampler.sample(make_prompts(text), 1)[0] for text in ("a", "a very much longer prompt than that")]

@@ -12,8 +12,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from typer.testing import Result
 
-from oncurve.errors import ConfigError, Stopped
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
+from oncurve.run_errors import Stopped
 from oncurve.trl import GRPOConfig, GRPOTrainer
 from oncurve.trl.overridden import ATTRIBUTES, OF_TRL
 

@@ -12,7 +12,7 @@ from transformers import Trainer as TransformersTrainer
 
 from oncurve.convert.options import raw_table, table
 from oncurve.convert.versions import date, default_at, number
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser, accept_lost
 from oncurve.trl.names import ELSEWHERE

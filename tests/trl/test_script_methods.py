@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import Result
 
-from oncurve.errors import ConfigError, RewardError
+from oncurve.core.errors import ConfigError, RewardError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer
 

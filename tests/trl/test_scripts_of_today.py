@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallb
 
 from oncurve.convert.options import OptionOutcome
 from oncurve.convert.trl import convert
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.settings import OptimizerSettings

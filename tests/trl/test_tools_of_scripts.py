@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from oncurve.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.trl import GRPOConfig, GRPOTrainer
 
 HERMES = """{% if tools %}<system>{% for t in tools %}{{ t.function.name }} {% endfor %}

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from oncurve.errors import CheckpointError, ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import EMBEDDED
+from oncurve.run_errors import CheckpointError
 from oncurve.trl import GRPOConfig, GRPOTrainer
 
 Rows = list[dict[str, Any]]

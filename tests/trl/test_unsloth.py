@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import Result
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.trl import GRPOTrainer
 
 Script = Callable[..., Result]

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, T
 from transformers.trainer_utils import get_last_checkpoint
 from typer.testing import Result
 
-from oncurve.errors import CheckpointError, ConfigError, Stopped
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
+from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser
 from oncurve.trl.names import SHOWING, named
 

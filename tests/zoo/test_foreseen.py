@@ -51,10 +51,10 @@ def test_an_encoder_with_a_decoder_is_refused_by_check_and_when_it_is_loaded(
 ) -> None:
     from transformers import T5Config
 
-    from oncurve.errors import CheckpointError
     from oncurve.policy.model_folder import load_model, load_tokenizer
     from oncurve.recipe.load import parse_config
     from oncurve.run.ways import foresee_ways
+    from oncurve.run_errors import CheckpointError
 
     T5Config(vocab_size=len(tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(
         tmp_path

@@ -125,9 +125,9 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
 ) -> None:
     from transformers import AutoModelForCausalLM, dynamic_module_utils
 
-    from oncurve.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
+    from oncurve.run_errors import CheckpointError
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     place = tmp_path / f"planted_{list(PLANTED).index(kind)}"
@@ -146,8 +146,8 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
     with torch.no_grad():
         error = (policy.logprobs(batch)[0] - plain_rows(exact, batch))[batch.mask].abs().max()
     assert error < 2e-4
-    for generates in (False, True):
-        compare_sampled(policy, exact, tokens=24, limit=2e-5, generates=generates)
+    for by_modules in (False, True):
+        compare_sampled(policy, exact, tokens=24, limit=2e-5, by_modules=by_modules)
 
 
 @pytest.mark.parametrize("fault", ["angles", "places", "a soft cap"])
@@ -159,12 +159,12 @@ def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
     from typer.testing import CliRunner
 
     from oncurve.cli.app import app
-    from oncurve.errors import TrainingError
-    from oncurve.model.decoding import Angles, Decoder
+    from oncurve.core.errors import TrainingError
+    from oncurve.model.decoding import Angles, LayerDecoder
 
     make_model(model_config("qwen2", tokenizer)).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    made, logits = Decoder.__init__, Decoder.logits
+    made, logits = LayerDecoder.__init__, LayerDecoder.logits
 
     def decodes_wrongly(self: Any, backbone: Any, *args: Any, **words: Any) -> None:
         made(self, backbone, *args, **words)
@@ -172,9 +172,9 @@ def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
         self.angles = Angles(*backbone.rotary(1.5 * places if fault == "angles" else (places - 1).clamp(min=0)))
 
     if fault == "a soft cap":
-        monkeypatch.setattr(Decoder, "logits", lambda self, hidden: 2.0 * (logits(self, hidden) / 2.0).tanh())
+        monkeypatch.setattr(LayerDecoder, "logits", lambda self, hidden: 2.0 * (logits(self, hidden) / 2.0).tanh())
     else:
-        monkeypatch.setattr(Decoder, "__init__", decodes_wrongly)
+        monkeypatch.setattr(LayerDecoder, "__init__", decodes_wrongly)
     (tmp_path / "reward.py").write_text(
         "def letters(completion, **row):\n    return sum(map(ord, completion)) % 7 / 7\n"
     )
@@ -196,9 +196,9 @@ def test_a_model_that_is_no_causal_language_model_is_refused_when_it_is_loaded(
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from oncurve.errors import CheckpointError
     from oncurve.recipe.load import parse_config
     from oncurve.run.assemble import make_policy
+    from oncurve.run_errors import CheckpointError
 
     small = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": len(tokenizer)}
     own: dict[str, Any] = {

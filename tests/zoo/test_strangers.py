@@ -16,7 +16,7 @@ from trial import try_family
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.errors import OncurveError
+from oncurve.core.errors import OncurveError
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -19,8 +19,8 @@ from families import make_zoo_model
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from oncurve.batch import Batch
-    from oncurve.policy.policy import TrainedPolicy
+    from oncurve.core.batch import Batch
+    from oncurve.policy.trained_policy import TrainedPolicy
 
 LOGPROBS, GRADIENT = 2e-4, 1e-3
 """Largest difference of a log-probability, and of the gradient as a part of its size, that is rounding."""
@@ -53,7 +53,7 @@ class Trial:
 
     def attempt(self, cell: str, check: Callable[[], None]) -> bool:
         """Fill one cell; whether it is right."""
-        from oncurve.errors import OncurveError
+        from oncurve.core.errors import OncurveError
 
         try:
             check()
@@ -103,7 +103,7 @@ def _policy(place: Path, *overrides: str) -> TrainedPolicy:
 def batch_of_rows(rows: tuple[tuple[int, int], ...] = ROWS) -> Batch:
     import torch
 
-    from oncurve.batch import Batch, Size
+    from oncurve.core.batch import Batch, Size
 
     draw = torch.Generator().manual_seed(0)
     prompts, lengths = (torch.tensor(column) for column in zip(*rows, strict=True))
@@ -165,7 +165,7 @@ class _Steps:
         self.trial.attempt("gradient", self.gradient)
         if self.trial.attempt("sampler", lambda: self.sample(self.policy, self.reference)):
             self.trial.sampled = way_said(self.policy.model)
-        self.trial.attempt("generate", lambda: self.sample(self.policy, self.reference, generates=True))
+        self.trial.attempt("modules", lambda: self.sample(self.policy, self.reference, by_modules=True))
         self.trial.attempt("saved", self.save)
         self.trial.attempt("served", self.serve)
         del self.policy
@@ -174,7 +174,7 @@ class _Steps:
         self.trial.attempt("plan", self.plan)
 
     def policy_context(self) -> int:
-        from oncurve.sample.base import context_of
+        from oncurve.model.context import context_of
 
         return context_of(self.policy.model.config) or 128
 
@@ -200,8 +200,8 @@ class _Steps:
         error = max(float((found[name] - one).norm()) for name, one in wanted.items())
         _demand("gradients", error / size, GRADIENT)
 
-    def sample(self, policy: Any, reference: Any, *, generates: bool = False) -> None:
-        compare_sampled(policy, reference, tokens=min(24, self.limit - 20), generates=generates)
+    def sample(self, policy: Any, reference: Any, *, by_modules: bool = False) -> None:
+        compare_sampled(policy, reference, tokens=min(24, self.limit - 20), by_modules=by_modules)
 
     def save(self) -> None:
         from oncurve.policy.final_model import write_model
@@ -299,21 +299,19 @@ class _Steps:
 
 
 def compare_sampled(
-    policy: Any, reference: Any, *, tokens: int, limit: float = LOGPROBS, generates: bool = False
+    policy: Any, reference: Any, *, tokens: int, limit: float = LOGPROBS, by_modules: bool = False
 ) -> None:
-    """Sample groups of two prompts with the engine, or with transformers' generate.
+    """Sample groups of two prompts with the engine, through our own layers or the model's modules.
 
     They are compared with the reference's own pass over each row.
     """
     import torch
 
+    from oncurve.core.records import Prompt, SamplingParams
     from oncurve.model.stand_in import nudged
-    from oncurve.records import Prompt
-    from oncurve.sample.base import SamplingParams
     from oncurve.sample.engine import InProcessEngine
-    from oncurve.sample.hf import HfSampler
 
-    engine = (HfSampler if generates else InProcessEngine)(SamplingParams(max_completion_tokens=tokens))
+    engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens), own_layers=not by_modules)
     engine.load_weights(policy, version=0)
     prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
     for group in engine.sample(prompts, 3):
@@ -329,8 +327,8 @@ def compare_sampled(
 
 def way_said(model: Any) -> str:
     """How the engine samples from a model."""
+    from oncurve.model.module_caches import way_of
     from oncurve.model.weights import supports
-    from oncurve.sample.generic import way_of
 
     return "own layers" if supports(model) else way_of(model).name
 

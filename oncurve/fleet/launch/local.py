@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from oncurve.errors import LostProcess
+from oncurve.run_errors import LostProcess
 
 COMMAND = (sys.executable, "-m", "oncurve")
 GRACE_SECONDS = 20.0

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import ConfigError, LostProcess
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.observe.record import write_text
 from oncurve.recipe.load import load_config
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
+from oncurve.run_errors import LostProcess
 
 SAVED, LOST = 143, LostProcess.exit_code
 SLACK_SECONDS = 30

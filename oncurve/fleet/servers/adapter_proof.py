@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from oncurve.model.context import context_of
 from oncurve.policy.forward import row_logprobs
 from oncurve.policy.lora_forward import adapters_off
-from oncurve.sample.base import context_of
 
 if TYPE_CHECKING:
-    from oncurve.sample.base import PolicyView
+    from oncurve.core.sampler import PolicyView
 
 NUM_TOKENS = 64
 PASSAGE = (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from oncurve.errors import ConfigError, OncurveError
+from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.fleet.weights.store import MEMORY, own_prefix
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.weights.fetch import FETCHED, FETCHING
 from oncurve.model.lora_weights import SAYS_ANOTHER

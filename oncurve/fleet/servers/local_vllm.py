@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.servers.children import ChildServers, own_environment
 from oncurve.fleet.servers.protocol import ADAPTER_MODEL
 from oncurve.fleet.servers.vllm_version import check_version

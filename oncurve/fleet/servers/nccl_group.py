@@ -11,13 +11,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from oncurve.errors import SamplerError, counted
+from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers.children import free_ports
 from oncurve.fleet.servers.client import ServerFailed, ServerLost
 from oncurve.fleet.servers.rollout_server import RolloutServer
 from oncurve.fleet.weights.endpoints import NcclEnd, packing
 from oncurve.fleet.weights.side_thread import aside
 from oncurve.fleet.weights.weight_stream import Shipment
+from oncurve.wording import counted
 
 SAME_NCCL = "same_nccl"
 """The question to a server before it joins, in the place of a way: it refuses another version of NCCL than its own."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.protocol import GeneratedCompletion
-from oncurve.sample.base import SamplingParams
 
 
 @dataclass(eq=False)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from oncurve.records import FinishReason, Numbers
-from oncurve.sample.base import SamplingParams
+from oncurve.core.records import FinishReason, Numbers, SamplingParams
 
 HEALTH = "/health"
 WEIGHT_INFO = "/weight_info"

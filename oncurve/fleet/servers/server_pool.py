@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.adapter_proof import AdapterProof
 from oncurve.fleet.servers.client import ServerClient, ServerFailed, ServerLost, ServerSlow

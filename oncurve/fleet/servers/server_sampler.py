@@ -16,7 +16,11 @@ import numpy as np
 import torch
 
 from oncurve.algorithm.rounding import seed_of
-from oncurve.errors import ConfigError, SamplerError
+from oncurve.core.draw import stream_keys
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import end_token_ids, make_group
+from oncurve.core.scheduler import occurrence_indices
 from oncurve.fleet.servers.adapter_proof import measure
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -37,11 +41,9 @@ from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
 from oncurve.fleet.weights.weight_stream import half_shipment, make_shipment
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.same_model import why_another
-from oncurve.records import Group, Prompt, VersionSpans
-from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, make_group
-from oncurve.sample.engine import occurrence_indices
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.streams import stream_keys
+from oncurve.sample.published_policy import PublishedPolicy
+from oncurve.version_spans import VersionSpans
 
 MOST_PROOFS = 8
 """Versions whose adapters can be proven: those that servers may still be given."""
@@ -55,7 +57,7 @@ class ServerSampler:
     """
 
     _loop: EventLoopThread | None = None
-    _policy: PolicyView | None = None
+    _policy: PublishedPolicy | None = None
     _manifest: Manifest | None = None
 
     def __init__(
@@ -127,7 +129,7 @@ class ServerSampler:
     def _say(self, text: str) -> None:
         self.notify(text)
 
-    def prepare(self, policy: PolicyView, version: int) -> bool:
+    def prepare(self, policy: PublishedPolicy, version: int) -> bool:
         """Put these weights into files that nobody is told of yet: ``load_weights`` comes later, with the same, and
         does not read the policy. Differences are made of a copy in another thread, and servers fetch them while they
         sample from the previous weights.
@@ -155,7 +157,7 @@ class ServerSampler:
             self._loop.call(self.pool.announce(manifest))
         return manifest
 
-    def _published(self, policy: PolicyView, version: int) -> Manifest:
+    def _published(self, policy: PublishedPolicy, version: int) -> Manifest:
         """The weights in files: those that were prepared, or now."""
         prepared = self._prepared.pop(version, None)
         self._store.dither = seed_of(policy.model)
@@ -179,7 +181,7 @@ class ServerSampler:
                 f"rollouts.deltas=null all weights are sent instead of what changed"
             ) from error
 
-    def load_weights(self, policy: PolicyView, version: int) -> None:
+    def load_weights(self, policy: PublishedPolicy, version: int) -> None:
         """Publish the weights and wait until servers have them.
 
         Raises SamplerError if none takes them in time.
@@ -199,7 +201,7 @@ class ServerSampler:
             self._loop.call(self.pool.publish(manifest))
         self._policy, self._manifest = policy, manifest
 
-    def _hand_over(self, policy: PolicyView, version: int) -> None:
+    def _hand_over(self, policy: PublishedPolicy, version: int) -> None:
         """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
         assert self._loop is not None
         shipment = make_shipment(policy, self._store.run, version, matrix_type=self._matrix_type)
@@ -217,7 +219,7 @@ class ServerSampler:
         give_back_cache()
         self._loop.call(self.pool.publish(self._manifest))
 
-    def _check_apart(self, policy: PolicyView) -> None:
+    def _check_apart(self, policy: PublishedPolicy) -> None:
         """Raises ConfigError for an adapter that servers cannot apply beside their base."""
         why = None if self._merges else policy.why_not_apart()
         if why is not None:
@@ -227,11 +229,11 @@ class ServerSampler:
                 f"as policy.rounding says"
             )
 
-    def _thin(self, policy: PolicyView) -> LoraWeights | None:
+    def _thin(self, policy: PublishedPolicy) -> LoraWeights | None:
         """The adapter, where servers apply it beside their base."""
         return None if self._merges else policy.adapter_weights()
 
-    def _write(self, policy: PolicyView, version: int) -> Manifest:
+    def _write(self, policy: PublishedPolicy, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
         thin = self._thin(policy)
         if thin is None and self._deltas is not None:
@@ -250,7 +252,7 @@ class ServerSampler:
         self._prove(policy, manifest.label)
         return manifest
 
-    def _prove(self, policy: PolicyView, label: str) -> None:
+    def _prove(self, policy: PublishedPolicy, label: str) -> None:
         """Measure what a version's adapter changes, for servers to show that they have all of it.
 
         Where the policy is in parts, its whole copy in the machine's memory is slow: there the first adapter that

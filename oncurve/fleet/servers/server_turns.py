@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 
+from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.weights.weight_manifest import Manifest
-from oncurve.sample.base import SamplingParams
 from oncurve.sample.event_loop import EventLoopThread
 from oncurve.sample.turns import Ask, with_limit
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import aiohttp
 from transformers import PreTrainedTokenizerBase
 
-from oncurve.errors import ConfigError, SamplerError
+from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import Backoff, ServerClient, ServerFailed, ServerLost
 from oncurve.fleet.settings import Deadlines

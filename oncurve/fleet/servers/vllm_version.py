@@ -7,7 +7,7 @@ import re
 import subprocess
 from importlib import metadata
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 
 OLDEST = (0, 32)
 PATIENCE_SECONDS = 60.0

@@ -19,12 +19,13 @@ from oncurve.agents.agent_session import AgentSession, Conversation, PendingTurn
 from oncurve.agents.chat_answers import failed_event, first_event, last_events, models, words_event
 from oncurve.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.agents.conversation_frames import Frames
-from oncurve.errors import ConfigError, SamplerError, one_line
+from oncurve.chat_messages import words_before_any_call
+from oncurve.core.errors import ConfigError, SamplerError, one_line
+from oncurve.core.records import SamplingParams
+from oncurve.core.sampler import PolicyView, end_token_ids, exact_text
 from oncurve.fleet.servers.protocol import GenerateRequest
 from oncurve.fleet.serving.sampling import Paused, Sampling, SubmittedRequest
-from oncurve.records import words_before_any_call
-from oncurve.sample.base import PolicyView, SamplingParams, end_token_ids, exact_text
-from oncurve.sample.streams import turn_key
+from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Sampled
 
 MAX_SESSIONS = 4096

@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from oncurve.agents.conversation_frames import Frames
-from oncurve.errors import ConfigError, SamplerError
+from oncurve.core.errors import ConfigError, SamplerError
+from oncurve.core.sampler import PolicyView
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.registry import register
 from oncurve.fleet.serving.chat_routes import ChatRoutes
@@ -24,7 +25,6 @@ from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.model.same_model import told_config
-from oncurve.sample.base import PolicyView
 
 MAX_BODY = 64 * 2**20
 """Bytes of a request; prompts are far shorter."""

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
+from oncurve.core.requests import Request, Sampled
+from oncurve.core.sampler import PolicyView
+from oncurve.core.scheduler import RowScheduler
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest
+from oncurve.model.decode_proof import Proof
+from oncurve.model.layer_decoders import LayerDecoders
+from oncurve.model.row_budget import RowBudget
 from oncurve.policy.forward import row_logprobs
 from oncurve.policy.lora_forward import adapters_off
-from oncurve.sample.base import PolicyView, Sampled
-from oncurve.sample.budget import RowBudget
-from oncurve.sample.proof import Proof
-from oncurve.sample.request import Request
-from oncurve.sample.scheduler import RowScheduler
 
 
 class Paused(Exception):
@@ -41,9 +42,8 @@ class Sampling:
     ) -> None:
         """At most ``max_rows`` completions run at one time; None: what fits into a GPU, elsewhere the usual number."""
         self.policy, self.label = policy, label
-        self.scheduler = RowScheduler(
-            policy, RowBudget(max_rows), Proof(on_gpu=cuda_graphs), shares_weights=True, version=label, key="--max-rows"
-        )
+        decoders = LayerDecoders(RowBudget(max_rows), Proof(on_gpu=cuda_graphs))
+        self.scheduler = RowScheduler(policy, decoders, shares_weights=True, version=label, key="--max-rows")
         self._work: dict[Request, SubmittedRequest] = {}
         """All that has no answer yet."""
         self._dropped: set[Request] = set()

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
 from oncurve.fleet.weights.delta import Bytes, Coded, Region, encode
 from oncurve.fleet.weights.mirror import DELTA
 from oncurve.fleet.weights.shards import at_once, cut_into_files, file_pieces

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.cuda import nccl
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.weights.weight_stream import Shipment
 
 BUFFER_BYTES = 2**28

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from oncurve.errors import ConfigError
+from oncurve.core.errors import ConfigError
 from oncurve.fleet.weights.weight_manifest import Manifest
 
 PIECE = 2**14

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oncurve.errors import SamplerError
+from oncurve.core.errors import SamplerError
 from oncurve.fleet.weights.weight_manifest import Manifest, WeightFile, label_of
 from oncurve.observe.checksums import flush
 

@@ -15,7 +15,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from oncurve.algorithm.rounding import SavedCopies
 
 if TYPE_CHECKING:
-    from oncurve.sample.base import PolicyView
+    from oncurve.core.sampler import PolicyView
 
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALIGNED_BYTES = 8

@@ -147,7 +147,7 @@ class ArithmeticParser:
         token = self.next
         return (
             token.kind in ("number", "name", "function", "command", "operator", "begin")
-            or (token.kind == "word" and (token.mode != "text" or self.after().text == "("))
+            or (token.kind == "word" and (token.mode != "text" or self.after().text in ("(", "_")))
             or (token.kind == "open" and token.text in ("(", "[", "{}", "⌊", "⌈"))
         )
 

@@ -74,6 +74,9 @@ def name_of(found: Sequence[Token]) -> str | None:
     )
     if is_applied and (found[0].text in "PnNE" or any(token.is_sign("∪", "∩", "|", "ᶜ") for token in found)):
         return "".join(token.text for token in found)
+    is_of = any(token.text == "∂" or (token.kind == "word" and token.text[0] == "d") for token in found[1:])
+    if found[0].text == "frac" and is_of and all(token.text[0] == "d" for token in found if token.kind == "word"):
+        return "".join(token.text for token in found)  # a derivative
     tree = tree_or_none(list(found))
     if tree is not None and tree.kind == "symbol" and tree.symbols():
         return tree.name

@@ -98,8 +98,8 @@ class Parser(ArithmeticParser):
         if name in ("∂", "∇") and self.next.kind in ("name", "word"):
             name += self.next.text
             self.place += 1
-        if name in ("∠", "△"):
-            raise Unreadable("a figure")
+        if name in ("∠", "△") or (name == "∇" and self.next.is_sign("*")):
+            raise Unreadable("a figure, or a divergence")
         name = self._decorated(name)
         if (tree := self._applied(name)) is not None:
             return tree
@@ -132,6 +132,9 @@ class Parser(ArithmeticParser):
             self.place = start
             return None
         inside = self.found[self.place + 1 : closing(self.found, self.place)]
+        if any(token.is_sign("∪", "∩", "∖", "ᶜ") for token in inside):
+            self.inside()
+            return symbol(f"{name}({''.join(token.text for token in inside)})")
         separators = [token.text for token in inside if token.is_sign(",", ";", "|")]
         if name in ("C", "P", "nCr", "nPr") and separators == [","]:
             return chosen(name.strip("nr"), *self._arguments())
@@ -158,8 +161,9 @@ class Parser(ArithmeticParser):
         token = self.next
         if token.mode == "text":
             self.place += 1
+            name = self._decorated(token.text)
             if self.next.text == "(":
-                return Tree("call", tuple(self._arguments()), token.text)
+                return Tree("call", tuple(self._arguments()), name)
             raise Unreadable("a word")
         word = token.text
         if len(word) == 2 and word[0] == "d" and word[1].isascii():

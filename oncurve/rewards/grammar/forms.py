@@ -295,7 +295,7 @@ def read_matrix(found: Sequence[Token]) -> MatrixValue | None:
     start = begins[0]
     stop = closing(found, start)
     name = found[start].text
-    is_array = name == "array" and start and found[start - 1].text in ("(", "[") and stop + 1 < len(found)
+    is_array = name in ("array", "matrix") and start and found[start - 1].text in ("(", "[") and stop + 1 < len(found)
     before, after = found[: start - bool(is_array)], found[stop + 1 + bool(is_array) :]
     if name not in MATRICES and not is_array:
         return None

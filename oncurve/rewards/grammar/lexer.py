@@ -298,6 +298,9 @@ class _Lexer(NumberLexer):
             self.add("open" if sign in _OPENING else "close", sign)
         elif name in BUILDERS:
             self.add("command", "sqrt" if name == "sqrt" else "binom" if "binom" in name else "frac")
+        elif name == "forall":
+            self.add("word", "for")
+            self.add("word", "all")
         elif name in ("begin", "end"):
             self._environment(name)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from oncurve.errors import Failure, attempt
+from oncurve.core.errors import Failure, attempt
 from oncurve.rewards.grammar.equality import equal, read_reference
 from oncurve.rewards.grammar.exact import is_too_large, rational
 from oncurve.rewards.grammar.figures import Unreadable

@@ -1,0 +1,1 @@
+"""The core: what trains a policy by GRPO. It imports nothing else of the package."""

@@ -1,0 +1,231 @@
+"""The policy of a recipe: scored in the fastest proven way, with an adapter, a teacher, and weights in parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from oncurve.algorithm.precision import HALF
+from oncurve.core.batch import Batch
+from oncurve.core.errors import TrainingError
+from oncurve.core.policy import ComputeType, DevicePolicy, torch_type
+from oncurve.core.records import Mean
+from oncurve.model.allocator import give_back
+from oncurve.model.lora_weights import LoraWeights
+from oncurve.model.weights import set_trust, trust_of
+from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
+from oncurve.policy.arrivals import Arrivals
+from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
+from oncurve.policy.deepspeed import Zero
+from oncurve.policy.deepspeed_settings import ZeroSettings
+from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.forward import completion_logprobs
+from oncurve.policy.fsdp import Fsdp
+from oncurve.policy.lora import Adapter
+from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
+from oncurve.policy.loss_scale import LossScale
+from oncurve.policy.road import Road, find_road
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.sharding import Sharding
+from oncurve.policy.shortage import in_smaller_parts, moving_weights
+from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
+from oncurve.policy.unread_model import ReplicaPlace, Unread
+
+
+class Scorer(nn.Module):
+    """The pass over a batch as a module, around which the weights of a model in parts can be put together."""
+
+    def __init__(self, model: PreTrainedModel, packed: bool, *, recompute: bool) -> None:
+        super().__init__()
+        self.model, self.packed, self.recompute = model, packed, recompute
+
+    def forward(
+        self, batch: Batch, temperature: float, is_training: bool
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Log-probabilities and entropies of the completion tokens."""
+        again = self.recompute and is_training
+        return completion_logprobs(self.model, batch, temperature=temperature, packed=self.packed, recompute=again)
+
+
+class TrainedPolicy(DevicePolicy):
+    """The model in training with what a recipe asks for: an adapter, a teacher, parts, recomputed activations."""
+
+    backend: Backend
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        optimizer: OptimizerSettings,
+        total_updates: int = 1,
+        temperature: float = 1.0,
+        compute_type: ComputeType = "float32",
+        tokens_per_microbatch: int = 8192,
+        gradient_checkpointing: bool = False,
+        offload_activations: bool = False,
+        packing: bool = True,
+        reference: PreTrainedModel | None = None,
+        adapter: Adapter | None = None,
+        processes: Processes = ALONE,
+        sharding: Sharding | ZeroSettings | None = None,
+        replica_place: ReplicaPlace = "device",
+        unread: Unread | None = None,
+        teacher: OutsideTeacher | None = None,
+    ) -> None:
+        """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
+        without a ``reference``, the base under it is the reference.
+
+        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``replica_place``
+        says where this process has all of them, to sample or to publish from. ``unread`` says where the weights of
+        model and reference are, if they are to be read when they are in parts. A ``teacher`` outside stands for the
+        reference.
+        """
+        self.adapter, self.teacher = adapter, teacher
+        self.reference_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
+        """The prompt of the reference for each prompt of the policy; empty where it is the same."""
+        self.settings, self.total_updates = optimizer, total_updates
+        self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
+        parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
+        roads = find_roads(parts, unread, kind, packing=packing, in_parts=cuts_weights(sharding, processes))
+        self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
+        self._offloads_activations = offload_activations
+        scorers = {id(part): Scorer(part, self.is_packed, recompute=gradient_checkpointing) for part in parts}
+        super().__init__(
+            model,
+            tokenizer,
+            make_backend(model, scorers, optimizer, processes, kind, sharding, replica_place, unread),
+            rate=partial(optimizer.rate, total_updates=total_updates),
+            temperature=temperature,
+            compute_type=compute_type,
+            tokens_per_microbatch=tokens_per_microbatch,
+            reference=reference,
+            processes=processes,
+        )
+        if unread is not None:
+            self.device = unread.device
+        self.arrivals = Arrivals(model, kind) if kind in HALF else None
+        self._before_update: list[Tensor] = []
+        self.loss_scale = LossScale() if compute_type == "float16" else None
+        """The factor of the loss in float16; None elsewhere."""
+        if self.backend.replica is not None:
+            set_trust(self.backend.replica, trust_of(model))
+        for part in parts if self.backend.is_divided else ():
+            set_trust(part, replace(trust_of(part), layers=False))  # they need whole weights
+
+    def ordinary_weights(self) -> dict[str, Tensor]:
+        """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
+        return self.model.state_dict() if self.adapter is None else merged_weights(self.model)
+
+    def adapter_weights(self) -> LoraWeights | None:
+        """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
+        return adapter_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+
+    @contextmanager
+    def _training_pass(self) -> Iterator[None]:
+        """The surroundings of a pass with gradients: recompute, drop, move activations away."""
+        with ExitStack() as stack:
+            if self.adapter is not None:
+                stack.enter_context(self.adapter.dropping_out())
+            if self._offloads_activations:
+                pinned = self.device.type == "cuda"
+                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
+            stack.enter_context(recomputing(self._model, self._recomputed, self.adapter))
+            yield
+
+    def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
+        """Under the reference: a teacher outside, a model of its own, or the base with the adapter switched off."""
+        if self.reference_prompts:
+            batch = with_prompts(batch, self.reference_prompts)
+        if self.teacher is not None:
+            return taught_logprobs(self.teacher, batch, self.processes, share_prompts=self.is_packed)
+        if self.reference is not None:
+            return self._fixed(self.reference, batch)[0]
+        if self.adapter is None:
+            raise TrainingError("a KL term needs a reference, and this policy was made without one")
+        with self.adapter.off():
+            return self._fixed(self._model, batch)[0]
+
+    def _in_parts(self, batch: Batch, compute: Callable[[], None]) -> None:
+        """In smaller microbatches where memory runs out."""
+        in_smaller_parts(self, batch, compute)
+
+    def why_not_apart(self) -> str | None:
+        """The reason why servers cannot apply the adapter beside its base, with what to change; None where they can,
+        and without an adapter."""
+        return why_not_apart(self._model) if self.adapter is not None else None
+
+    def backward(self, loss: Float[Tensor, ""]) -> None:
+        """Add the gradient of a microbatch to that of the update."""
+        self._is_loss_finite = self._is_loss_finite and math.isfinite(loss.item())
+        self.backend.backward(loss if self.loss_scale is None else loss * self.loss_scale.value)
+
+    def update(self) -> dict[str, Mean]:
+        """As in core; with what arrived of the update in 16 bits, and with the factor of the loss in float16."""
+        done = self.num_updates
+        statistics = super().update()
+        if self.loss_scale is not None:
+            statistics["policy/loss_scale"] = Mean(self.loss_scale.value, 1)
+            is_explained = self.loss_scale.adapt(is_finite=not statistics["policy/nonfinite_updates"].total)
+            if is_explained:
+                statistics["policy/nonfinite_updates"] = Mean(0, 1)
+        if self.arrivals is not None and self.num_updates > done:
+            statistics |= self.arrivals.measure(self._before_update)
+        self._before_update = []
+        return statistics
+
+    def _move(self, rate: float, *, is_allowed: bool) -> float:
+        """Let the optimizer make an update, and give back the memory that it used."""
+        self._before_update = self.arrivals.copies() if self.arrivals is not None else []
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(trained_parameters(self._model).values())
+        with moving_weights(self.num_updates + 1):
+            norm = super()._move(rate, is_allowed=is_allowed)
+        give_back()
+        return norm
+
+
+def find_roads(
+    parts: Sequence[PreTrainedModel], unread: Unread | None, kind: torch.dtype, *, packing: bool, in_parts: bool
+) -> list[Road]:
+    """The ways in which the model in training and its reference are scored: all of them packed, or none."""
+    find = find_road if unread is None else unread.find_road
+    roads = [find(part, kind, packing=packing, in_parts=in_parts) for part in parts]
+    if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
+        roads = [find(part, kind, packing=False, in_parts=in_parts) for part in parts]
+    return roads
+
+
+def make_backend(
+    model: PreTrainedModel,
+    scorers: Scorers,
+    settings: OptimizerSettings,
+    processes: Processes,
+    compute_type: torch.dtype,
+    sharding: Sharding | ZeroSettings | None,
+    replica_place: ReplicaPlace,
+    unread: Unread | None,
+) -> Backend:
+    """The backend that holds the weights from here on; weights that are to be cut are cut here."""
+    options: dict[str, Any] = {"compute_type": compute_type, "replica_place": replica_place}
+    if isinstance(sharding, ZeroSettings):
+        return Zero(model, scorers, sharding, settings, processes, **options)
+    if isinstance(sharding, Sharding) and cuts_weights(sharding, processes):
+        return Fsdp(model, scorers, settings, processes, sharding=sharding, unread=unread, **options)
+    return DataParallel(model, scorers, settings, processes)
+
+
+def cuts_weights(sharding: Sharding | ZeroSettings | None, processes: Processes) -> bool:
+    """Each process will have a part of each weight only."""
+    if isinstance(sharding, ZeroSettings):
+        return sharding.stage == 3
+    return sharding is not None and processes.count > 1

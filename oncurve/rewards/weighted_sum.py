@@ -1,0 +1,136 @@
+"""The weighted sum of several reward functions, every part kept by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oncurve.core.errors import ConfigError
+from oncurve.core.grading import RewardFunction, grade
+from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
+
+FIXED_PARTS = ("correct", "format")
+"""Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One row of a weighted sum."""
+
+    function: RewardFunction
+    weight: float = 1.0
+    """Factor of this function's value in the sum; negative turns a reward into a penalty."""
+    name: str | None = None
+    """Key of the value in ``Reward.parts``; None takes the function's own name."""
+    only_if_correct: bool = False
+    """Pay this term only when the answer is right: a well-formed wrong answer earns nothing from it."""
+    clip: tuple[float, float] | None = None
+    """Bounds of the value before it is weighted; None leaves it as it is."""
+    decides: bool = False
+    """Its value says what is correct, where no function has a part "correct": from ``correct_at`` on, or 1 as long as
+    all its values are 0 or 1."""
+    correct_at: float | None = None
+    """Lowest value of a correct answer; None: a function with other values than 0 and 1 says nothing about that."""
+    is_limited: bool = True
+    """Without a part "correct": pay no more, together with others, than the terms that have one."""
+
+    @property
+    def key(self) -> str:
+        """The name under which the value of this term is kept."""
+        return self.name or self.function.name
+
+
+class WeightedSum:
+    """Several reward functions added up, every part kept by name.
+
+        value = sum over terms of  weight * clip(value)
+
+    A term that fails makes the whole reward an error, since a sum with a missing term is another number; only
+    "not_applicable" leaves its term out. The terms that do not know whether the answer is right can together add or
+    take at most the weight of those that do, so that no style outranks a right answer by more than the answer itself is
+    worth; terms with ``is_limited=False`` pay in full.
+    """
+
+    def __init__(self, terms: Sequence[Term], *, name: str = "total") -> None:
+        if not terms:
+            raise ConfigError("rewards: the list is empty. Name at least one reward function.")
+        keys = [term.key for term in terms]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"rewards: two of them are named {key!r}. Give one of them another name.")
+        self.name = name
+        self.terms = tuple(terms)
+        self._is_graded = False
+        """The deciding term gave a value other than 0 and 1, so that 1 need not mean correct."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion, its parts unweighted."""
+        columns = [grade(term.function, prompts, completions) for term in self.terms]
+        for term, column in zip(self.terms, columns, strict=True):
+            if term.decides and any(reward.value not in (None, 0.0, 1.0) for reward in column):
+                self._is_graded = True
+        return [self._combine(row) for row in zip(*columns, strict=True)]
+
+    def close(self) -> None:
+        """Closes every function."""
+        for term in self.terms:
+            term.function.close()
+
+    def _combine(self, rewards: Sequence[Reward]) -> Reward:
+        parts = _merged_parts(self.terms, rewards)
+        failed = [(term, reward) for term, reward in zip(self.terms, rewards, strict=True) if reward.is_failure]
+        if failed:
+            term, reward = failed[0]
+            return Reward(
+                value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
+            )
+        if all(reward.value is None for reward in rewards):
+            why = "; ".join(f"{term.key}: {one.detail}" for term, one in zip(self.terms, rewards, strict=True))
+            return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail=why)
+        if "correct" not in parts and (verdict := self._verdict(rewards)) is not None:
+            parts["correct"] = verdict
+        if "correct" not in parts and self._is_graded and any(term.only_if_correct for term in self.terms):
+            detail = (
+                "a term is only_if_correct, and no reward says what is correct. Set correct_at of the one that does"
+            )
+            return Reward(value=None, parts=parts, error="no_verdict", detail=detail)
+        detail = "; ".join(reward.detail for reward in rewards if reward.detail)
+        total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
+        return Reward(value=total, parts=parts, detail=detail)
+
+    def _verdict(self, rewards: Sequence[Reward]) -> float | None:
+        """1 for a correct answer, 0 for a wrong one; None where no term decides or it does not apply."""
+        for term, reward in zip(self.terms, rewards, strict=True):
+            if term.decides and reward.value is not None and (term.correct_at is not None or not self._is_graded):
+                return float(reward.value >= (1.0 if term.correct_at is None else term.correct_at))
+        return None
+
+    def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
+        total, shaping, limit = 0.0, 0.0, 0.0
+        for term, reward in zip(self.terms, rewards, strict=True):
+            if reward.value is None or (term.only_if_correct and not is_correct):
+                continue
+            value = reward.value if term.clip is None else min(max(reward.value, term.clip[0]), term.clip[1])
+            if "correct" in reward.parts:
+                total += term.weight * value
+                limit += abs(term.weight)
+            elif term.is_limited:
+                shaping += term.weight * value
+            else:
+                total += term.weight * value
+        return total + (min(max(shaping, -limit), limit) if limit > 0 else shaping)
+
+
+def _merged_parts(terms: Sequence[Term], rewards: Sequence[Reward]) -> dict[str, float]:
+    """The value of every term by its name, and the functions' own parts; of a fixed part the lowest counts."""
+    parts = {term.key: reward.value for term, reward in zip(terms, rewards, strict=True) if reward.value is not None}
+    own_names = set(parts)
+    for term, reward in zip(terms, rewards, strict=True):
+        for part, value in reward.parts.items():
+            if part in FIXED_PARTS:
+                parts[part] = min(value, parts.get(part, value))
+            elif part not in parts:
+                parts[part] = value
+            elif part in own_names and part != term.key:
+                parts[f"{term.key}.{part}"] = value
+    return parts

@@ -1,0 +1,38 @@
+"""The versions of the weights that sampled a completion which grows turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oncurve.core.records import Completion
+
+
+class VersionSpans:
+    """The versions that sampled a completion which grows turn by turn."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, start: int, found: Sequence[tuple[int, int]]) -> None:
+        """The spans of a turn, counted from its own first token, which is token ``start`` of the completion."""
+        for first, version in found:
+            if not self._spans:
+                self._spans.append((0, version))
+            elif version != self._spans[-1][1]:
+                self._spans.append((start + first, version))
+
+    def facts(self, version: int) -> dict[str, Any]:
+        """``policy_version`` and ``versions`` of the completion; ``version`` where no turn said which was its own."""
+        oldest = min((number for _, number in self._spans), default=version)
+        return {"policy_version": oldest, "versions": tuple(self._spans) if len(self._spans) > 1 else ()}
+
+
+def tokens_by_version(completion: Completion) -> dict[int, int]:
+    """Number of tokens that each version sampled."""
+    found: dict[int, int] = {}
+    spans = completion.versions or ((0, completion.policy_version),)
+    ends = [*(start for start, _ in spans[1:]), len(completion.token_ids)]
+    for (start, version), end in zip(spans, ends, strict=True):
+        found[version] = found.get(version, 0) + sum(completion.written[start:end])
+    return found
