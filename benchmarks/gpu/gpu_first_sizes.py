@@ -21,7 +21,7 @@ from oncurve.algorithm.presets import build as build_algorithm
 from oncurve.core.batch import Batch, collate
 from oncurve.core.draw import draw
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.model.decoding import Decoder
+from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import OptimizerSettings
@@ -192,7 +192,7 @@ def decoding(setting: Setting) -> Answer:
 
 @contextmanager
 def decode_step(
-    policy: TrainedPolicy, rows: int, context: int, *, records: bool, change: Callable[[Decoder], None] | None = None
+    policy: TrainedPolicy, rows: int, context: int, *, records: bool, change: Callable[[LayerDecoder], None] | None = None
 ) -> Iterator[Callable[[], Any]]:
     """While it lasts, a function that computes one more token of many rows, and draws none.
 
@@ -206,7 +206,7 @@ def decode_step(
     with torch.inference_mode(), policy.compute():
         kind = backbone.compute_type()
         with torch.autocast(backbone.device.type, enabled=False):
-            decoder = Decoder(
+            decoder = LayerDecoder(
                 backbone, head_matrix(policy.model), kind, slots=rows, prompt_slots=count, prompt_tokens=prompt,
                 completion_tokens=past + 1, records=records,
             )  # fmt: skip

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import Batch, Size, collate
-from oncurve.policy.settings import OptimizerSettings
 from oncurve.core.records import Completion, Group, Segment
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def test_large_and_negative_numbers_are_seeds_like_any_other() -> None:
 
 def test_the_extreme_numbers_lie_inside_the_open_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     extremes = np.array([0, 2**64 - 1], dtype=np.uint64)
-    monkeypatch.setattr("oncurve.core.draw._mix", lambda value: extremes)
+    monkeypatch.setattr("oncurve.core.draw.mix", lambda value: extremes)
     low, high = uniforms(extremes, np.zeros(2))
     assert 0 < low < 1e-15
     assert 1 - 1e-15 < high < 1
