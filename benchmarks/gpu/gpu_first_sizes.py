@@ -192,7 +192,12 @@ def decoding(setting: Setting) -> Answer:
 
 @contextmanager
 def decode_step(
-    policy: TrainedPolicy, rows: int, context: int, *, records: bool, change: Callable[[LayerDecoder], None] | None = None
+    policy: TrainedPolicy,
+    rows: int,
+    context: int,
+    *,
+    records: bool,
+    change: Callable[[LayerDecoder], None] | None = None,
 ) -> Iterator[Callable[[], Any]]:
     """While it lasts, a function that computes one more token of many rows, and draws none.
 
