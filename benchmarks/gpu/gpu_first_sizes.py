@@ -198,11 +198,6 @@ def decode_step(
     *,
     records: bool,
     change: Callable[[LayerDecoder], None] | None = None,
-    rows: int,
-    context: int,
-    *,
-    records: bool,
-    change: Callable[[LayerDecoder], None] | None = None,
 ) -> Iterator[Callable[[], Any]]:
     """While it lasts, a function that computes one more token of many rows, and draws none.
 
