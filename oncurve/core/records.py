@@ -73,6 +73,10 @@ def packed(numbers: Sequence[Any]) -> array[Any]:
     return numbers.packed if isinstance(numbers, Numbers) else Numbers(numbers, "f").packed
 
 
+USUAL_ROWS = 256
+"""Completions that a CPU computes at one time where nothing says how many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One input of the policy, with the row of the data set that it came from.

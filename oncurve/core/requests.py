@@ -19,8 +19,6 @@ SLOT, PAST, PROMPT_SLOT, PROMPT_TOKENS = range(4)
 """Columns of ``Rows.places``."""
 COMPACT_BELOW = 0.75
 """Rows are moved together when those that run fill no more than this share of the rows that are computed."""
-USUAL_ROWS = 256
-"""Completions that a CPU computes at one time where nothing says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,7 +158,7 @@ def test_a_module_under_autocast_samples_the_same_from_matrices_that_were_rounde
     found = sampled(policy, make_prompts(*TEXTS[:3]), 2)
     assert set(kinds) == {torch.float32, torch.bfloat16}
     assert {name: (p.data_ptr(), p.dtype) for name, p in policy.model.named_parameters()} == before
-    monkeypatch.setattr(layer_decoders, "RoundedMatrices", lambda model: nullcontext)
+    monkeypatch.setattr(generic_module, "RoundedMatrices", lambda model: nullcontext)
     expected = sampled(policy, make_prompts(*TEXTS[:3]), 2)
     assert what(found) == what(expected)
     logprobs = [[c.sampler_logprobs for c in group.completions] for groups in (found, expected) for group in groups]
