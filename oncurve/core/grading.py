@@ -92,7 +92,8 @@ def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: S
             f"{function.name} returned {len(rewards)} reward{'' if len(rewards) == 1 else 's'} for "
             f"{len(completions):,} completion{plural}"
             if len(rewards) < len(completions)
-            else f"{function.name} returned more rewards than the {len(completions):,} completion{plural} it was given"
+            else f"{function.name} returned more rewards than the {len(completions):,} completion{plural} that it was "
+            "given"
         )
     for reward in rewards:
         if not isinstance(reward, Reward):
