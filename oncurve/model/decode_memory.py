@@ -6,10 +6,8 @@ It knows numbers alone, no tensors, so that the planner can import it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from oncurve.core.requests import DecodeCall
+from oncurve.core.records import DecodeCall
 
 BLOCK = 32
 """Buffers hold a multiple of so many positions: kernels read whole blocks."""

@@ -16,8 +16,7 @@ from oncurve.core import requests as rows
 from oncurve.core.decoder import RowCache, left_pad
 from oncurve.core.draw import draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.requests import DecodeCall
+from oncurve.core.records import DecodeCall, Group, Prompt, SamplingParams
 from oncurve.core.scheduler import occurrence_indices
 from oncurve.model import decoding, layer_decoders
 from oncurve.model import module_caches as generic_module
