@@ -14,18 +14,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from oncurve.core.draw import draw
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import SamplingParams
-from oncurve.core.requests import (
-    COMPACT_BELOW,
-    PAST,
-    PROMPT_SLOT,
-    SLOT,
-    USUAL_ROWS,
-    BufferSizes,
-    DecodeCall,
-    KeptPrompt,
-    KeptRow,
-)
+from oncurve.core.records import USUAL_ROWS, DecodeCall, SamplingParams
+from oncurve.core.requests import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes, KeptPrompt, KeptRow
 from oncurve.core.sampler import PolicyView, padding_id
 
 T = TypeVar("T")

@@ -89,9 +89,11 @@ def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: S
     if len(rewards) != len(completions):
         plural = "" if len(completions) == 1 else "s"
         raise ValueError(
-            f"{function.name} returned {len(rewards)} rewards for {len(completions):,} completion{plural}"
+            f"{function.name} returned {len(rewards)} reward{'' if len(rewards) == 1 else 's'} for "
+            f"{len(completions):,} completion{plural}"
             if len(rewards) < len(completions)
-            else f"{function.name} returned more rewards than the {len(completions):,} completion{plural} it was given"
+            else f"{function.name} returned more rewards than the {len(completions):,} completion{plural} that it was "
+            "given"
         )
     for reward in rewards:
         if not isinstance(reward, Reward):

@@ -73,6 +73,10 @@ def packed(numbers: Sequence[Any]) -> array[Any]:
     return numbers.packed if isinstance(numbers, Numbers) else Numbers(numbers, "f").packed
 
 
+USUAL_ROWS = 256
+"""Completions that a CPU computes at one time where nothing says how many."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One input of the policy, with the row of the data set that it came from.
@@ -356,3 +360,28 @@ def html_text(text: str) -> str:
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of some numbers, as a pair that can be added to others."""
     return Mean(float(sum(values)), len(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeCall:
+    """The rows and lengths that a decoder is made for."""
+
+    num_prompts: int
+    group_size: int
+    prompt_tokens: int
+    """Tokens of the longest prompt."""
+    completion_tokens: int
+    """The limit."""
+    cuts: bool = False
+    """With top-k, top-p or min-p."""
+    is_open: bool = False
+    """Requests come as they like, each with a slot for its prompt: as many slots as rows."""
+
+    @property
+    def rows(self) -> int:
+        """Completions."""
+        return self.num_prompts * self.group_size
+
+    def prompts(self, rows: int) -> int:
+        """Prompts that are held while so many completions run: groups that end keep theirs to their last row."""
+        return rows if self.is_open else min(self.num_prompts, 2 * -(-rows // self.group_size) + 1)

@@ -19,33 +19,6 @@ SLOT, PAST, PROMPT_SLOT, PROMPT_TOKENS = range(4)
 """Columns of ``Rows.places``."""
 COMPACT_BELOW = 0.75
 """Rows are moved together when those that run fill no more than this share of the rows that are computed."""
-USUAL_ROWS = 256
-"""Completions that a CPU computes at one time where nothing says how many."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeCall:
-    """The rows and lengths that a decoder is made for."""
-
-    num_prompts: int
-    group_size: int
-    prompt_tokens: int
-    """Tokens of the longest prompt."""
-    completion_tokens: int
-    """The limit."""
-    cuts: bool = False
-    """With top-k, top-p or min-p."""
-    is_open: bool = False
-    """Requests come as they like, each with a slot for its prompt: as many slots as rows."""
-
-    @property
-    def rows(self) -> int:
-        """Completions."""
-        return self.num_prompts * self.group_size
-
-    def prompts(self, rows: int) -> int:
-        """Prompts that are held while so many completions run: groups that end keep theirs to their last row."""
-        return rows if self.is_open else min(self.num_prompts, 2 * -(-rows // self.group_size) + 1)
 
 
 @dataclass(frozen=True)

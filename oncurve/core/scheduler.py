@@ -20,19 +20,8 @@ from torch import Tensor
 from oncurve.core.decoder import Decoder, Decoders, fetched
 from oncurve.core.draw import StopStrings, draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError, Shortage, release
-from oncurve.core.records import FinishReason, Group, Prompt, SamplingParams
-from oncurve.core.requests import (
-    PAST,
-    PROMPT_TOKENS,
-    SLOT,
-    BufferSizes,
-    DecodeCall,
-    KeptPrompt,
-    KeptRow,
-    Request,
-    Rows,
-    Sampled,
-)
+from oncurve.core.records import DecodeCall, FinishReason, Group, Prompt, SamplingParams
+from oncurve.core.requests import PAST, PROMPT_TOKENS, SLOT, BufferSizes, KeptPrompt, KeptRow, Request, Rows, Sampled
 from oncurve.core.sampler import PolicyView, check_ids, end_token_ids, make_group
 
 ADMIT_SHARE = 0.25

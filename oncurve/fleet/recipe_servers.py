@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.requests import USUAL_ROWS
+from oncurve.core.records import USUAL_ROWS
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.fleet.servers.children import (
     ChildServers,

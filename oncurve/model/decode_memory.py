@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncurve.core.requests import DecodeCall
+from oncurve.core.records import DecodeCall
 
 BLOCK = 32
 """Buffers hold a multiple of so many positions: kernels read whole blocks."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
-from oncurve.core.requests import BufferSizes, DecodeCall
+from oncurve.core.records import DecodeCall
+from oncurve.core.requests import BufferSizes
 from oncurve.core.sampler import PolicyView, padding_id
 from oncurve.core.scheduler import RowBatch
 from oncurve.model.ahead_batch import AheadBatch

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import arithmetic_type, head_type
 from oncurve.core.errors import SamplerError
-from oncurve.core.requests import USUAL_ROWS, BufferSizes, DecodeCall
+from oncurve.core.records import USUAL_ROWS, DecodeCall
+from oncurve.core.requests import BufferSizes
 from oncurve.model.decode_memory import MOST_ROWS, RECORDING_BYTES, Widths, most_rows, whole_blocks
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.weights import Backbone, head_matrix, is_plain_head

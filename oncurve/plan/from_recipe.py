@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.requests import USUAL_ROWS
+from oncurve.core.records import USUAL_ROWS
 from oncurve.data.settings import DemonstrationsData
 from oncurve.plan import constants
 from oncurve.plan.setup import Placement, Setup, Shard, TurnPlan, Work

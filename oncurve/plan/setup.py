@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from oncurve.core.requests import USUAL_ROWS
+from oncurve.core.records import USUAL_ROWS
 from oncurve.episodes.settings import EpisodeSection
 from oncurve.plan.shape import ModelShape
 from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection

@@ -118,7 +118,7 @@ def remove_adapter(model: nn.Module) -> None:
 
 
 def _has_adapter(model: nn.Module) -> bool:
-    return any(".lora_" in name for name, _ in model.named_parameters())
+    return any("lora_A." in name for name, _ in model.named_parameters())
 
 
 def base_state(model: nn.Module) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+import oncurve.model.dither_triton  # noqa: F401  # a GPU makes copies with it
 from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.presets import Advantage, build
 from oncurve.algorithm.rounding import like, use_dither

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import socket
@@ -20,6 +21,7 @@ from served import FAST, LocalServer, Puppet, move
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import SamplingParams
+from oncurve.fleet import inside_vllm
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.weights import shards, store
@@ -283,3 +285,16 @@ def test_a_disk_that_is_full_says_where_and_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(SamplerError, match=r"No space left.*rollouts\.weights_folder=FOLDER"):
         made.publish(0, fail, label="run:0:a")
     assert list(made.root.iterdir()) == []
+
+
+def test_vllm_knows_every_word_by_which_a_version_is_announced() -> None:
+    """Its part of this package is not imported here, and refuses a word that it does not know."""
+    source = Path(inside_vllm.__file__).with_name("plugin.py").read_text(encoding="utf-8")
+    [update] = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == "FileUpdate"]
+    known = {
+        one.target.id for one in update.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    manifest = Manifest("run:1:a", 1, (), (), "folder", {"scales": {}}, 0)
+    announced = {*manifest.message(address=None, token=None), *manifest.message(address="http://here", token="secret")}
+    assert announced <= known | {"chain"}
+    assert "chain" in known

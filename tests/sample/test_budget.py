@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.core.records import Prompt, SamplingParams
-from oncurve.core.requests import USUAL_ROWS, DecodeCall
+from oncurve.core.records import USUAL_ROWS, DecodeCall, Prompt, SamplingParams
 from oncurve.model import decoding, ops_torch
 from oncurve.model import row_budget as budget_module
 from oncurve.model.caches import LayerCache

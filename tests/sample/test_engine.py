@@ -16,8 +16,7 @@ from oncurve.core import requests as rows
 from oncurve.core.decoder import RowCache, left_pad
 from oncurve.core.draw import draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.requests import DecodeCall
+from oncurve.core.records import DecodeCall, Group, Prompt, SamplingParams
 from oncurve.core.scheduler import occurrence_indices
 from oncurve.model import decoding, layer_decoders
 from oncurve.model import module_caches as generic_module
@@ -158,7 +157,7 @@ def test_a_module_under_autocast_samples_the_same_from_matrices_that_were_rounde
     found = sampled(policy, make_prompts(*TEXTS[:3]), 2)
     assert set(kinds) == {torch.float32, torch.bfloat16}
     assert {name: (p.data_ptr(), p.dtype) for name, p in policy.model.named_parameters()} == before
-    monkeypatch.setattr(layer_decoders, "RoundedMatrices", lambda model: nullcontext)
+    monkeypatch.setattr(generic_module, "RoundedMatrices", lambda model: nullcontext)
     expected = sampled(policy, make_prompts(*TEXTS[:3]), 2)
     assert what(found) == what(expected)
     logprobs = [[c.sampler_logprobs for c in group.completions] for groups in (found, expected) for group in groups]

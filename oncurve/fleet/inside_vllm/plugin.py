@@ -79,6 +79,8 @@ class FileUpdate(WeightTransferUpdateInfo):
     """Configuration of an adapter that is applied beside the base; None for whole weights."""
     chain: list[dict[str, Any]] = field(default_factory=list)
     """The differences that lead from older versions to this one; empty where all files are sent."""
+    dither: int | None = None
+    """Seed of the trainer's dither. What comes here is dithered already, and adapters bring their keys."""
     give_up: bool = False
     """End an update that somebody left in its middle."""
 
