@@ -27,7 +27,7 @@ def make_kernel() -> Any:
     import triton.language as tl
 
     @triton.jit(do_not_specialize=["key", "first", "count"])
-    def dither(x, out, key, first, count, BLOCK: tl.constexpr):
+    def dither(x: Any, out: Any, key: Any, first: Any, count: Any, BLOCK: tl.constexpr) -> None:
         index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = index < count
         bits = tl.load(x + index, mask=inside, other=0.0).to(tl.uint32, bitcast=True)

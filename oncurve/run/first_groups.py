@@ -93,10 +93,20 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
     return lines
 
 
+FOUND_IN = (
+    "reward/found_in_box",
+    "reward/found_in_tag",
+    "reward/found_in_hash",
+    "reward/found_in_statement",
+    "reward/found_in_prose",
+    "reward/found_in_nowhere",
+)
+"""Metrics of the places in which answers stand."""
+
+
 def _describe_places(found: dict[str, float]) -> str:
     """Where the model puts its answers; empty where no reward looked for them."""
-    begin = "reward/found_in_"
-    shares = {key.removeprefix(begin): value for key, value in found.items() if key.startswith(begin) and value > 0}
+    shares = {key.rpartition("_")[-1]: found[key] for key in FOUND_IN if found.get(key, 0.0) > 0}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return "answers are in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
 

@@ -69,8 +69,8 @@ def faster_arithmetic(policy: TrainedPolicy) -> str | None:
         return None
     return (
         "arithmetic: float32, but this processor has instructions for bfloat16, which are faster: "
-        "policy.compute_type=bfloat16 (weights and optimizer stay in float32, and policy.rounding=dither, the default, "
-        "loses no update)"
+        "policy.compute_type=bfloat16 (weights and optimizer stay in float32), which loses no update with "
+        "policy.rounding=dither, the default"
     )
 
 
