@@ -356,7 +356,7 @@ def test_where_memory_runs_out_callers_get_the_same_from_fewer_rows(
     where: Any = (LayerDecoder, "hidden")
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)
-        where = (ModuleDecoder, "_forward")
+        where = (ModuleDecoder, "_logits")
     requests = [asked(text, first_key=10 * place, count=4) for place, text in enumerate(("1 + 1 =", "a", "b c"))]
     sampling = Sampling(policy, max_rows=8)
     expected = [result(sampling, request) for request in requests]

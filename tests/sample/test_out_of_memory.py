@@ -40,7 +40,7 @@ POINTS = {
 }
 MODULE_POINTS = {
     "buffers": (RowCache, "take"),
-    "forward": (ModuleDecoder, "_forward"),
+    "forward": (ModuleDecoder, "_logits"),
     "draw": (decoder_module, "draw"),
 }
 
