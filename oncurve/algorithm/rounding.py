@@ -31,7 +31,7 @@ Kernel = Callable[[Tensor, int, int], Tensor]
 """From contiguous float32 numbers, the key and the flat index of the first of them to their bfloat16 copies."""
 KERNELS: dict[str, Callable[[], Kernel | None]] = {}
 """By the type of device, what gives a compiled version of the arithmetic below, with the same bits, if there is one."""
-_CHUNK = {"cpu": 2**18, "cuda": 2**26}
+_CHUNK = {"cpu": 2**18, "cuda": 2**22}
 """Numbers that are computed at a time, so that what lies between them stays in a cache or takes little memory."""
 _KEYS: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
 """By module the keys of its own parameters."""
@@ -62,7 +62,8 @@ def dithered_by_torch(flat: Tensor, dtype: torch.dtype, key: int, first: int) ->
     size = _CHUNK.get(flat.device.type, 2**20)
     for start in range(0, len(flat), size):
         part = flat[start : start + size]
-        indices = torch.arange(first + start, first + start + len(part), device=part.device)
+        indices = torch.arange(len(part), dtype=torch.int32, device=part.device)
+        indices += _signed((first + start) % 2**32)
         out[start : start + size] = _dithered(part, dtype, _thresholds(indices, key))
     return out
 
@@ -92,8 +93,8 @@ def _signed(number: int) -> int:
 def _dithered(part: Tensor, dtype: torch.dtype, thresholds: Tensor) -> Tensor:
     dropped = 16 if dtype == torch.bfloat16 else 13  # bits of a float32's mantissa that the type does not have
     bits = part.view(torch.int32)
-    moved = (bits + (thresholds >> (16 - dropped))).bitwise_and_(-(1 << dropped))
-    return torch.where(part.isfinite(), moved.view(torch.float32), part).to(dtype)
+    moved = thresholds.bitwise_right_shift_(16 - dropped).add_(bits).bitwise_and_(-(1 << dropped)).view(torch.float32)
+    return torch.where(part.isfinite(), moved, part, out=moved).to(dtype)
 
 
 def narrow(weight: Tensor, dtype: torch.dtype, key: int | None, first: int = 0) -> Tensor:

@@ -216,7 +216,7 @@ def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -
     )
 
 
-def _table(rows: Sequence[Sequence[float | None]]) -> Float[Tensor, "P G"]:
+def _table(rows: Sequence[Sequence[float | int | None]]) -> Float[Tensor, "P G"]:
     """Numbers with 0 for None; in float64 where rounding would move them by a ten-thousandth of their group's range."""
     exact = torch.tensor([[value or 0.0 for value in row] for row in rows], dtype=torch.float64)
     known = torch.tensor([[value is not None for value in row] for row in rows])

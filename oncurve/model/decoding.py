@@ -205,6 +205,7 @@ class LayerDecoder:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.caches, self.weights = [], []
+        self.keeper = None  # it knows this decoder, and both would wait for the collector of garbage
         if isinstance(self.layers, RecordedLayers):
             self.layers.recordings.clear()
             self.layers.layers.clear()
