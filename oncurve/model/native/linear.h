@@ -56,44 +56,73 @@ inline void pack(const float* matrix, bfloat16* packed, int64_t first, int64_t o
   }
 }
 
+// The sums of one row with a panel, in as many registers as the processor needs for them: compilers keep a vector that is
+// wider than a register in memory, which makes products four times slower.
+#if defined(__AVX512F__)
+constexpr int64_t REGISTER = 16;
+#elif defined(__AVX__)
+constexpr int64_t REGISTER = 8;
+#else
+constexpr int64_t REGISTER = 4;
+#endif
+constexpr int64_t REGISTERS = PANEL / REGISTER;
+typedef float sums_part __attribute__((vector_size(4 * REGISTER)));
+typedef uint32_t words_part __attribute__((vector_size(4 * REGISTER)));
+
+inline void start(sums_part* sum, const float* from) {
+#pragma GCC unroll 4
+  for (int64_t part = 0; part < REGISTERS; part++) std::memcpy(sum + part, from + part * REGISTER, sizeof(*sum));
+}
+inline void finish(const sums_part* sum, float* to) {
+#pragma GCC unroll 4
+  for (int64_t part = 0; part < REGISTERS; part++) std::memcpy(to + part * REGISTER, sum + part, sizeof(*sum));
+}
+
 // sum += x w over a pair of inputs (bfloat16) or one (float).
-inline floats multiply(floats sum, const float* x, const float* w) { return sum + *x * load(w); }
-inline floats multiply(floats sum, const bfloat16* x, const bfloat16* w) {
+inline void multiply(sums_part* sum, const float* x, const float* w) {
+#pragma GCC unroll 4
+  for (int64_t part = 0; part < REGISTERS; part++) {
+    sums_part weights;
+    std::memcpy(&weights, w + part * REGISTER, sizeof(weights));
+    sum[part] += *x * weights;
+  }
+}
+template <typename X>
+inline void multiply(sums_part* sum, const X* x, const bfloat16* w) {
 #if defined(__AVX512BF16__)
   int32_t pair;
   std::memcpy(&pair, x, sizeof(pair));
-  return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(w));
+  *sum = (sums_part)_mm512_dpbf16_ps((__m512)*sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)_mm512_loadu_si512(w));
 #else
-  words both;
-  std::memcpy(&both, w, sizeof(both));
-  sum += widen(x[0]) * std::bit_cast<floats>(both << 16);
-  return sum + widen(x[1]) * std::bit_cast<floats>(both & 0xffff0000u);
+#pragma GCC unroll 4
+  for (int64_t part = 0; part < REGISTERS; part++) {
+    words_part both;
+    std::memcpy(&both, w + 2 * part * REGISTER, sizeof(both));
+    sum[part] += widen(x[0]) * std::bit_cast<sums_part>(both << 16);
+    sum[part] += widen(x[1]) * std::bit_cast<sums_part>(both & 0xffff0000u);
+  }
 #endif
 }
 
 // out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for one panel of outputs and one block of rows. Asks for the
 // next panel meanwhile, which may have to come from far away.
-template <bool ADD, typename T>
-inline void multiply_block(const T* x, int64_t x_stride, const T* panel, const T* next, int64_t inputs, float* out,
+template <bool ADD, typename X, typename T>
+inline void multiply_block(const X* x, int64_t x_stride, const T* panel, const T* next, int64_t inputs, float* out,
                            int64_t out_stride) {
-  constexpr int64_t step = sizeof(T) == 2 ? 2 : 1;
-#if defined(__AVX512F__)
-  constexpr int64_t together = 16;
-#else
-  constexpr int64_t together = 4;
-#endif
+  constexpr int64_t step = sizeof(T) == 2 ? 2 : 1, together = REGISTERS == 1 ? 16 : 4;
   for (int64_t first = 0; first < ROW_BLOCK; first += together) {
-    floats sum[together];
+    sums_part sum[together][REGISTERS] = {};
 #pragma GCC unroll 16
-    for (int64_t row = 0; row < together; row++) sum[row] = ADD ? load(out + (first + row) * out_stride) : floats{};
+    for (int64_t row = 0; row < together; row++)
+      if (ADD) start(sum[row], out + (first + row) * out_stride);
     for (int64_t k = 0; k < inputs; k += step) {
       __builtin_prefetch(next + k * PANEL, 0, 2);
 #pragma GCC unroll 16
       for (int64_t row = 0; row < together; row++)
-        sum[row] = multiply(sum[row], x + (first + row) * x_stride + k, panel + k * PANEL);
+        multiply(sum[row], x + (first + row) * x_stride + k, panel + k * PANEL);
     }
 #pragma GCC unroll 16
-    for (int64_t row = 0; row < together; row++) store(sum[row], out + (first + row) * out_stride);
+    for (int64_t row = 0; row < together; row++) finish(sum[row], out + (first + row) * out_stride);
   }
 }
 
@@ -198,7 +227,7 @@ inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* 
 }
 #endif
 template <bool ADD>
-inline void multiply_panel(const float* x, int64_t x_stride, const float* panel, const float* next, int64_t inputs,
+inline void multiply_panel(const float* x, int64_t x_stride, const auto* panel, const auto* next, int64_t inputs,
                            float* out, int64_t out_stride, int64_t blocks) {
   for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
     multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
@@ -215,6 +244,23 @@ void multiply_packed(const T* x, int64_t x_stride, const T* packed, int64_t all,
   }
 }
 
+// The rows as `multiply_block` reads them fastest. Without instructions for bfloat16 these are floats, widened once and not
+// for every panel, in a buffer of the thread that its next call writes again; the products are the same to the bit.
+#if defined(__AVX512BF16__)
+template <typename T>
+const T* readable(const T* x, int64_t) {
+  return x;
+}
+#else
+inline const float* readable(const float* x, int64_t) { return x; }
+inline const float* readable(const bfloat16* x, int64_t count) {
+  static thread_local std::vector<float> buffer;
+  if (int64_t(buffer.size()) < count) buffer.resize(size_t(count));
+  for (int64_t i = 0; i < count; i++) buffer[size_t(i)] = widen(x[i]);
+  return buffer.data();
+}
+#endif
+
 // out[r, n] = sum over k of x[r, k] w[n, k] + bias[n], rounded once. Rows of x hold the padded inputs, rows of out whole
 // panels. Called by all threads of a parallel region, between open_tiles and close_tiles.
 template <typename T>
@@ -222,6 +268,7 @@ void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, T*
             int64_t inputs, int64_t outputs) {
   const int64_t all = padded(inputs, INPUT_BLOCK), wide = padded(outputs, PANEL);
   const int64_t blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
+  const auto* lines = readable(x, (blocks * ROW_BLOCK - 1) * x_stride + all);
 #pragma omp for schedule(static)
   for (int64_t n = 0; n < wide; n += PANEL) {
     constexpr int64_t together = 4;
@@ -231,7 +278,7 @@ void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, T*
     for (int64_t block = 0; block < blocks; block += together) {
       const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
       for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(first, sums + i * PANEL);
-      multiply_panel<true>(x + row * x_stride, x_stride, panel, next, all, sums, PANEL, count);
+      multiply_panel<true>(lines + row * x_stride, x_stride, panel, next, all, sums, PANEL, count);
       for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(load(sums + i * PANEL), out + (row + i) * out_stride + n);
     }
   }
@@ -263,6 +310,7 @@ void product(const float* x, const T* packed, float* out, int64_t rows, int64_t 
     for (int64_t row = 0; row < rows; row++)
       for (int64_t k = 0; k < inputs; k++) narrow(x[row * inputs + k], lines[row * all + k]);
     open_tiles();
+    const auto* wide = readable(lines.data(), int64_t(lines.size()));
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < outputs; n += PANEL) {
       constexpr int64_t together = 4;
@@ -271,7 +319,7 @@ void product(const float* x, const T* packed, float* out, int64_t rows, int64_t 
       const int64_t width = std::min(PANEL, outputs - n);
       for (int64_t block = 0; block < blocks; block += together) {
         const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
-        multiply_panel<false>(&lines[row * all], all, panel, next, all, sums, PANEL, count);
+        multiply_panel<false>(wide + row * all, all, panel, next, all, sums, PANEL, count);
         for (int64_t i = 0; i < std::min(count * ROW_BLOCK, rows - row); i++)
           std::memcpy(out + (row + i) * outputs + n, sums + i * PANEL, width * sizeof(float));
       }
