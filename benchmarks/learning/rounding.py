@@ -3,6 +3,7 @@
     python benchmarks/learning/rounding.py arrive                  what float32 taught, and the share that copies show
     python benchmarks/learning/rounding.py learn --seeds 0 1 2     three runs each on the embedded model
     python benchmarks/learning/rounding.py learn --sums FOLDER     the same on sums, with SmolLM2-135M (fetch_models.py)
+    python benchmarks/learning/rounding.py final                   models saved in bfloat16, read by plain transformers
     python benchmarks/learning/rounding.py picture                 the figure of docs/precision.md
 
 A finished run is kept in the folder of --runs and not made again. ``learn`` trains every mode with one seed before the
@@ -28,8 +29,17 @@ from torch import Tensor
 
 import oncurve
 from oncurve.algorithm.rounding import key_of, narrow
+from oncurve.core.grading import RewardFunction
+from oncurve.core.records import Completion, Group, Prompt
+from oncurve.data.from_settings import shared_columns
+from oncurve.evaluate.evaluate import grade_groups
+from oncurve.evaluate.evaluation import read_evaluation
+from oncurve.model.context import context_of
 from oncurve.model.lora_linear import linear_layers
+from oncurve.policy.final_model import write_model
 from oncurve.policy.forward import row_logprobs
+from oncurve.rewards.terms import make_reward_function
+from oncurve.run.rendered import make_prompts, split_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -194,6 +204,68 @@ def arrived(model: Any, texts: list[Tensor], before: list[Tensor], seed: int, st
     return found
 
 
+def held_out(trainer: oncurve.Trainer) -> tuple[list[Prompt], RewardFunction]:
+    """The prompts that a run was measured on at its end, and its reward."""
+    rows = split_rows(trainer.config)
+    model, tokenizer = trainer.policy.model, trainer.policy.tokenizer
+    prompts = make_prompts(trainer.config, tokenizer, context_tokens=context_of(model.config), rows=rows).test
+    return list(prompts), make_reward_function(trainer.config.rewards, columns=shared_columns(rows))
+
+
+@torch.no_grad()
+def greedy(folder: Path, prompts: list[Prompt], most: int) -> list[Group]:
+    """What plain transformers writes in float32, greedy, up to the end of the answer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    groups = []
+    for start in range(0, len(prompts), 50):
+        part = prompts[start : start + 50]
+        rows = tokenizer.pad({"input_ids": [list(prompt.prompt_ids) for prompt in part]}, return_tensors="pt")
+        out = model.generate(
+            **rows, max_new_tokens=most, do_sample=False, stop_strings="</answer>", tokenizer=tokenizer
+        )
+        for prompt, ids in zip(part, out[:, rows["input_ids"].shape[1] :], strict=True):
+            text, mark, _ = tokenizer.decode(ids, skip_special_tokens=True).partition("</answer>")
+            reason: Any = "stop" if mark else "length"
+            tokens = tuple(ids.tolist())
+            written = Completion(prompt.prompt_ids, tokens, text + mark, (0.0,) * len(tokens), reason, 0, 0)
+            groups.append(Group(prompt, (written,)))
+    return groups
+
+
+def final(seeds: list[int], runs: Path, steps: int = 4) -> None:
+    """Models saved in bfloat16 after few steps, by the dither and to the nearest, beside the policy that was measured.
+
+    Plain transformers reads them and writes 300 held-out completions, greedy and in float32, so that it differs from
+    the run in its weights and the rounding of its activations alone.
+    """
+    rows = []
+    for seed in seeds:
+        trainer = make_trainer("dither", seed, runs, None, name=f"final_{seed}_{time.time_ns()}", steps=steps)
+        for _ in trainer.steps():
+            pass
+        folder = Path(trainer.folder)
+        prompts, reward_function = held_out(trainer)
+        measured = read_evaluation(folder / "evaluations", "trained").examples
+        write_model(trainer.policy, folder / "dither", torch.bfloat16)
+        for weight in trainer.policy.model.parameters():
+            weight.data = weight.data.bfloat16().float()
+        write_model(trainer.policy, folder / "nearest", torch.bfloat16)
+        row: dict[str, Any] = {"seed": seed, "steps": steps, "evaluated": sum(one.is_correct for one in measured)}
+        for mode in MODES[1:]:
+            groups = greedy(folder / mode, prompts, most=96)
+            same = sum(g.completions[0].text == one.completion for g, one in zip(groups, measured, strict=True))
+            row[mode] = {
+                "same_texts": same,
+                "correct": sum(one.is_correct for one in grade_groups(groups, reward_function)),
+            }
+        rows.append(row)
+        print(row, flush=True)
+    write("rounding_final.json", {"problems": len(measured), "rows": rows})
+
+
 def picture() -> None:
     """Held-out accuracy and what arrives, step by step, of every run of ``rounding_embedded.json``."""
     import matplotlib.pyplot as plt
@@ -226,7 +298,7 @@ def write(name: str, found: dict[str, Any]) -> None:
 def main() -> None:
     """Choose one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("arrive", "learn", "picture", "one"))
+    parser.add_argument("study", choices=("arrive", "learn", "final", "picture", "one"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--mode", choices=MODES, help="of one run")
     parser.add_argument("--sums", type=Path, help="folder of SmolLM2-135M: train on sums")
@@ -239,6 +311,8 @@ def main() -> None:
         learn(given.seeds, given.runs, given.sums)
     elif given.study == "arrive":
         arrive(given.seeds, given.runs, given.sums)
+    elif given.study == "final":
+        final(given.seeds, given.runs)
     elif given.study == "picture":
         picture()
 

@@ -25,13 +25,15 @@ from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
 from oncurve.model.context import context_of
 from oncurve.observe.record import RunFolder
+from oncurve.observe.run_model import is_run
 from oncurve.recipe.load import load_config, read_tree
+from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
 from oncurve.run.assemble import make_policy, make_sampler
 from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
-from oncurve.run.ways import describe_sampling
+from oncurve.run.ways import describe_sampling, describe_weights
 from oncurve.run_errors import Stopped
 from oncurve.wording import did_you_mean, listed
 
@@ -146,11 +148,13 @@ def _measured(
     console: Console,
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
-    policy = make_policy(config, is_trained=False)
+    policy = make_policy(_copied_as_in_training(config), is_trained=False)
     asked = config.evaluation_data
     if said := describe_chat(asked.chat, policy.tokenizer, asked.template, model=config.model):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
     console.print(describe_sampling(policy, config.rollouts), markup=False, highlight=False, soft_wrap=True)
+    weights = describe_weights(policy)
+    console.print(weights, markup=False, highlight=False, soft_wrap=True)
     context = context_of(policy.model.config)
     prompts = make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
     sampler, params, samples = (
@@ -161,6 +165,7 @@ def _measured(
     settings = {
         "model": config.model,
         "sampler": config.rollouts.type,
+        "weights": weights,
         **recipe_settings(config, prompts, params, samples),
     }
     try:
@@ -187,6 +192,16 @@ def _measured(
         shares.append(f"pass@{samples} {evaluation.pass_at_k(samples):.1%}")
     console.print(f"{short_name(config.model)}: {', '.join(shares)}", highlight=False, soft_wrap=True)
     return evaluation
+
+
+def _copied_as_in_training(config: Config) -> Config:
+    """The recipe with the seed of the run that trained the model, so that copies in 16 bits are those of the run."""
+    run = Path(config.model).expanduser().parent
+    if not is_run(run):
+        return config
+    recorded = run / "config.yaml"
+    seed = read_run_config(recorded.read_text(encoding="utf-8"), source=str(recorded)).run.seed
+    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
 def bar(console: Console) -> Progress:

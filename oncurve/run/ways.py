@@ -11,10 +11,13 @@ import sys
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from oncurve.algorithm.precision import multiplies_bfloat16
+from oncurve.algorithm.precision import HALF, multiplies_bfloat16
+from oncurve.algorithm.rounding import seed_of
 from oncurve.core.errors import OncurveError
+from oncurve.core.policy import torch_type
 from oncurve.model.count_weights import count
 from oncurve.model.module_caches import reasons_of, way_of
 from oncurve.model.stand_in import FAILURES, stand_in
@@ -42,6 +45,24 @@ def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None)
 def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The way in which a policy's model is sampled, where it is not trained."""
     return f"model: {_sampled(policy, rollouts)}"
+
+
+def describe_weights(policy: TrainedPolicy) -> str:
+    """The numbers that a policy which is not trained multiplies with: the model's weights, or which copies of them."""
+    compute = torch_type(policy.compute_type)
+    if compute not in HALF:
+        return f"weights: as they are in the files, in {policy.compute_type}"
+    if not any(_is_rounded(weight, compute) for weight in policy.model.parameters() if weight.ndim > 1):
+        return f"weights: as they are in the files; {policy.compute_type} loses none of their digits"
+    seed = seed_of(policy.model)
+    if seed is None:
+        return f"weights: copies in {policy.compute_type}, rounded to the nearest"
+    return f"weights: copies in {policy.compute_type}, dithered by seed {seed}"
+
+
+def _is_rounded(weight: Tensor, dtype: torch.dtype) -> bool:
+    """A matrix has numbers that a type has not."""
+    return weight.dtype == torch.float32 and not torch.equal(weight, weight.to(dtype).float())
 
 
 def advice(policy: TrainedPolicy, config: Config) -> list[str]:

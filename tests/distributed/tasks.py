@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from oncurve.algorithm.presets import build
+from oncurve.algorithm.rounding import use_dither
 from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Mean, Prompt
 from oncurve.policy.deepspeed_settings import ZeroSettings
@@ -66,10 +67,16 @@ def make_policy(
     degree: int | None = None,
     settings: ZeroSettings | None = None,
     publishes: bool = False,
+    dither: int | None = None,
     **options: Any,
 ) -> TrainedPolicy:
-    """The same policy in every process, with a reference where the model has no adapter."""
+    """The same policy in every process, with a reference where the model has no adapter.
+
+    With a seed of a ``dither`` it computes with such copies in bfloat16.
+    """
     model: Any = in_double(tiny_llama()) if double else tiny_llama()
+    if dither is not None:
+        use_dither(model, dither)
     reference = None if lora else copy.deepcopy(model).requires_grad_(False)
     adapter = add_adapter(model, LoraSettings(rank=4, alpha=8.0), base="", seed=3) if lora else None
     tokenizer: Any = None
@@ -80,7 +87,7 @@ def make_policy(
         tokenizer,
         # An epsilon far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only rounding.
         optimizer=OptimizerSettings(learning_rate=1e-3, epsilon=1e-5, max_gradient_norm=0.5, weight_decay=0.1),
-        compute_type="float64" if double else "float32",
+        compute_type="float64" if double else "float32" if dither is None else "bfloat16",
         tokens_per_microbatch=50,
         reference=reference,
         adapter=adapter,

@@ -96,6 +96,16 @@ def test_a_checkpoint_in_the_middle_changes_no_bit(name: str, script_says: dict[
 
 @needs_deepspeed
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
+def test_copies_in_bfloat16_are_dithered_as_in_one_process(stage: int, script_says: dict[str, Any]) -> None:
+    for one in script_says["dithered"]:
+        found = one[f"stage {stage}"]
+        assert torch.equal(found["deepspeed"], found["alone"])
+        assert not torch.equal(found["nearest"], found["alone"])
+
+
+@needs_deepspeed
+@pytest.mark.slow
 def test_updates_that_make_no_sense_move_nothing(script_says: dict[str, Any]) -> None:
     for one in script_says["senseless"]:
         assert one["zero"] == 0.0, "no gradient: no momentum either"

@@ -17,9 +17,10 @@ import torch
 import workers
 from safetensors.torch import save_file
 
+from oncurve.algorithm.rounding import set_dither
 from oncurve.core.errors import ConfigError
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
-from oncurve.policy.distributed import Processes
+from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.tensor_files import TensorFiles
 from oncurve.run.snapshot import capture
 from oncurve.run.state import restore
@@ -134,6 +135,27 @@ def senseless(processes: Processes) -> dict[str, Any]:
     return found
 
 
+def dithered(processes: Processes) -> dict[str, dict[str, torch.Tensor]]:
+    """Log-probabilities in bfloat16 after two updates by dithered copies, by stage; and those that one process computes
+    with the same weights, by the same copies and by copies to the nearest."""
+    found = {}
+    for stage in (1, 2):
+        zero = {"zero_optimization": {"stage": stage}}
+        options: dict[str, Any] = {"double": False, "lora": False}
+        policy = tasks.make_policy(processes, "deepspeed", **options, settings=ZeroSettings(FILE | zero), dither=7)
+        tasks.train(processes, way="deepspeed", **options, policy=policy, span=(0, 2))
+        seen = {"deepspeed": policy}
+        for name, seed in (("alone", 7), ("nearest", None)):
+            seen[name] = alone = tasks.make_policy(ALONE, "ddp", **options, dither=7)
+            set_dither(alone.model, seed)
+            for key, weight in alone.model.named_parameters():
+                weight.data.copy_(policy.backend.full_tensor(dict(policy.trained_model.named_parameters())[key]))
+        batch = tasks.batch_of(one_row=False)
+        annotated = {name: one.annotate(batch, old=True, entropy=False, reference=False) for name, one in seen.items()}
+        found[f"stage {stage}"] = {name: one.old_logprobs for name, one in annotated.items()}
+    return found  # type: ignore[return-value]
+
+
 def refused(processes: Processes) -> dict[str, str]:
     """What DeepSpeed itself does not take, as a message."""
     options: dict[str, Any] = {"way": "deepspeed", "double": False, "lora": False}
@@ -170,5 +192,6 @@ if __name__ == "__main__":
         "saved": workers.run(2, save_and_go_on, folder / "save", root=folder / "saved", variants=saved),
         "senseless": workers.run(2, senseless, folder / "senseless"),
         "refused": workers.run(2, refused, folder / "refused"),
+        "dithered": workers.run(2, dithered, folder / "dithered"),
     }
     torch.save(found, folder / "found.pt")

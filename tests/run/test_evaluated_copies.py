@@ -1,0 +1,52 @@
+"""An evaluation of a finished run measures the numbers that the run measured, and says which they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oncurve.cli.app import app
+
+RUN = (
+    "word_problems",
+    "policy.device=cpu",
+    "policy.compute_type=bfloat16",
+    "optimizer.learning_rate=1e-3",
+    "run.steps=2",
+    "run.prompts_per_step=2",
+    "run.seed=5",
+    "run.name=one",
+    "algorithm.group_size=2",
+    "evaluation.num_prompts=8",
+)
+
+
+def completions(path: Path) -> list[str]:
+    return [json.loads(line)["completion"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("float32", "weights: copies in bfloat16, dithered by seed 5"),
+        ("bfloat16", "weights: as they are in the files; bfloat16 loses none of their digits"),
+    ],
+)
+def test_the_copies_of_the_run_are_evaluated(kind: str, said: str, tmp_path: Path) -> None:
+    def call(*words: str) -> str:
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    call("train", *RUN, f"run.folder={tmp_path}", f"run.model_type={kind}")
+    measured = completions(tmp_path / "one" / "evaluations" / "trained.jsonl")
+    # a recipe with another seed: the copies are those of the run in whose folder the model lies
+    words = ("word_problems", "run.seed=7", "evaluation.num_prompts=8", "policy.device=cpu")
+    model = ("--model", str(tmp_path / "one" / "model"), "policy.compute_type=bfloat16")
+    for place, target in (("run", (str(tmp_path / "one"),)), ("recipe", (*words, *model))):
+        output = tmp_path / place
+        assert said in call("evaluate", *target, "--output", str(output))
+        assert completions(output / "evaluations" / "evaluation.jsonl") == measured
