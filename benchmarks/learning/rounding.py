@@ -235,7 +235,7 @@ def greedy(folder: Path, prompts: list[Prompt], most: int) -> list[Group]:
     return groups
 
 
-def final(seeds: list[int], runs: Path, steps: int = 4) -> None:
+def final(seeds: list[int], runs: Path, steps: int = 8) -> None:
     """Models saved in bfloat16 after few steps, by the dither and to the nearest, beside the policy that was measured.
 
     Plain transformers reads them and writes 300 held-out completions, greedy and in float32, so that it differs from
