@@ -113,6 +113,8 @@ def run_one(mode: str, seed: int, runs: Path, sums: Path | None) -> None:
     for _ in trainer.steps():
         pass
     seconds = time.perf_counter() - begin
+    if trainer.result is None or trainer.result.is_interrupted:
+        raise SystemExit(f"{trainer.folder}: stopped before its end. Remove it, and call this again")
     (runs / f"{Path(trainer.folder).name}.json").write_text(json.dumps({"seconds": round(seconds, 1)}))
 
 
