@@ -18,7 +18,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits for the first
 
 import pytest
-from tiny_models import make_model, make_tokenizer, model_config
+from tiny_models import make_model, make_tokenizer, make_trained_policy, model_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -180,11 +180,10 @@ def make_policy(
 ) -> Callable[..., TrainedPolicy]:
     """A policy around a fresh tiny model, or around the ``model`` given; other keywords go to the policy."""
     from oncurve.policy.settings import OptimizerSettings
-    from oncurve.policy.trained_policy import TrainedPolicy
 
     def make(model: PreTrainedModel | str = "qwen2", **options: Any) -> TrainedPolicy:
         options.setdefault("optimizer", OptimizerSettings(learning_rate=1e-3))
-        return TrainedPolicy(tiny_model(model) if isinstance(model, str) else model, tokenizer, **options)
+        return make_trained_policy(tiny_model(model) if isinstance(model, str) else model, tokenizer, **options)
 
     return make
 

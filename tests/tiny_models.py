@@ -71,3 +71,13 @@ def make_model(config: Any, *, seed: int = 0) -> PreTrainedModel:
             torch.nn.init.normal_(weight, std=config.initializer_range, generator=draw)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return model.eval()
+
+
+def make_trained_policy(model: Any, tokenizer: Any, **options: Any) -> Any:
+    """A policy; keys of the recipe's section ``policy`` among the options go into that section."""
+    from oncurve.policy.settings import OptimizerSettings, PolicySection
+    from oncurve.policy.trained_policy import TrainedPolicy
+
+    keys = PolicySection.model_fields.keys() - {"compute_type"}
+    section = PolicySection(**{name: options.pop(name) for name in keys & options.keys()})
+    return TrainedPolicy(model, tokenizer, **{"optimizer": OptimizerSettings(), "section": section} | options)

@@ -66,7 +66,7 @@ class Counts:
 def make_policies(seed: int = 0) -> tuple[Any, list[Any]]:
     """A small model in training in float32, and two in float64 beside it: packed and padded."""
     from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
-    from oncurve.policy.settings import OptimizerSettings
+    from oncurve.policy.settings import OptimizerSettings, PolicySection
     from oncurve.policy.trained_policy import TrainedPolicy
 
     tags = ("<tool>", "</tool>", "<result>", "</result>")
@@ -77,7 +77,11 @@ def make_policies(seed: int = 0) -> tuple[Any, list[Any]]:
     settings = OptimizerSettings(learning_rate=3e-4)
     doubles = [
         TrainedPolicy(
-            in_double(copy.deepcopy(model)), tokenizer, optimizer=settings, compute_type="float64", packing=packing
+            in_double(copy.deepcopy(model)),
+            tokenizer,
+            optimizer=settings,
+            section=PolicySection(packing=packing),
+            compute_type="float64",
         )
         for packing in (True, False)
     ]

@@ -24,7 +24,7 @@ from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of, head_matrix
 from oncurve.policy.model_folder import load_model
-from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.trained_policy import TrainedPolicy
 
 TINY = Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128, vocabulary=1024)
@@ -77,7 +77,9 @@ def proofs(setting: Setting) -> Answer:
     batch = make_batch(setting, tokenizer, prompts=2, group=4, prompt=48, most=16 if setting.tiny else 160)
 
     def outcome(packing: bool, kind: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), packing=packing, compute_type=kind)
+        policy = TrainedPolicy(
+            model, tokenizer, optimizer=OptimizerSettings(), section=PolicySection(packing=packing), compute_type=kind
+        )
         logprobs, _ = policy.logprobs(batch)
         model.zero_grad(set_to_none=True)
         (logprobs * batch.advantages[:, None].to(logprobs)).sum().backward()

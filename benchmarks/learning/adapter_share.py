@@ -37,7 +37,7 @@ from oncurve.core.records import SamplingParams
 from oncurve.fleet.servers.children import ChildServers, own_environment, serve_command
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.settings import Deadlines
+from oncurve.fleet.settings import Deadlines, ServerKeys
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
@@ -128,7 +128,9 @@ def servers_of(way: str, base: Path, logs: Path) -> Iterator[ChildServers]:
         made = ChildServers(1, name="oncurve", logs=logs, command=command, environment=own_environment(1))
     else:
         words = {"adapter_rank": RANK} if "adapter_rank" in inspect.signature(VllmServers.__init__).parameters else {}
-        made = VllmServers(str(base), 1, python=None, dtype=dtype, on_cpu=True, logs=logs, **words)
+        made = VllmServers(
+            str(base), ServerKeys.model_construct(vllm_servers=1), dtype=dtype, on_cpu=True, logs=logs, **words
+        )
     try:
         yield made
     finally:
@@ -162,7 +164,9 @@ def measure(
     with tempfile.TemporaryDirectory() as place, servers_of(way, base, Path(place) / "logs") as made:
         deadlines = Deadlines(gone_seconds=600.0)
         sampler = ServerSampler(
-            SamplingParams(), urls=made.urls, weights_folder=Path(place) / "weights", deadlines=deadlines
+            SamplingParams(),
+            ServerKeys.model_construct(servers=tuple(made.urls), deadlines=deadlines),
+            weights_folder=Path(place) / "weights",
         )
         try:
             before: dict[str, torch.Tensor] = {}

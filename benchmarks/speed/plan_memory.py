@@ -124,7 +124,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.model.allocator import keep_freed_memory
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.settings import LoraSettings, OptimizerSettings
+    from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
     from oncurve.policy.trained_policy import TrainedPolicy
     from oncurve.sample.engine import InProcessEngine
 
@@ -140,9 +140,11 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
         model,
         tokenizer,
         optimizer=OptimizerSettings(),
-        tokens_per_microbatch=setting.tokens_per_microbatch,
-        gradient_checkpointing=setting.checkpointing,
-        packing=setting.packed,
+        section=PolicySection(
+            tokens_per_microbatch=setting.tokens_per_microbatch,
+            gradient_checkpointing=setting.checkpointing,
+            packing=setting.packed,
+        ),
         reference=reference,
         adapter=adapter,
     )
@@ -183,7 +185,7 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     from oncurve.core.batch import Batch, Size
     from oncurve.policy.lora import add_adapter
     from oncurve.policy.model_folder import load_model
-    from oncurve.policy.settings import LoraSettings, OptimizerSettings
+    from oncurve.policy.settings import LoraSettings, OptimizerSettings, PolicySection
     from oncurve.policy.trained_policy import TrainedPolicy
 
     model, tokenizer = load_model(str(folder))
@@ -192,8 +194,7 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
         model,
         tokenizer,
         optimizer=OptimizerSettings(),
-        gradient_checkpointing=setting.checkpointing,
-        packing=setting.packed,
+        section=PolicySection(gradient_checkpointing=setting.checkpointing, packing=setting.packed),
         adapter=add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None,
     )
     batch = largest_microbatch(make_work(setting), make_setup(setting))

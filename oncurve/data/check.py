@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
-from oncurve.data.chat_template import Chat
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.datasets import question_key
 from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
+from oncurve.data.settings import DataSection
 from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.probes import TRIED
 from oncurve.wording import shortened
@@ -27,40 +28,48 @@ FREE_FORM = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class GradeMeaning:
+    """What the grades of a run's rewards say about an answer."""
+
+    has_right_answer: bool = True
+    """Some reward looks at an answer. Otherwise none is right, and graders must only not fail."""
+    decided_by_value: bool = False
+    """No reward has a part "correct" of its own, so a value of 1 counts as correct."""
+    needs_grades: bool = True
+    """False: the reward comes from an environment, which has not played."""
+
+
+PLAIN = GradeMeaning()
+
+
 def check_data(
     rows: Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     *,
     grade: Grade,
-    template: str | Template = "r1_zero",
-    chat: Chat = False,
+    section: DataSection,
     few_shot: Sequence[Mapping[str, Any]] = (),
-    max_prompt_tokens: int | None = None,
     evaluation_rows: Sequence[Mapping[str, Any]] = (),
     gold: Callable[[Mapping[str, Any]], str] | None = None,
     max_refused_fraction: float = 0.05,
-    has_right_answer: bool = True,
-    decided_by_value: bool = False,
-    needs_grades: bool = True,
+    meaning: GradeMeaning = PLAIN,
     vocabulary: int | None = None,
     end_ids: Sequence[int] | None = None,
 ) -> list[DataFinding]:
     """Everything found wrong with the rows of a run; an empty list if all is well.
 
-    ``decided_by_value``: no reward has a part "correct" of its own, so a value of 1 counts as correct.
+    ``section`` says how prompts are written, and how long they may be.
 
     ``gold`` writes a perfect completion for a row; without it, the template's own form is used. A few refused gold
-    answers are a warning, more than ``max_refused_fraction`` of the rows an error. Where no reward looks at an answer
-    there is no right one (``has_right_answer``): then graders must only not fail. Without ``needs_grades`` the reward
-    comes from an environment, which has not played. ``vocabulary`` is the number of embeddings, and ``end_ids``
-    are the tokens that end a completion.
+    answers are a warning, more than ``max_refused_fraction`` of the rows an error. ``vocabulary`` is the
+    number of embeddings, and ``end_ids`` are the tokens that end a completion.
 
     Raises ConfigError or DataError if the prompts cannot be made at all.
     """
-    if isinstance(template, str):
-        template = find_template(template)
+    template, chat, limit = find_template(section.template), section.chat, section.max_prompt_tokens
     prompts, excluded = render_prompts(
-        rows, tokenizer, template=template, chat=chat, few_shot=few_shot, max_prompt_tokens=max_prompt_tokens
+        rows, tokenizer, template=template, chat=chat, few_shot=few_shot, max_prompt_tokens=limit
     )
     gold = gold or partial(write_gold, template=template)
     return [
@@ -72,9 +81,7 @@ def check_data(
             grade,
             gold,
             max_fraction=max_refused_fraction,
-            has_right_answer=has_right_answer,
-            decided_by_value=decided_by_value,
-            needs_grades=needs_grades,
+            meaning=meaning,
             knows_form=template.name != AS_IS,
         ),
         *find_repeats(rows),
@@ -121,9 +128,7 @@ def find_refused_gold(
     gold: Callable[[Mapping[str, Any]], str],
     *,
     max_fraction: float = 0.05,
-    has_right_answer: bool = True,
-    decided_by_value: bool = False,
-    needs_grades: bool = True,
+    meaning: GradeMeaning = PLAIN,
     knows_form: bool = True,
 ) -> list[DataFinding]:
     """Rows whose own reference answer does not earn full reward; wrong, badly formed and failed are different findings.
@@ -132,6 +137,7 @@ def find_refused_gold(
     does, more than for the answer of another row. A warning says where it pays less than what evaluations count as
     correct.
     """
+    decided_by_value = meaning.decided_by_value
     completions = [_as_completion(prompt, gold(prompt.row)) for prompt in prompts]
     rewards = list(grade(prompts[:TRIED], completions[:TRIED]))
     if all(reward.is_failure for reward in rewards):  # each of the others may take its whole time or memory, too
@@ -141,7 +147,10 @@ def find_refused_gold(
     low = [
         (prompt, reward.value)
         for prompt, reward in zip(prompts, rewards, strict=True)
-        if has_right_answer and reward.value is not None and reward.value <= 0 and _by_value(reward, decided_by_value)
+        if meaning.has_right_answer
+        and reward.value is not None
+        and reward.value <= 0
+        and _by_value(reward, decided_by_value)
     ]
     unpaid = _unpaid(low, prompts, grade, gold)
     ungraded = [place for place, reward in enumerate(rewards) if reward.error == NOT_APPLICABLE]
@@ -161,7 +170,7 @@ def find_refused_gold(
         )
         for (verdict, error), cases in refused.items()
     ]
-    if ungraded and needs_grades:
+    if ungraded and meaning.needs_grades:
         found.append(_not_graded(prompts, rewards, ungraded))
     return [*found, *(_find_below_one(prompts, rewards) if decided_by_value else ())]
 

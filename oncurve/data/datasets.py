@@ -57,7 +57,6 @@ def load_rows(
     path: str | Path | None = None,
     split: str = "train",
     subset: str | None = None,
-    revision: str | None = None,
     columns: Mapping[str, str] | None = None,
     seed: int = 0,
     limit: int | None = None,
@@ -97,7 +96,7 @@ def load_rows(
     if type in MAKERS or function is not None:
         located = read_generated(type, split, limit, seed=seed, levels=levels, function=function)
     else:
-        located = open_stored(type, path, split=split, subset=subset, revision=revision)
+        located = open_stored(type, path, split=split, subset=subset)
     adapted = partial(_renamed_and_adapted, type, columns=columns or {}, needs_answer=needs_answer, adapt=adapt)
     if not isinstance(located, list):
         return StoredRows(located, adapted)[:limit]

@@ -237,7 +237,7 @@ def write_gold(row: Mapping[str, Any], template: Template) -> str:
     remain.
     """
     solution = CALCULATOR_MARK.sub("", str(row.get("solution") or "")).strip()
-    return _filled(template.completion, solution=solution, answer=str(row["answer"]))
+    return _filled(template.completion, {"solution": solution, "answer": str(row["answer"])})
 
 
 def render_prompts(
@@ -301,7 +301,7 @@ def _refuse_rendered(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) ->
             )
 
 
-def _filled(text: str, **values: str) -> str:
+def _filled(text: str, values: Mapping[str, str]) -> str:
     """The text with its placeholders filled in one pass, so that braces in the values stay as they are."""
     return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group()), text)
 
@@ -312,7 +312,7 @@ def _user_text(row: Mapping[str, Any], place: int | str, template: Template) -> 
         raise DataError(
             f"row {place}: no text in column 'question'. Columns: {listed(row)}. Set data.columns: {{question: ...}}."
         )
-    return _filled(template.user, question=question if template.keeps_space else question.strip())
+    return _filled(template.user, {"question": question if template.keeps_space else question.strip()})
 
 
 def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:
@@ -323,9 +323,9 @@ def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot
         )
     parts = [template.system] if template.system else []
     for example in few_shot:
-        asked = _filled(template.turn, user=_user_text(example, "of the few-shot examples", template))
+        asked = _filled(template.turn, {"user": _user_text(example, "of the few-shot examples", template)})
         parts.append(f"{asked}{template.opening}{write_gold(example, template)}\n")
-    parts.append(_filled(template.turn, user=_user_text(row, place, template)) + template.opening)
+    parts.append(_filled(template.turn, {"user": _user_text(row, place, template)}) + template.opening)
     return "\n".join(parts)
 
 

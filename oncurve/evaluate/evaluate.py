@@ -43,8 +43,6 @@ def evaluate(
     prompts_per_call: int = 128,
     kept: Kept | None = None,
     name: str = "evaluation",
-    seed: int = 0,
-    correct_means: str = "",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Sample the model on the prompts and grade the completions with the reward function.
@@ -75,9 +73,7 @@ def evaluate(
         kept.add(list(grade_groups(groups, reward_function, loose_reward_function)))
         show(first + len(part), len(prompts))
     seconds = time.monotonic() - started
-    return Evaluation(
-        name, tuple(kept.examples), asdict(params), step=step, seconds=seconds, seed=seed, correct_means=correct_means
-    )
+    return Evaluation(name, tuple(kept.examples), asdict(params), step=step, seconds=seconds)
 
 
 def _check_prompts(prompts: Sequence[Prompt]) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.records import USUAL_ROWS
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.fleet.servers.children import (
     ChildServers,
@@ -48,27 +47,16 @@ def make_server_sampler(config: Config) -> ServerSampler:
         local = start_vllm(config)
     elif chosen.own_servers:
         local = start_own(config)
-    made = ServerSampler(
+    return ServerSampler(
         config.sampling(),
-        urls=chosen.servers,
-        registry=None if chosen.registry is None else Path(chosen.registry),
+        chosen,
         weights_folder=Path(chosen.weights_folder or config.run.folder),
         memory_folder=memory_folder() if starts_all(config) and chosen.weights_folder is None else None,
         matrix_type=vllm_matrix_type(config, on_cpu=not torch.cuda.is_available()),
-        weights_address=chosen.weights_address,
         token=os.environ.get(TOKEN_VARIABLE),
-        max_rows=USUAL_ROWS if chosen.max_rows == "auto" else chosen.max_rows,
-        deadlines=chosen.deadlines,
         local=local,
         push=push,
-        trains_meanwhile=push is not None and chosen.staleness > 0,
-        sleep=chosen.sleep,
-        deltas=chosen.deltas,
-        staleness=chosen.staleness,
-        merges=chosen.adapter == "merged",
     )
-    made.pool.in_flight = chosen.in_flight
-    return made
 
 
 def check_adapter(config: Config) -> None:
@@ -142,16 +130,12 @@ def start_vllm(config: Config) -> VllmServers:
         )
     return VllmServers(
         base_model(config),
-        chosen.vllm_servers,
-        python=chosen.vllm_python,
+        chosen,
         dtype="float32" if is_float32(config, on_cpu=on_cpu) else "bfloat16",
         on_cpu=on_cpu,
         logs=Path(config.run.folder) / "server_logs",
-        options=chosen.vllm_options,
         devices=devices,
-        sleeps=chosen.sleep,
         share=share,
-        tensor_parallel=chosen.tensor_parallel,
         adapter_rank=config.policy.lora.rank if config.policy.lora and chosen.adapter == "apart" else None,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,7 @@ class DrawUnderWay:
 class AheadBatch(RowBatch):
     """Rows whose next step is started at once where the decoder draws by itself."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._under_way: DrawUnderWay | None = None
+    _under_way: DrawUnderWay | None = None
 
     def advance(self) -> None:
         """One more token for every running row, or the start of it."""

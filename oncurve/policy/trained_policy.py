@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,20 +24,42 @@ from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.arrivals import Arrivals
 from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
-from oncurve.policy.deepspeed import Zero
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
-from oncurve.policy.fsdp import Fsdp
 from oncurve.policy.lora import Adapter
 from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
 from oncurve.policy.loss_scale import LossScale
 from oncurve.policy.road import Road, find_road
-from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
 from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
+
+
+@dataclass(frozen=True, eq=False)
+class Parallelism:
+    """The processes that train one policy, and what each of them has of it."""
+
+    processes: Processes = ALONE
+    sharding: Sharding | ZeroSettings | None = None
+    """How weights or the optimizer's state are cut; None: each process has all of them."""
+    replica_place: ReplicaPlace = "device"
+    """Where weights are cut: where this process has all of them, to sample or to publish from."""
+    unread: Unread | None = None
+    """Where the weights of model and reference are, if they are read when they have been cut."""
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Each process has a part of each weight only."""
+        if isinstance(self.sharding, ZeroSettings):
+            return self.sharding.stage == 3
+        return self.sharding is not None and self.processes.count > 1
+
+
+WHOLE = Parallelism()
+"""One process with all weights."""
 
 
 class Scorer(nn.Module):
@@ -67,47 +88,41 @@ class TrainedPolicy(DevicePolicy):
         tokenizer: PreTrainedTokenizerBase,
         *,
         optimizer: OptimizerSettings,
+        section: PolicySection | None = None,
+        compute_type: ComputeType = "float32",
         total_updates: int = 1,
         temperature: float = 1.0,
-        compute_type: ComputeType = "float32",
-        tokens_per_microbatch: int = 8192,
-        gradient_checkpointing: bool = False,
-        offload_activations: bool = False,
-        packing: bool = True,
         reference: PreTrainedModel | None = None,
         adapter: Adapter | None = None,
-        processes: Processes = ALONE,
-        sharding: Sharding | ZeroSettings | None = None,
-        replica_place: ReplicaPlace = "device",
-        unread: Unread | None = None,
         teacher: OutsideTeacher | None = None,
+        parallelism: Parallelism = WHOLE,
     ) -> None:
-        """``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is the one inside the model;
-        without a ``reference``, the base under it is the reference.
+        """The model, on the device and in the processes where it is trained.
 
-        With ``sharding``, each process keeps a part of what is trained. Where weights are in parts, ``replica_place``
-        says where this process has all of them, to sample or to publish from. ``unread`` says where the weights of
-        model and reference are, if they are to be read when they are in parts. A ``teacher`` outside stands for the
-        reference.
+        ``section`` has the memory of a pass: tokens, packing, recomputed and offloaded activations; ``compute_type`` is
+        the one that its device gets. ``total_updates`` is what the schedule of the learning rate spans. ``adapter`` is
+        the one inside the model; without a ``reference``, the base under it is the reference, or a ``teacher`` outside.
         """
+        section = section or PolicySection()
+        processes, unread = parallelism.processes, parallelism.unread
         self.adapter, self.teacher = adapter, teacher
         self.reference_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """The prompt of the reference for each prompt of the policy; empty where it is the same."""
         self.settings, self.total_updates = optimizer, total_updates
-        self._recomputed = recomputable_layers(model) if gradient_checkpointing else []
+        self._recomputed = recomputable_layers(model) if section.gradient_checkpointing else []
         parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
-        roads = find_roads(parts, unread, kind, packing=packing, in_parts=cuts_weights(sharding, processes))
+        roads = find_roads(parts, unread, kind, packing=section.packing, in_parts=parallelism.cuts_weights)
         self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
-        self._offloads_activations = offload_activations
-        scorers = {id(part): Scorer(part, self.is_packed, recompute=gradient_checkpointing) for part in parts}
+        self._offloads_activations = section.offload_activations
+        scorers = {id(part): Scorer(part, self.is_packed, recompute=section.gradient_checkpointing) for part in parts}
         super().__init__(
             model,
             tokenizer,
-            make_backend(model, scorers, optimizer, processes, kind, sharding, replica_place, unread),
+            make_backend(model, scorers, optimizer, kind, parallelism),
             rate=partial(optimizer.rate, total_updates=total_updates),
             temperature=temperature,
             compute_type=compute_type,
-            tokens_per_microbatch=tokens_per_microbatch,
+            tokens_per_microbatch=section.tokens_per_microbatch,
             reference=reference,
             processes=processes,
         )
@@ -209,23 +224,20 @@ def make_backend(
     model: PreTrainedModel,
     scorers: Scorers,
     settings: OptimizerSettings,
-    processes: Processes,
     compute_type: torch.dtype,
-    sharding: Sharding | ZeroSettings | None,
-    replica_place: ReplicaPlace,
-    unread: Unread | None,
+    parallelism: Parallelism,
 ) -> Backend:
     """The backend that holds the weights from here on; weights that are to be cut are cut here."""
-    options: dict[str, Any] = {"compute_type": compute_type, "replica_place": replica_place}
+    processes, sharding, place = parallelism.processes, parallelism.sharding, parallelism.replica_place
     if isinstance(sharding, ZeroSettings):
-        return Zero(model, scorers, sharding, settings, processes, **options)
-    if isinstance(sharding, Sharding) and cuts_weights(sharding, processes):
-        return Fsdp(model, scorers, settings, processes, sharding=sharding, unread=unread, **options)
+        from oncurve.policy.deepspeed import Zero  # lazy
+
+        return Zero(model, scorers, sharding, settings, processes, compute_type=compute_type, replica_place=place)
+    if isinstance(sharding, Sharding) and parallelism.cuts_weights:
+        from oncurve.policy.fsdp import Fsdp  # lazy
+
+        return Fsdp(
+            model, scorers, settings, processes, sharding=sharding, unread=parallelism.unread,
+            compute_type=compute_type, replica_place=place,
+        )  # fmt: skip
     return DataParallel(model, scorers, settings, processes)
-
-
-def cuts_weights(sharding: Sharding | ZeroSettings | None, processes: Processes) -> bool:
-    """Each process will have a part of each weight only."""
-    if isinstance(sharding, ZeroSettings):
-        return sharding.stage == 3
-    return sharding is not None and processes.count > 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import re
 import threading
 import time
@@ -62,59 +61,45 @@ class Judge:
     ``batch_seconds`` at the latest. ``close()`` from another thread ends it early.
     """
 
+    name = "judge"
+    scores = (0, 10)
+    """The lowest and the highest score."""
+
     def __init__(
         self,
+        section: JudgeReward,
         *,
-        base_url: str,
-        model: str,
-        rubric: str = RUBRIC,
-        criteria: Sequence[Criterion] = (),
-        reference_column: str | None = "answer",
-        scores: tuple[int, int] = (0, 10),
-        correct_from: float | None = None,
-        api_key_env: str | None = None,
-        concurrency: int = 8,
-        timeout_seconds: float = 60.0,
         batch_seconds: float = 600.0,
         retries: int = 4,
         retry_seconds: float = 1.0,
         max_reply_tokens: int = 512,
-        max_requests: int | None = None,
-        max_usd: float | None = None,
-        prompt_usd_per_million_tokens: float = 0.0,
-        completion_usd_per_million_tokens: float = 0.0,
-        cache_path: Path | str | None = None,
-        name: str = "judge",
     ) -> None:
-        price = TokenPrice(prompt_usd_per_million_tokens, completion_usd_per_million_tokens)
-        _check_numbers(scores, concurrency, max_usd, price)
-        self.name = name
-        self.rubric = rubric
-        self.criteria = tuple(criteria)
+        price = TokenPrice(section.prompt_usd_per_million_tokens, section.completion_usd_per_million_tokens)
+        if section.max_usd is not None and not any((price.prompt_usd, price.completion_usd)):
+            raise ConfigError("rewards: judge.max_usd needs the price of a million tokens, or it would limit nothing.")
+        self.section = section
+        self.rubric = section.rubric or RUBRIC
+        self.criteria = section.criteria
         names = [criterion.name for criterion in self.criteria]
         if len(set(names) | {"judge", "correct"}) < len(names) + 2:
             raise ConfigError(
                 f"rewards: judge.criteria are named {', '.join(names)}; give each a name of its own, none of them "
                 f"judge or correct."
             )
-        self.reference_column = reference_column
-        self.scores = scores
-        self.correct_from = correct_from
-        self.concurrency = concurrency
         self.batch_seconds = batch_seconds
         self.endpoint = ChatEndpoint(
-            base_url,
-            model,
-            api_key_env=api_key_env,
-            timeout_seconds=timeout_seconds,
+            section.base_url,
+            section.model,
+            api_key_env=section.api_key_env,
+            timeout_seconds=section.timeout_seconds,
             retries=retries,
             retry_seconds=retry_seconds,
             max_reply_tokens=max_reply_tokens,
             price=price,
-            budget=Budget(max_requests=max_requests, max_usd=max_usd),
+            budget=Budget(max_requests=section.max_requests, max_usd=section.max_usd),
         )
         self.budget = self.endpoint.budget
-        self._cache = ScoreCache(None if cache_path is None else Path(cache_path))
+        self._cache = ScoreCache(None if section.cache_path is None else Path(section.cache_path))
         self._stop = threading.Event()
         self._has_warned = False
 
@@ -156,7 +141,7 @@ class Judge:
         if prompt.messages is not None:
             asked = "\n".join(f"{message['role']}: {message['content']}" for message in prompt.messages)
         parts = {"prompt": asked, "completion": text}
-        reference = None if self.reference_column is None else prompt.row.get(self.reference_column)
+        reference = None if self.section.reference_column is None else prompt.row.get(self.section.reference_column)
         if reference is not None:
             parts["reference"] = str(reference)
         return {part: _shown(content) for part, content in parts.items()}
@@ -172,7 +157,7 @@ class Judge:
         if not questions:
             return {}
         until = time.monotonic() + self.batch_seconds
-        pool = ThreadPoolExecutor(self.concurrency, thread_name_prefix=self.name)
+        pool = ThreadPoolExecutor(self.section.concurrency, thread_name_prefix=self.name)
         is_done = False
         try:
             results = list(pool.map(lambda item: self._ask(item[0], item[1], until), questions.items()))
@@ -229,8 +214,8 @@ class Judge:
         value = (score - low) / (high - low)
         parts = {"judge": value}
         parts |= {one.name: (own - low) / (high - low) for one, own in zip(self.criteria, scores, strict=False)}
-        if self.correct_from is not None:
-            parts["correct"] = float(score >= self.correct_from)
+        if self.section.correct_from is not None:
+            parts["correct"] = float(score >= self.section.correct_from)
         return Reward(value=value, parts=parts, detail=f"score {score:g} of {high}")
 
 
@@ -313,18 +298,6 @@ def _shown(text: str) -> str:
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out here]\n{text[-half:]}"
 
 
-def _check_numbers(scores: tuple[int, int], concurrency: int, max_usd: float | None, price: TokenPrice) -> None:
-    if not 0 <= scores[0] < scores[1]:
-        raise ConfigError(f"rewards: judge.scores are {list(scores)}; give the lowest, from 0, and a higher one.")
-    if concurrency < 1:
-        raise ConfigError(f"rewards: judge.concurrency is {concurrency}; use at least 1.")
-    prices = (price.prompt_usd, price.completion_usd)
-    if not all(math.isfinite(usd) and usd >= 0 for usd in prices):
-        raise ConfigError(f"rewards: the judge's prices are {list(prices)}; give USD per million tokens.")
-    if max_usd is not None and not any(prices):
-        raise ConfigError("rewards: judge.max_usd needs the price of a million tokens, or it would limit nothing.")
-
-
 class JudgeReward(RewardSection):
     """A grade from a language model behind an OpenAI-compatible endpoint; every completion costs a request."""
 
@@ -371,4 +344,4 @@ class JudgeReward(RewardSection):
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
-        return Judge(rubric=self.rubric or RUBRIC, criteria=self.criteria, **self.options("rubric", "criteria"))
+        return Judge(self)

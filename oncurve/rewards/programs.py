@@ -32,10 +32,6 @@ from oncurve.sandbox.program_tests import (
     read_tests,
     sources_of,
 )
-from oncurve.sandbox.startup import TierName
-
-Scale = Literal["binary", "pass_rate"]
-"""1 if all tests pass and else 0, or the share of the tests that pass."""
 
 _CONTROL = ProgramCases("two", (ProgramCase((), {}, "", 2),))
 
@@ -70,48 +66,31 @@ class Programs:
     Raises SandboxUnavailable if this machine has no isolation as strong as the allowed one.
     """
 
+    name = "programs"
+
     def __init__(
         self,
+        section: ProgramsReward | None = None,
         *,
-        name: str = "programs",
-        scale: Scale = "binary",
-        column: str | None = None,
-        checker: str | None = None,
-        checker_column: str = "checker",
-        packages: Sequence[str] = (),
-        require_fence: bool = True,
         template: str = "{program}",
-        cpu_seconds: int = 3,
-        wall_seconds: float = 8.0,
-        memory_mib: int = 512,
-        max_exhausted_tests: int = 2,
-        allow: TierName = "bubblewrap",
-        num_workers: int | None = None,
+        limits: Limits | None = None,
         pool: SandboxPool | None = None,
     ) -> None:
+        """``limits`` of one program: those of the section, if none are passed."""
         if "{program}" not in template:
             raise ConfigError("programs: the template does not contain {program}. Say where the program goes.")
-        self.name = name
         self.kinds: Counter[str] = Counter()
         """Number of verdicts of each kind since the start: "passed", "wrong", "timeout", ..."""
-        self._scale: Scale = scale
-        self._column = column
-        self._checker = None if checker is None else _code_in(checker)
-        self._checker_column = checker_column
-        self._require_fence = require_fence
+        self._section = section = section or ProgramsReward()
+        self._checker = None if section.checker is None else _code_in(section.checker)
         self._template = template
-        self._limits = Limits(
-            cpu_seconds=cpu_seconds,
-            wall_seconds=wall_seconds,
-            memory_mib=memory_mib,
-            max_exhausted_tests=max_exhausted_tests,
-        )
+        self._limits = limits or Limits(cpu_seconds=section.cpu_seconds)
         self._owns_pool = pool is None
         self._pool = pool or SandboxPool(
-            limits=self._limits, allow=allow, num_workers=num_workers, packages=tuple(packages)
+            limits=self._limits, allow=section.isolation, num_workers=section.workers, packages=section.packages
         )
-        if packages:
-            self._check_packages(packages)
+        if section.packages:
+            self._check_packages(section.packages)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
@@ -127,7 +106,7 @@ class Programs:
                 graded.append(self._failed("unparsable_reference", str(found)))
                 continue
             said = said_by(prompt, completion)
-            program = program_in(said, require_fence=self._require_fence, names=names_of(found))
+            program = program_in(said, require_fence=self._section.require_fence, names=names_of(found))
             if program is None:
                 self.kinds["no_program"] += 1
                 parts = {"correct": 0.0, "passed_fraction": 0.0, "format": 0.0}
@@ -145,9 +124,9 @@ class Programs:
 
     def _tests_of(self, row: Mapping[str, Any]) -> Tests | UnusableTests:
         try:
-            given = row.get(self._checker_column)
+            given = row.get(self._section.checker_column)
             checker = given if isinstance(given, str) and given.strip() else self._checker
-            return read_tests(row, column=self._column, checker=checker)
+            return read_tests(row, checker=checker)
         except UnusableTests as error:
             return error
 
@@ -166,7 +145,7 @@ class Programs:
             return self._failed("unparsable_reference", verdict.summary)
         self.kinds[verdict.kind] += 1
         correct = float(verdict.is_correct)
-        value = correct if self._scale == "binary" else verdict.passed_fraction
+        value = correct if self._section.scale == "binary" else verdict.passed_fraction
         parts = {"correct": correct, "passed_fraction": verdict.passed_fraction, "format": 1.0}
         return Reward(value=value, parts=parts, detail=verdict.summary)
 
@@ -228,4 +207,4 @@ class ProgramsReward(RewardSection):
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
-        return Programs(allow=self.isolation, num_workers=self.workers, **self.options("isolation", "workers"))
+        return Programs(self)

@@ -13,16 +13,13 @@ from pydantic import PositiveFloat, PositiveInt
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.json_schema import JsonScale, failure_of, gold_failure, paid, value_of
+from oncurve.rewards.json_schema import failure_of, gold_failure, paid, value_of
 from oncurve.rewards.places import MAX_TEXT_CHARACTERS
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
 from oncurve.rewards.thinking import after_thinking, said_by
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
 from oncurve.section import NonNegative
-
-CallFormat = Literal["openai", "hermes"]
-"""``[{"type": "function", "function": {"name": ..., "arguments": ...}}]`` or ``<tool_call>{...}</tool_call>``."""
 
 MAX_CALLS = 64
 _COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties")
@@ -203,34 +200,15 @@ class ToolCalls:
     allowed number with the right argument names 0.5, and valid ones from there to 1 by ``fields_fraction``.
     """
 
-    def __init__(
-        self,
-        *,
-        call_format: CallFormat = "openai",
-        tools_column: str = "tools",
-        gold_column: str | None = "answer",
-        around: Around = "nothing",
-        in_order: bool = True,
-        min_calls: int = 1,
-        max_calls: int | None = None,
-        scale: JsonScale = "binary",
-        timeout_seconds: float = 2.0,
-        workers: int | None = None,
-        name: str = "tool_calls",
-        checker: SchemaChecker | None = None,
-    ) -> None:
-        if min_calls < 0 or (max_calls is not None and max_calls < min_calls):
-            raise ConfigError(f"rewards: min_calls is {min_calls} and max_calls {max_calls}; no number lies between.")
-        self.name = name
-        self.call_format: CallFormat = call_format
-        self.tools_column = tools_column
-        self.gold_column = gold_column
-        self.around: Around = around
-        self.in_order = in_order
-        self.min_calls = min_calls
-        self.max_calls = max_calls
-        self.scale: JsonScale = scale
-        self.checker = checker or SchemaChecker(timeout_seconds=timeout_seconds, workers=workers)
+    name = "tool_calls"
+
+    def __init__(self, section: ToolCallsReward | None = None, *, checker: SchemaChecker | None = None) -> None:
+        self.section = section = section or ToolCallsReward()
+        if section.max_calls is not None and section.max_calls < section.min_calls:
+            raise ConfigError(
+                f"rewards: min_calls is {section.min_calls} and max_calls {section.max_calls}; no number lies between."
+            )
+        self.checker = checker or SchemaChecker(timeout_seconds=section.timeout_seconds, workers=section.workers)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
@@ -248,18 +226,18 @@ class ToolCalls:
 
     def _task(self, row: Mapping[str, Any], text: str) -> _Task:
         try:
-            if row.get(self.tools_column) is None:
-                raise ValueError(f"the row has no column {self.tools_column!r}")
-            tools = row[self.tools_column]
+            if row.get(self.section.tools_column) is None:
+                raise ValueError(f"the row has no column {self.section.tools_column!r}")
+            tools = row[self.section.tools_column]
             signatures = signatures_of(tools if isinstance(tools, str) else without_nulls(tools))
-            reference = None if self.gold_column is None else row.get(self.gold_column)
+            reference = None if self.section.gold_column is None else row.get(self.section.gold_column)
             gold = None if reference is None else calls_of(json_of(reference))
             is_struct = reference is not None and not isinstance(reference, str)
         except ValueError as error:
             return _Task(None, {}, problem=str(error)[:200], is_row_at_fault=True)
-        read = openai_calls if self.call_format == "openai" else hermes_calls
+        read = openai_calls if self.section.call_format == "openai" else hermes_calls
         try:
-            return _Task(read(text, around=self.around), signatures, gold, is_struct=is_struct)
+            return _Task(read(text, around=self.section.around), signatures, gold, is_struct=is_struct)
         except (ValueError, RecursionError) as error:
             return _Task(None, signatures, gold, problem=str(error)[:200])
 
@@ -275,7 +253,7 @@ class ToolCalls:
                 return failure
         if task.calls is None:
             return self._paid(None, SchemaVerdict("invalid", task.problem), 0.0)
-        if not task.calls and (task.gold or (task.gold is None and self.min_calls > 0)):
+        if not task.calls and (task.gold or (task.gold is None and self.section.min_calls > 0)):
             return self._paid(None, SchemaVerdict("invalid", "no tool call"), 0.0)
         worst = min(
             [_verdict(call, task, verdicts) for call in task.calls] or [SchemaVerdict("valid")],
@@ -286,15 +264,15 @@ class ToolCalls:
         if gold is not None:
             calls = tuple(map(_bare, task.calls)) if task.is_struct else task.calls
             gold = tuple(map(_bare, gold)) if task.is_struct else gold
-            fraction = calls_fraction(calls, gold, in_order=self.in_order)
+            fraction = calls_fraction(calls, gold, in_order=self.section.in_order)
             return self._paid(task.calls, worst, fraction)
-        max_calls = MAX_CALLS if self.max_calls is None else self.max_calls
-        if not self.min_calls <= len(task.calls) <= max_calls:
+        max_calls = MAX_CALLS if self.section.max_calls is None else self.section.max_calls
+        if not self.section.min_calls <= len(task.calls) <= max_calls:
             return self._paid(task.calls, SchemaVerdict("invalid", f"{len(task.calls)} tool calls"), 0.0)
         return self._paid(task.calls, worst, float(worst.level == "valid"))
 
     def _paid(self, calls: Sequence[Call] | None, verdict: SchemaVerdict, fraction: float) -> Reward:
-        value = value_of(verdict, fraction, "binary" if calls is None else self.scale)
+        value = value_of(verdict, fraction, "binary" if calls is None else self.section.scale)
         return paid(value, verdict, fraction)
 
 
@@ -347,4 +325,4 @@ class ToolCallsReward(RewardSection):
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
-        return ToolCalls(**self.options())
+        return ToolCalls(self)

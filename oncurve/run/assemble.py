@@ -48,7 +48,7 @@ from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.teacher import OutsideTeacher, load_teacher
-from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
@@ -149,24 +149,19 @@ def make_policy(
         nn.Module.to(model, device)
     teacher = _served_teacher(config, tokenizer) if with_reference and config.algorithm.has_served_teacher else None
     reference = _make_reference(config.algorithm, source, loaded, device) if with_reference and not teacher else None
+    place = where_whole(processes or ALONE, sharding, sent_from=config.rollouts.weights_leave_from)
     return TrainedPolicy(
         model,
         tokenizer,
         optimizer=config.optimizer,
+        section=config.policy,
+        compute_type=compute,
         total_updates=config.run.steps * config.updates_per_step,
         temperature=config.rollouts.temperature,
-        compute_type=compute,
-        tokens_per_microbatch=config.policy.tokens_per_microbatch,
-        gradient_checkpointing=config.policy.gradient_checkpointing,
-        offload_activations=config.policy.offload_activations,
-        packing=config.policy.packing,
         reference=reference,
         adapter=loaded.adapter,
-        processes=processes or ALONE,
-        sharding=sharding,
-        replica_place=where_whole(processes or ALONE, sharding, sent_from=config.rollouts.weights_leave_from),
-        unread=loaded.unread,
         teacher=teacher,
+        parallelism=Parallelism(processes or ALONE, sharding, place, loaded.unread),
     )
 
 

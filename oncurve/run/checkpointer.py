@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.records import Group
@@ -16,6 +16,7 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
+from oncurve.run.settings import RunSection
 from oncurve.run.snapshot import Snapshot, capture
 from oncurve.run.state import restore, write
 from oncurve.run_errors import CheckpointError
@@ -23,7 +24,6 @@ from oncurve.run_errors import CheckpointError
 DAY_SECONDS = 86_400.0
 WORTH_A_TIP_SECONDS = 60.0
 """Work at risk between two checkpoints below which no tip is given."""
-OnSaveError = Literal["stop", "continue"]
 
 
 def best_interval(*, step_seconds: float, save_seconds: float, failure_every_seconds: float = DAY_SECONDS) -> int:
@@ -55,11 +55,8 @@ class Checkpointer:
         guards: Guards,
         root: Path,
         *,
+        section: RunSection,
         facts: Mapping[str, Any],
-        every_steps: int,
-        keep: int = 2,
-        keep_every: int = 0,
-        on_error: OnSaveError = "stop",
         moves_reference: bool = False,
         ahead: Callable[[int], Mapping[int, Sequence[Group]]] = lambda step: {},
         notify: Callable[[str], None] | None = None,
@@ -67,8 +64,7 @@ class Checkpointer:
         """Each process copies and writes its share; process 0 seals, and tells the others what became of it. ``ahead``
         gives the groups that were finished before the steps that they belong to."""
         self.policy, self.algorithm, self.data, self.guards = policy, algorithm, data, guards
-        self.root, self.facts = root, facts
-        self.every_steps, self.keep, self.keep_every, self.on_error = every_steps, keep, keep_every, on_error
+        self.root, self.section, self.facts = root, section, facts
         self.moves_reference, self.processes = moves_reference, policy.processes
         self.ahead = ahead
         self.notify = notify or (lambda text: None)
@@ -109,7 +105,8 @@ class Checkpointer:
     def after_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Save if it is due; the seconds that training waited for it, for the next record. All processes call it."""
         self._report()
-        if not self.every_steps or step % self.every_steps:
+        interval = self.section.save_every_steps
+        if not interval or step % interval:
             return {}
         started = time.perf_counter()
         self.save(metrics)
@@ -165,7 +162,7 @@ class Checkpointer:
         started = time.perf_counter()
         try:
             if write(taken, self.policy, self.root) is not None:
-                prune(self.root, keep=self.keep, every=self.keep_every)
+                prune(self.root, keep=self.section.keep_checkpoints, every=self.section.keep_every_steps)
         except CheckpointError as error:
             self._error = error
         except OSError as error:
@@ -175,7 +172,7 @@ class Checkpointer:
 
     def _report(self) -> None:
         """Tell all processes the outcome of process 0's last write."""
-        if not self.processes.broadcast_from_main(lambda: self._has_failed(stops=self.on_error == "stop")):
+        if not self.processes.broadcast_from_main(lambda: self._has_failed(stops=self.section.on_save_error == "stop")):
             return
         error, self._error = self._error, None
         self.last_saved = -1
@@ -199,10 +196,11 @@ class Checkpointer:
         self._has_proposed = True
         best = best_interval(step_seconds=step_seconds, save_seconds=max(waited, 1e-3))
         steps = max(best, math.ceil(self._write_seconds / step_seconds))
-        if step_seconds * self.every_steps < WORTH_A_TIP_SECONDS or steps == self.every_steps:
+        interval = self.section.save_every_steps
+        if step_seconds * interval < WORTH_A_TIP_SECONDS or steps == interval:
             return
         self.notify(
             f"Tip: a checkpoint delays training by {waited:.2g} s. With about one failure per day, "
-            f"run.save_every_steps={steps} is optimal (now {self.every_steps}: a failure costs at most "
-            f"{self.every_steps * step_seconds:.3g} s)"
+            f"run.save_every_steps={steps} is optimal (now {interval}: a failure costs at most "
+            f"{interval * step_seconds:.3g} s)"
         )

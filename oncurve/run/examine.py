@@ -15,7 +15,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.data.chat_template import Chat, prepare_tokenizer
-from oncurve.data.check import check_data, form_of
+from oncurve.data.check import GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
@@ -160,15 +160,15 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         graded,
         cast("Any", tokenizer),
         grade=pays,
-        template=section.template,
+        section=section.model_copy(update={"max_prompt_tokens": config.prompt_limit(context_of(model_config))}),
         gold=partial(write_gold, template=form),
-        chat=section.chat,
         few_shot=few_shot,
-        max_prompt_tokens=config.prompt_limit(context_of(model_config)),
         evaluation_rows=held_out,
-        has_right_answer=has_right_answer,
-        decided_by_value=deciding_reward(config.rewards) is not None,
-        needs_grades=not any(reward.type == "environment" for reward in config.rewards),
+        meaning=GradeMeaning(
+            has_right_answer=has_right_answer,
+            decided_by_value=deciding_reward(config.rewards) is not None,
+            needs_grades=not any(reward.type == "environment" for reward in config.rewards),
+        ),
         vocabulary=model_config.get_text_config().vocab_size,
         end_ids=end_ids,
     )

@@ -181,8 +181,8 @@ def _measured(
                 goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
                 console=console,
                 loose_reward_function=loose,
-                correct_means=describe_correct(config.rewards),
             )
+        evaluation = replace(evaluation, correct_means=describe_correct(config.rewards))
     finally:
         sampler.close()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in evaluation.counts.items() if count)
@@ -234,9 +234,9 @@ def measure(
     what: str,
     goes_on: str,
     console: Console,
-    **options: Any,
+    loose_reward_function: RewardFunction | None = None,
 ) -> Evaluation:
-    """The evaluation, with ``options`` of ``evaluate``; Ctrl-C leaves what is whole and says how it ``goes_on``."""
+    """The evaluation, on a progress bar; Ctrl-C leaves what is whole and says how it ``goes_on``."""
 
     def said() -> str:
         right = sum(one.is_correct for one in kept.examples)
@@ -245,7 +245,7 @@ def measure(
     try:
         with bar(console) as progress:
             shown = progress.add_task(said(), total=len(prompts))
-            return evaluate(
+            found = evaluate(
                 prompts,
                 sampler,
                 reward_function,
@@ -253,10 +253,10 @@ def measure(
                 samples_per_prompt=kept.samples,
                 prompts_per_call=prompts_per_call(kept.samples),
                 kept=kept,
-                seed=params.seed,
+                loose_reward_function=loose_reward_function,
                 on_progress=lambda done, total: progress.update(shown, completed=done, description=said()),
-                **options,
             )
+            return replace(found, seed=params.seed)
     except KeyboardInterrupt:
         done = len(kept.examples) // kept.samples
         raise Stopped(

@@ -250,7 +250,14 @@ class _Writer:
         return min((one for one in (sft.max_tokens, self.context_tokens) if one is not None), default=None)
 
     def _shown(
-        self, part: Rows, data: DataSection, sft: SftSection, chat: Chat, **more: Any
+        self,
+        part: Rows,
+        data: DataSection,
+        sft: SftSection,
+        chat: Chat,
+        *,
+        max_tokens: int | None = None,
+        first: int = 0,
     ) -> tuple[list[Demonstration], list[Excluded]]:
         return render_demonstrations(
             part,
@@ -259,7 +266,8 @@ class _Writer:
             chat=chat,
             few_shot=self.few_shot,
             train_on=sft.train_on,
-            **more,
+            max_tokens=max_tokens,
+            first=first,
         )
 
 

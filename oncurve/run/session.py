@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ class Evaluator:
             if self.progress is not None:
                 self.progress.status(f"measuring {name}: {done}/{total}")
 
-        return evaluate(
+        found = evaluate(
             prompts,
             self.sampler,
             self.reward_function,
@@ -82,9 +82,9 @@ class Evaluator:
             samples_per_prompt=self.samples,
             name=name,
             step=step,
-            correct_means=self.correct_means,
             on_progress=show,
         )
+        return replace(found, correct_means=self.correct_means)
 
     def close(self) -> None:
         """End the graders' processes."""
@@ -258,11 +258,8 @@ def make_session(
         parts.data,
         guards,
         folder.checkpoints,
+        section=section,
         facts=facts,
-        every_steps=section.save_every_steps,
-        keep=section.keep_checkpoints,
-        keep_every=section.keep_every_steps,
-        on_error=section.on_save_error,
         moves_reference=parts.moves_reference,
         ahead=parts.ahead.finished if parts.ahead is not None else lambda step: {},
         notify=note,

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -109,12 +108,22 @@ def recipe_steps(
         return _reported(result, console, processes)
 
 
-def resume_run(run: str | Path, overrides: Sequence[str] = (), **options: Any) -> Result:
+def resume_run(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    strict: bool = False,
+    allow_change: bool = False,
+    given: Config | None = None,
+    console: Console,
+) -> Result:
     """Go on from a run's newest good checkpoint, or from the one that is named, to the bits that it would have had.
 
-    ``options`` are those of ``resume_steps``.
+    ``strict``, ``allow_change`` and ``given`` are those of ``resume_steps``.
     """
-    return finish(resume_steps(Path(run), overrides, **options))
+    return finish(
+        resume_steps(Path(run), overrides, strict=strict, allow_change=allow_change, given=given, console=console)
+    )
 
 
 def resume_steps(

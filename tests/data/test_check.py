@@ -9,9 +9,10 @@ import pytest
 from tokenizers_for_tests import byte_tokenizer
 
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.data.check import check_data, find_refused_gold, find_repeats, find_shared
+from oncurve.data.check import GradeMeaning, check_data, find_refused_gold, find_repeats, find_shared
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import TEMPLATES, render_prompts, write_gold
+from oncurve.data.settings import DataSection
 
 ROWS: list[dict[str, Any]] = [
     {"question": f"What is {number} and 1?", "answer": str(number + 1), "solution": f"It is {number + 1}."}
@@ -31,7 +32,10 @@ def exact(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[
 
 
 def check(rows: Sequence[dict[str, Any]] = ROWS, **options: Any) -> list[DataFinding]:
-    return check_data(rows, byte_tokenizer(), **({"grade": exact} | options))
+    keys = {name: options.pop(name) for name in DataSection.model_fields.keys() & options.keys()}
+    section = DataSection(**{"template": "r1_zero", "chat": False} | keys)
+    meaning = GradeMeaning(**{name: options.pop(name) for name in vars(GradeMeaning)["__slots__"] if name in options})
+    return check_data(rows, byte_tokenizer(), section=section, meaning=meaning, **({"grade": exact} | options))
 
 
 def test_sound_data_give_no_finding() -> None:

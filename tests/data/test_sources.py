@@ -13,7 +13,7 @@ import pytest
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.data import sources
 from oncurve.data.datasets import load_rows
-from oncurve.data.sources import read_json_lines
+from oncurve.data.sources import read_json_lines, read_stored
 
 
 def write_lines(path: Path, *rows: Any) -> Path:
@@ -176,7 +176,7 @@ def test_named_data_sets_are_fetched_from_the_hub(
         return datasets.Dataset.from_list([{"question": "q", "problem": "q", "answer": "s\n#### 5"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load_rows(type, split="test", revision="abc")[0]["question"] == "q"
+    read_stored(type, None, split="test", revision="abc")
     load_rows(type, subset="socratic")
     assert asked == [
         ((name, subset), {"split": "test", "revision": "abc"}),

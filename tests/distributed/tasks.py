@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from tiny_models import make_trained_policy
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,7 +21,7 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.sharding import Sharding
-from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5
 
@@ -80,9 +81,9 @@ def make_policy(
     reference = None if lora else copy.deepcopy(model).requires_grad_(False)
     adapter = add_adapter(model, LoraSettings(rank=4, alpha=8.0), base="", seed=3) if lora else None
     tokenizer: Any = None
-    if publishes:
-        options["replica_place"] = "cpu" if processes.is_main else "none"
-    return TrainedPolicy(
+    sharding = Sharding(reshard_after_forward=reshard, degree=degree) if way == "fsdp" else settings
+    place: Any = "device" if not publishes else "cpu" if processes.is_main else "none"
+    return make_trained_policy(
         model,
         tokenizer,
         # An epsilon far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only rounding.
@@ -91,8 +92,7 @@ def make_policy(
         tokens_per_microbatch=50,
         reference=reference,
         adapter=adapter,
-        processes=processes,
-        sharding=Sharding(reshard_after_forward=reshard, degree=degree) if way == "fsdp" else settings,
+        parallelism=Parallelism(processes, sharding, place),
         **options,
     )
 

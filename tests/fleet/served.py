@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import SamplingServer
-from oncurve.fleet.settings import Deadlines
+from oncurve.fleet.settings import Deadlines, ServerKeys
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.event_loop import EventLoopThread
@@ -90,13 +90,15 @@ class ThroughServers:
         if self.sampler is None:
             self.servers = [LocalServer(policy) for _ in range(self.count)]
             urls = [server.url for server in self.servers]
-            self.sampler = ServerSampler(self.params, urls=urls, weights_folder=self.folder, deadlines=FAST)
+            self.sampler = make_server_sampler(self.params, urls=urls, weights_folder=self.folder, deadlines=FAST)
         self.sampler.load_weights(policy, version)
 
     def sample(
         self, prompts: list[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
     ) -> list[Group]:
-        sampler = self.sampler or ServerSampler(self.params, urls=["http://127.0.0.1:9"], weights_folder=self.folder)
+        sampler = self.sampler or make_server_sampler(
+            self.params, urls=["http://127.0.0.1:9"], weights_folder=self.folder
+        )
         return sampler.sample(prompts, group_size, step=step, params=params)
 
     def close(self) -> None:
@@ -236,3 +238,9 @@ class Gate:
 
     async def _open(self) -> None:
         self._opened.set()
+
+
+def make_server_sampler(params: SamplingParams, *, urls: Sequence[str] = (), **options: Any) -> ServerSampler:
+    """A sampler over some addresses; keys of the section ``rollouts`` among the options go into that section."""
+    keys = {name: options.pop(name) for name in ServerKeys.model_fields.keys() & options.keys() - {"weights_folder"}}
+    return ServerSampler(params, ServerKeys.model_construct(servers=tuple(urls), **keys), **options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from served import FAST
+from served import FAST, make_server_sampler
 
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import SamplingParams
@@ -153,7 +153,7 @@ def started(base: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[ChildSer
         logs = tmp_path / "logs"
         local = ChildServers(1, name="oncurve", logs=logs, command=command, environment=own_environment(1))
         said: list[str] = []
-        sampler = ServerSampler(
+        sampler = make_server_sampler(
             SamplingParams(max_completion_tokens=8),
             urls=local.urls,
             weights_folder=tmp_path / "weights",
@@ -223,7 +223,7 @@ def test_a_rank_that_vllm_does_not_apply_is_refused_before_it_starts() -> None:
 
 
 def test_the_newest_versions_can_be_proven(tmp_path: Path) -> None:
-    sampler = ServerSampler(SamplingParams(), urls=[], weights_folder=tmp_path)
+    sampler = make_server_sampler(SamplingParams(), urls=[], weights_folder=tmp_path)
     policy = little_adapter(1)
     for version in range(12):
         sampler._prove(policy, f"run:{version}")

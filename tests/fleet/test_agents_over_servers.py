@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from served import FAST, LocalServer
+from served import FAST, LocalServer, make_server_sampler
 
 from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.core.records import Completion, Prompt, SamplingParams
-from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
@@ -63,7 +62,7 @@ def test_turns_are_the_same_in_this_process_and_over_servers(
     check(policy, here)
     server = LocalServer(policy)
     try:
-        over = ServerSampler(PARAMS, urls=[server.url], weights_folder=tmp_path, deadlines=FAST)
+        over = make_server_sampler(PARAMS, urls=[server.url], weights_folder=tmp_path, deadlines=FAST)
         there = play(policy, over, prompts)
     finally:
         server.close()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import load_file, save_file
-from served import FAST, LocalServer, Puppet
+from served import FAST, LocalServer, Puppet, make_server_sampler
 from tiny_models import make_model, model_config
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -26,7 +26,6 @@ from oncurve.fleet.inside_vllm.own_files import INDEX, OwnFiles
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed
 from oncurve.fleet.servers.nccl_group import GroupPush
-from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.model.same_model import told_config, why_another
@@ -70,7 +69,7 @@ def test_a_server_with_another_model_is_told_before_it_gets_any_weights(
     other = make_policy(tiny_model(family, **changes))
     server = LocalServer(other) if way == "own" else puppet_with(other.model)
     push = GroupPush() if way == "nccl" else None
-    sampler = ServerSampler(PARAMS, urls=[server.url], weights_folder=tmp_path, deadlines=FAST, push=push)
+    sampler = make_server_sampler(PARAMS, urls=[server.url], weights_folder=tmp_path, deadlines=FAST, push=push)
     begin = time.monotonic()
     try:
         with pytest.raises(SamplerError, match=f"has another model than the one in training: .*{said}"):
@@ -108,7 +107,7 @@ def test_one_of_two_servers_with_another_model_is_named_and_the_other_samples(
         LocalServer(make_policy(tiny_model("qwen2", num_hidden_layers=3, layer_types=[FULL] * 3))),
     )
     good, said = LocalServer(policy), list[str]()
-    sampler = ServerSampler(
+    sampler = make_server_sampler(
         PARAMS, urls=[other.url, good.url], weights_folder=tmp_path, deadlines=FAST, notify=said.append
     )
     try:
@@ -248,7 +247,7 @@ def test_our_server_takes_the_weights_whatever_its_files_call_them(
     load: Any = AutoModelForCausalLM.from_pretrained
     served, policy = load(form, dtype=torch.float32).eval(), policy_of(form, tokenizer, lora=lora)
     assert why_another(policy.model.config, told_config(served.config)) is None
-    manifest = ServerSampler(PARAMS, urls=[], weights_folder=tmp_path / "weights")._write(policy, 1)
+    manifest = make_server_sampler(PARAMS, urls=[], weights_folder=tmp_path / "weights")._write(policy, 1)
     update = WeightUpdate(served)
     update.stage(manifest.message(address=None, token=None))
     update.apply()

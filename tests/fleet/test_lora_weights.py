@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from served import FAST, LocalServer
+from served import FAST, LocalServer, make_server_sampler
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
@@ -44,7 +44,7 @@ def served(make_policy: Callable[..., TrainedPolicy], tmp_path: Path) -> Iterato
     def start(architecture: str = "qwen2", *, merges: bool = False) -> ServerSampler:
         opened.extend(LocalServer(make_policy(architecture)) for _ in range(2))
         urls = [server.url for server in opened[-2:]]
-        opened.append(ServerSampler(PARAMS, urls=urls, weights_folder=tmp_path, deadlines=FAST, merges=merges))
+        opened.append(make_server_sampler(PARAMS, urls=urls, weights_folder=tmp_path, deadlines=FAST, merges=merges))
         return opened[-1]
 
     yield start
@@ -103,7 +103,7 @@ def test_only_the_adapter_travels_under_the_names_of_peft(
 
 def announced(policy: TrainedPolicy, folder: Path) -> dict[str, Any]:
     """What a server is told of a policy's weights."""
-    sampler = ServerSampler(PARAMS, urls=[], weights_folder=folder)
+    sampler = make_server_sampler(PARAMS, urls=[], weights_folder=folder)
     manifest = sampler._write(policy, 1)
     return json.loads(json.dumps(manifest.message(address=None, token=None)))
 

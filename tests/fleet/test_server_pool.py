@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from served import FAST, Gate, Listener, Puppet, fail
+from served import FAST, Gate, Listener, Puppet, fail, make_server_sampler
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
@@ -48,7 +48,7 @@ def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
 
     def make(*puppets: Puppet, **options: Any) -> ServerSampler:
         options = {"urls": [puppet.url for puppet in puppets], "deadlines": FAST} | options
-        made.append(ServerSampler(PARAMS, weights_folder=tmp_path / "weights", **options))
+        made.append(make_server_sampler(PARAMS, weights_folder=tmp_path / "weights", **options))
         return made[-1]
 
     yield make

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from served import FAST, LocalServer, ThroughServers, move
+from served import FAST, LocalServer, ThroughServers, make_server_sampler, move
 
 from oncurve.algorithm.rounding import key_of, narrow, use_dither
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import check_host
 from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.settings import DeltaSettings
@@ -267,7 +266,7 @@ def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
     make_prompts: Callable[..., list[Prompt]], tmp_path: Path,
 ) -> None:  # fmt: skip
     local = LocalServer(policy)
-    sampler = ServerSampler(
+    sampler = make_server_sampler(
         PARAMS, urls=[local.url], weights_folder=tmp_path, weights_address="127.0.0.1:0", deadlines=FAST
     )
     other = make_policy(tiny_model("qwen2", seed=5))
@@ -417,7 +416,7 @@ def test_a_server_samples_from_the_trainers_dithered_copies(
     local = LocalServer(policy)
     use_dither(policy.model, 7)
     params = SamplingParams(max_completion_tokens=16, seed=3)
-    servers = ServerSampler(params, urls=[local.url], weights_folder=tmp_path, deadlines=FAST, deltas=deltas)
+    servers = make_server_sampler(params, urls=[local.url], weights_folder=tmp_path, deadlines=FAST, deltas=deltas)
     engine = InProcessEngine(params)
     try:
         for version in (1, 2):

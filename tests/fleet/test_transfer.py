@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from recorder import NCCL, broadcast, make_group
-from served import FAST, move
+from served import FAST, make_server_sampler, move
 
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.fleet.servers import protocol
@@ -91,7 +91,7 @@ def sampler_of(tmp_path: Path) -> Iterator[MakeSampler]:
     def make(servers: ChildServers, **options: Any) -> ServerSampler:
         options = {"urls": [], "deadlines": LIMITS, "local": servers, "weights_folder": tmp_path / "weights"} | options
         options |= {"matrix_type": torch.bfloat16} if "push" in options else {}
-        made.append(ServerSampler(PARAMS, **options))
+        made.append(make_server_sampler(PARAMS, **options))
         return made[-1]
 
     yield make

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from needs import NEEDS_VLLM
+from served import make_server_sampler
 
 from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
-from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.settings import Deadlines
+from oncurve.fleet.settings import Deadlines, ServerKeys
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
 from oncurve.policy.settings import OptimizerSettings
@@ -56,7 +56,7 @@ def follow(push: GroupPush, servers: VllmServers, folder: Path) -> set[str]:
     policy, prompts = make_policy()
     limits = Deadlines(gone_seconds=300.0)
     options = {"urls": [], "weights_folder": folder, "deadlines": limits, "local": servers}
-    sampler = ServerSampler(PARAMS, push=push, **options)  # type: ignore[arg-type]
+    sampler = make_server_sampler(PARAMS, push=push, **options)  # type: ignore[arg-type]
     try:
         for version in range(3):
             sampler.load_weights(policy, version=version)
@@ -80,7 +80,12 @@ def follow(push: GroupPush, servers: VllmServers, folder: Path) -> set[str]:
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM in this environment")
 def test_a_server_on_the_second_gpu_samples_from_weights_that_came_over_nccl(tmp_path: Path) -> None:
     servers = VllmServers(
-        str(EMBEDDED), 1, python=None, dtype="float32", on_cpu=False, logs=tmp_path, options=SMALL, devices=["1"]
+        str(EMBEDDED),
+        ServerKeys.model_construct(vllm_servers=1, vllm_options=SMALL),
+        dtype="float32",
+        on_cpu=False,
+        logs=tmp_path,
+        devices=["1"],
     )
     push = GroupPush()
     assert follow(push, servers, tmp_path / "weights") == {"0"}

@@ -23,6 +23,7 @@ import pytest
 import torch
 from needs import NEEDS_VLLM
 from safetensors.torch import load_file, save_file
+from served import make_server_sampler
 
 from oncurve.agents.agent_programs import FunctionAgent
 from oncurve.agents.agent_sampler import AgentSampler
@@ -34,7 +35,7 @@ from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.servers.teacher_server import TeacherServer
-from oncurve.fleet.settings import Deadlines, DeltaSettings
+from oncurve.fleet.settings import Deadlines, DeltaSettings, ServerKeys
 from oncurve.fleet.weights.endpoints import packing
 from oncurve.fleet.weights.host import Bandwidth
 from oncurve.fleet.weights.weight_stream import make_shipment
@@ -82,7 +83,13 @@ def servers(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     save_file({f"other.{name}": weight for name, weight in weights.items()}, folder / "consolidated.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(weights | head, "model.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    made = VllmServers(str(folder), 2, python=vllm_python, dtype="float32", on_cpu=True, logs=logs)
+    made = VllmServers(
+        str(folder),
+        ServerKeys.model_construct(vllm_servers=2, vllm_python=vllm_python),
+        dtype="float32",
+        on_cpu=True,
+        logs=logs,
+    )
     yield made
     made.close()
 
@@ -96,7 +103,7 @@ def policy() -> TrainedPolicy:
 @pytest.fixture
 def sampler(servers: VllmServers, tmp_path: Path) -> Iterator[ServerSampler]:
     deadlines = Deadlines(gone_seconds=300.0)
-    made = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines)
+    made = make_server_sampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines)
     yield made
     made.close()
 
@@ -159,7 +166,7 @@ def test_after_every_push_both_servers_sample_from_exactly_these_weights(
 def test_what_changed_is_applied_and_a_server_that_missed_a_version_catches_up(
     servers: VllmServers, policy: TrainedPolicy, tmp_path: Path
 ) -> None:
-    sampler = ServerSampler(
+    sampler = make_server_sampler(
         PARAMS,
         urls=servers.urls,
         weights_folder=tmp_path,
@@ -207,7 +214,7 @@ def test_vllm_fetches_while_it_samples(
         return await usual(self, request, path)
 
     monkeypatch.setattr(Bandwidth, "send", send)
-    sampler = ServerSampler(
+    sampler = make_server_sampler(
         PARAMS,
         urls=servers.urls[:1],
         weights_folder=tmp_path,
@@ -237,7 +244,7 @@ def test_vllm_fetches_while_it_samples(
 def with_room_for_an_adapter(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
     logs = tmp_path_factory.mktemp("vllm-adapter")
     words = {"dtype": "float32", "on_cpu": True, "logs": logs, "adapter_rank": 16}
-    made = VllmServers(str(EMBEDDED), 1, python=vllm_python, **words)
+    made = VllmServers(str(EMBEDDED), ServerKeys.model_construct(vllm_servers=1, vllm_python=vllm_python), **words)
     yield made
     made.close()
 
@@ -259,7 +266,7 @@ def train(policy: TrainedPolicy, seed: int, rate: float) -> None:
 
 def sampler_over(servers: VllmServers, folder: Path, *, gone_seconds: float = 300.0) -> ServerSampler:
     deadlines = Deadlines(gone_seconds=gone_seconds)
-    return ServerSampler(PARAMS, urls=servers.urls, weights_folder=folder, deadlines=deadlines)
+    return make_server_sampler(PARAMS, urls=servers.urls, weights_folder=folder, deadlines=deadlines)
 
 
 def test_vllm_applies_an_adapter_beside_its_base_and_again_after_it_was_killed(
@@ -336,7 +343,9 @@ def test_an_agent_reaches_vllm_and_its_turns_have_the_trainers_logprobs(
 def test_a_teacher_behind_vllm_scores_each_token_as_the_model_does(servers: VllmServers, tmp_path: Path) -> None:
     model, tokenizer = load_model("embedded")
     policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())
-    sampler = ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0))
+    sampler = make_server_sampler(
+        PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=Deadlines(gone_seconds=300.0)
+    )
     sampler.load_weights(policy, version=0)  # of whichever test came before
     sampler.close()
     rows = [([5, 6, 7], [8, 9]), ([10], [11, 12, 13, 14]), (list(range(40)), [3])]

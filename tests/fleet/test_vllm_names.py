@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from needs import NEEDS_VLLM
+from served import make_server_sampler
 from test_another_model import FORMS, policy_of, renamed
 from test_vllm import teacher_forced
 from tiny_models import make_model
@@ -20,7 +21,7 @@ from oncurve.core.errors import SamplerError
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.settings import Deadlines
+from oncurve.fleet.settings import Deadlines, ServerKeys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -62,10 +63,16 @@ def test_vllm_samples_from_weights_and_adapters_whatever_its_files_call_them(
     make_model(config).save_pretrained(place)
     tokenizer.save_pretrained(place)
     renamed(place, change)
-    servers = VllmServers(str(place), 1, python=vllm_python, dtype="float32", on_cpu=True, logs=tmp_path / "logs")
+    servers = VllmServers(
+        str(place),
+        ServerKeys.model_construct(vllm_servers=1, vllm_python=vllm_python),
+        dtype="float32",
+        on_cpu=True,
+        logs=tmp_path / "logs",
+    )
     deadlines = Deadlines(gone_seconds=300.0)
     samplers = [
-        ServerSampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines, merges=True)
+        make_server_sampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines, merges=True)
         for _ in range(3)
     ]
     try:

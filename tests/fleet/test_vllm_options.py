@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from oncurve.fleet.servers.local_vllm import VllmServers
+from oncurve.fleet.settings import ServerKeys
 
 OPTIONS = ("--tensor-parallel-size", "2", "--gpu-memory-utilization", "0.85", "--max-model-len", "4096")
 STAND_IN = """#!/usr/bin/env python3
@@ -29,7 +30,11 @@ def test_tensor_parallel_memory_share_and_context_are_handed_to_every_server(tmp
     python.chmod(0o755)
     logs = tmp_path / "logs"
     servers = VllmServers(
-        "model", 2, python=str(python), dtype="bfloat16", on_cpu=False, logs=logs, options=OPTIONS, sleeps=True
+        "model",
+        ServerKeys.model_construct(vllm_servers=2, vllm_python=str(python), vllm_options=OPTIONS, sleep=True),
+        dtype="bfloat16",
+        on_cpu=False,
+        logs=logs,
     )
     try:
         files = [tmp_path / f"{port}.json" for port in servers.ports]

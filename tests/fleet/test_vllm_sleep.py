@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from needs import NEEDS_VLLM
+from served import make_server_sampler
 
 from oncurve.core.records import Completion, Group, SamplingParams
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
-from oncurve.fleet.servers.server_sampler import ServerSampler
-from oncurve.fleet.settings import Deadlines
+from oncurve.fleet.settings import Deadlines, ServerKeys
 from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
@@ -88,7 +88,9 @@ def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_f
     rows = [{"question": f"Tom has {n} apples and buys {n + 3} more. How many has he?", "answer": ""} for n in range(4)]
     prompts = render_prompts(rows, tokenizer, template="think_answer")[0]  # type: ignore[arg-type]
     logs = tmp_path / "logs"
-    servers = VllmServers(str(EMBEDDED), 1, python=None, dtype="float32", on_cpu=True, logs=logs, sleeps=True)
+    servers = VllmServers(
+        str(EMBEDDED), ServerKeys.model_construct(vllm_servers=1, sleep=True), dtype="float32", on_cpu=True, logs=logs
+    )
     [url] = servers.urls
     said: list[str] = []
     try:
@@ -97,7 +99,7 @@ def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_f
             limits = Deadlines(gone_seconds=300.0)
             options: dict[str, Any] = {"push": push, "sleep": sleeps, "deadlines": limits}
             options["notify"] = said.append
-            sampler = ServerSampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
+            sampler = make_server_sampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
             for version in range(3):
                 sampler.load_weights(policy, version=version)
                 before = sampler.sample(prompts, 1)

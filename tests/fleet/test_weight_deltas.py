@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import torch
 from aiohttp import web
-from served import Listener, LocalServer
+from served import Listener, LocalServer, make_server_sampler
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Prompt, SamplingParams
@@ -61,7 +61,7 @@ def assert_has(server: LocalServer, policy: TrainedPolicy) -> None:
 
 def make(servers: list[LocalServer], folder: Path, **settings: object) -> ServerSampler:
     address = settings.pop("address", None)
-    return ServerSampler(
+    return make_server_sampler(
         PARAMS,
         urls=[server.url for server in servers],
         weights_folder=folder,

@@ -17,13 +17,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from served import FAST, LocalServer, Puppet, move
+from served import FAST, LocalServer, Puppet, make_server_sampler, move
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import SamplingParams
 from oncurve.fleet import inside_vllm
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.weights import shards, store
 from oncurve.fleet.weights.fetch import fetched
 from oncurve.fleet.weights.shards import write_weights
@@ -233,7 +232,7 @@ def test_vllm_gets_matrices_in_its_type_and_our_own_servers_all_digits(policy: T
     puppets[0].behave[protocol.WEIGHT_INFO] = as_vllm
     try:
         for puppet, expected in zip(puppets, (torch.bfloat16, torch.float32), strict=True):
-            sampler = ServerSampler(
+            sampler = make_server_sampler(
                 PARAMS,
                 urls=[puppet.url],
                 weights_folder=tmp_path,

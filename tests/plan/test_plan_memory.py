@@ -209,8 +209,7 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     packed: bool, checkpointing: bool, compute: Literal["float32", "bfloat16"]
 ) -> None:
     """Within 6 %, on a model small enough for a test; a change of the forward pass must change the constants."""
-    from oncurve.policy.settings import OptimizerSettings
-    from oncurve.policy.trained_policy import TrainedPolicy
+    from tiny_models import make_trained_policy
 
     config = Qwen2Config(
         vocab_size=SMALL.vocabulary,
@@ -224,10 +223,9 @@ def test_what_a_forward_pass_keeps_is_what_the_profiler_counts(
     )
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(config).eval()
-    policy = TrainedPolicy(
+    policy = make_trained_policy(
         model,
-        None,  # type: ignore[arg-type]
-        optimizer=OptimizerSettings(),
+        None,
         compute_type=compute,
         packing=packed,
         gradient_checkpointing=checkpointing,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tiny_models import make_trained_policy
 from torch import Tensor
 
 from oncurve.core.batch import Batch, collate
@@ -181,7 +182,7 @@ def test_a_model_that_cannot_recompute_says_so(tokenizer: PreTrainedTokenizerFas
     model = tiny_model("qwen2")
     model.model.layers = torch.nn.ModuleList()  # type: ignore[assignment]
     with pytest.raises(TrainingError, match="gradient_checkpointing to false"):
-        TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings(), packing=False, gradient_checkpointing=True)
+        make_trained_policy(model, tokenizer, packing=False, gradient_checkpointing=True)
 
 
 def test_stored_log_probabilities_are_those_before_the_updates(make_policy: MakePolicy, batch: Batch) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tiny_models import make_trained_policy
 from torch import Tensor, nn
 
 from oncurve.algorithm import rounding
@@ -153,7 +154,7 @@ def test_the_gradient_passes_straight_through_and_recomputed_layers_use_the_same
         model = off_grid(tiny_model("llama"))
         use_dither(model, 7)
         options = {"compute_type": "bfloat16", "packing": False, "gradient_checkpointing": again}
-        policy = TrainedPolicy(model, None, optimizer=OptimizerSettings(), **options)  # type: ignore[arg-type]
+        policy = make_trained_policy(model, None, **options)
         policy.logprobs(batch)[0].sum().backward()
         gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
     for name, gradient in gradients[0].items():

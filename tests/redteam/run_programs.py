@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from oncurve.core.records import Completion, Prompt, Reward  # noqa: E402
-from oncurve.rewards.programs import Programs  # noqa: E402
+from oncurve.rewards.programs import Programs, ProgramsReward  # noqa: E402
 from oncurve.sandbox import Limits, SandboxPool  # noqa: E402
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -188,7 +188,7 @@ def run(*, tier: str | None, workers: int, only: list[str], once: bool, file: Pa
     world, problems, started = World(), [], time.monotonic()
     with no_strays(problems):
         pool = SandboxPool(limits=LIMITS, tier=tier, num_workers=workers)  # type: ignore[arg-type]
-        programs = Programs(scale="pass_rate", pool=pool)
+        programs = Programs(ProgramsReward(scale="pass_rate"), pool=pool)
         programs._limits = LIMITS
         cases = list(cases_of(file, world, only, once))
         rewards = programs([case[2] for case in cases], [case[3] for case in cases])

@@ -22,6 +22,7 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.run.checkpoint_manifest import verify
 from oncurve.run.checkpointer import Checkpointer, best_interval
 from oncurve.run.guards import Guards
+from oncurve.run.settings import RunSection
 from oncurve.run.snapshot import capture
 from oncurve.run.state import checksum, from_plain, restore, to_plain, write
 from oncurve.run_errors import CheckpointError
@@ -127,7 +128,8 @@ def make_saver(
     make_policy: MakePolicy, make_prompts: Callable[..., list[Prompt]], tmp_path: Path
 ) -> Callable[..., Checkpointer]:
     def make(policy: TrainedPolicy | None = None, **options: Any) -> Checkpointer:
-        settings = {"facts": {"world_size": 1}, "every_steps": 1} | options
+        keys = {name: options.pop(name) for name in RunSection.model_fields.keys() & options.keys()}
+        settings = {"section": RunSection(**{"save_every_steps": 1} | keys), "facts": {"world_size": 1}} | options
         algorithm = build("grpo", group_size=2, max_completion_tokens=4)
         data = Curriculum(make_prompts("a", "b"), 1)
         return Checkpointer(policy or make_policy(), algorithm, data, Guards(), tmp_path / "checkpoints", **settings)
@@ -173,7 +175,7 @@ def test_what_is_written_beside_the_training_never_mixes_two_steps(
 
 def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..., Checkpointer]) -> None:
     said: list[str] = []
-    saver = make_saver(on_error="continue", notify=said.append)
+    saver = make_saver(on_save_error="continue", notify=said.append)
     saver.root.write_text("in the way")
     saver.mark(1)
     saver.after_step(1, {})
@@ -185,7 +187,7 @@ def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..
     saver.after_step(2, {})
     saver.wait()
     assert verify(saver.root / "step_000002")["step"] == 2
-    strict = make_saver(every_steps=2)
+    strict = make_saver(save_every_steps=2)
     strict.root = saver.root / "step_000002" / "state.json"
     strict.mark(2)
     strict.after_step(2, {})
@@ -206,7 +208,7 @@ def test_a_step_that_has_moved_the_weights_cannot_be_saved_as_the_one_before(
 
 
 def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., Checkpointer]) -> None:
-    saver = make_saver(keep=1)
+    saver = make_saver(keep_checkpoints=1)
     for number, score in enumerate((0.2, 0.9, math.nan, 0.3), start=1):
         saver.mark(number)
         saver.after_step(number, {"evaluation/correct_fraction": score})
@@ -222,7 +224,7 @@ def test_the_interval_that_loses_least_time_follows_young() -> None:
 
 def test_the_proposal_is_made_once_and_from_measured_times(make_saver: Callable[..., Checkpointer]) -> None:
     said: list[str] = []
-    saver = make_saver(notify=said.append, every_steps=50)
+    saver = make_saver(notify=said.append, save_every_steps=50)
     for number in range(50, 250, 50):
         saver.mark(number)
         saver.after_step(number, {"time/step_seconds": 2.0})

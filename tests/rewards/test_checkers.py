@@ -12,7 +12,7 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards.programs import Programs
+from oncurve.rewards.programs import Programs, ProgramsReward
 from oncurve.sandbox import Limits, SandboxPool, describe_isolation
 
 TASKS = [
@@ -34,7 +34,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
 
 
 def graded(pool: SandboxPool, rows: list[dict[str, Any]], programs: list[str], **options: Any) -> list[Reward]:
-    reward = Programs(pool=pool, cpu_seconds=1, wall_seconds=4.0, **options)
+    reward = Programs(ProgramsReward(**options), limits=Limits(cpu_seconds=1, wall_seconds=4.0), pool=pool)
     completions = [completion_of(f"```python\n{program}\n```") for program in programs]
     return reward([prompt_of(row=row) for row in rows], completions)
 
@@ -97,16 +97,16 @@ def test_the_checker_of_a_recipe_is_a_file_and_that_of_a_row_goes_before_it(pool
     assert [reward.value for reward in graded(pool, [ROW] * 2, programs, **options)] == [1.0, 0.0]
     assert [reward.value for reward in graded(pool, [own] * 2, programs, **options)] == [0.0, 1.0]
     with pytest.raises(ConfigError, match="cannot be read"):
-        Programs(pool=pool, checker=str(tmp_path / "missing.py"))
+        Programs(ProgramsReward(checker=str(tmp_path / "missing.py")), pool=pool)
 
 
 def test_packages_are_importable_only_where_they_are_named(pool: SandboxPool) -> None:
     program = "import numpy\ndef f(n): return int(numpy.square(n))"
     assert graded(pool, [ROW], [program])[0].value == 0.0
-    reward = Programs(allow="landlock", packages=["numpy"], num_workers=1)
+    reward = Programs(ProgramsReward(isolation="landlock", packages=("numpy",), workers=1))
     [right] = reward([prompt_of(row=ROW)], [completion_of(f"```python\n{program}\n```")])
     [outside] = reward([prompt_of(row=ROW)], [completion_of("```python\nimport torch\ndef f(n): return 9\n```")])
     reward.close()
     assert (right.value, outside.value) == (1.0, 0.0)
     with pytest.raises(ConfigError, match="not installed here"):
-        Programs(allow="landlock", packages=["a-package-nobody-has"])
+        Programs(ProgramsReward(isolation="landlock", packages=("a-package-nobody-has",)))

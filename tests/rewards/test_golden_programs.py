@@ -25,7 +25,7 @@ if not TIERS:
 def test_every_label_is_met(tier: str) -> None:
     limits = Limits(cpu_seconds=2)
     with SandboxPool(tier=tier, limits=limits, num_workers=2, packages=("numpy",)) as pool:  # type: ignore[arg-type]
-        rewards = Programs(pool=pool, cpu_seconds=2)(
+        rewards = Programs(limits=limits, pool=pool)(
             [prompt_of(row=line["row"]) for line in LINES], [completion_of(line["completion"]) for line in LINES]
         )
     wrong = [

@@ -17,7 +17,7 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards.llm_judge import Criterion, Judge, read_scores, secret_word
+from oncurve.rewards.llm_judge import Criterion, Judge, JudgeReward, read_scores, secret_word
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 Answer = Callable[["_Handler", str], None]
@@ -111,7 +111,9 @@ def server() -> Iterator[_Server]:
 
 
 def judge_of(server: _Server, **options: Any) -> Judge:
-    return Judge(**{"base_url": server.url, "model": "m", "retry_seconds": 0.01, "timeout_seconds": 5.0} | options)
+    keys = {name: options.pop(name) for name in list(options) if name in JudgeReward.model_fields}
+    section = JudgeReward(**{"base_url": server.url, "model": "m", "timeout_seconds": 5.0} | keys)
+    return Judge(section, **{"retry_seconds": 0.01} | options)
 
 
 def rewards_of(judge: Judge, *texts: str) -> list[Reward]:
@@ -130,7 +132,7 @@ def test_a_score_becomes_a_value_from_0_to_1(server: _Server) -> None:
 def test_weighted_criteria_are_judged_in_one_request_each_by_itself(server: _Server, tmp_path: Path) -> None:
     criteria = [Criterion(name="right", text="Is it right?", weight=3), Criterion(name="short", text="Is it short?")]
     server.answers = [lambda handler, word: handler.send(200, reply(f"Hm.\nVERDICT {word}: 10 2"))]
-    options: dict[str, Any] = {"criteria": criteria, "correct_from": 9, "cache_path": tmp_path / "scores.jsonl"}
+    options: dict[str, Any] = {"criteria": criteria, "correct_from": 9, "cache_path": str(tmp_path / "scores.jsonl")}
     reward = rewards_of(judge_of(server, **options), "4")[0]
     assert reward.value == pytest.approx((3 * 1.0 + 0.2) / 4)
     assert reward.parts == {"judge": reward.value, "right": 1.0, "short": 0.2, "correct": 0.0}
@@ -203,7 +205,7 @@ def test_a_proxy_of_another_kind_is_not_in_the_way(monkeypatch: pytest.MonkeyPat
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
-    judge = Judge(base_url="https://127.0.0.1:1", model="m", retries=0, timeout_seconds=5.0)
+    judge = Judge(JudgeReward(base_url="https://127.0.0.1:1", model="m", timeout_seconds=5.0), retries=0)
     assert rewards_of(judge, "4")[0].error == "judge_unreachable"
 
 
@@ -257,21 +259,21 @@ def test_the_word_of_a_verdict_depends_on_the_question_and_nothing_else() -> Non
 
 def test_equal_questions_are_asked_once_and_scores_are_kept(server: _Server, tmp_path: Path) -> None:
     path = tmp_path / "scores" / "judge.jsonl"
-    judge = judge_of(server, cache_path=path)
+    judge = judge_of(server, cache_path=str(path))
     assert [given.value for given in rewards_of(judge, "a", "a", "b")] == [0.7, 0.7, 0.7]
     rewards_of(judge, "b", "a")
     assert len(server.asked) == 2
     path.write_text(path.read_text() + '{"key": "cut of')
-    later = judge_of(server, cache_path=path)
+    later = judge_of(server, cache_path=str(path))
     assert [given.value for given in rewards_of(later, "a", "b")] == [0.7, 0.7]
     assert (len(server.asked), later.budget.num_requests) == (2, 0)
-    rewards_of(judge_of(server, cache_path=path, rubric="Is it kind?"), "a")
+    rewards_of(judge_of(server, cache_path=str(path), rubric="Is it kind?"), "a")
     assert len(server.asked) == 3
 
 
 def test_a_score_counts_even_where_it_cannot_be_written(server: _Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    judge = judge_of(server, cache_path=tmp_path / "file" / "scores.jsonl")
+    judge = judge_of(server, cache_path=str(tmp_path / "file" / "scores.jsonl"))
     assert [rewards_of(judge, "a")[0].value for _ in range(2)] == [0.7, 0.7]
     assert len(server.asked) == 1
 
@@ -368,14 +370,11 @@ def test_a_failing_judge_makes_the_whole_sum_an_error(server: _Server) -> None:
         {"base_url": "ftp://localhost/v1"},
         {"base_url": "https://me:secret@localhost/v1"},
         {"api_key_env": "ONCURVE_NO_SUCH_VARIABLE"},
-        {"scores": (5, 5)},
-        {"concurrency": 0},
         {"max_usd": 1.0},
-        {"prompt_usd_per_million_tokens": -1.0},
     ],
     ids=str,
 )
 def test_what_cannot_work_is_told_before_the_run(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="rewards: ") as caught:
-        Judge(**{"base_url": "http://localhost/v1", "model": "m"} | options)
+        Judge(JudgeReward(**{"base_url": "http://localhost/v1", "model": "m"} | options))
     assert "secret" not in str(caught.value)

@@ -15,7 +15,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Reward
 from oncurve.rewards.grading_failures import categorize
-from oncurve.rewards.programs import Programs
+from oncurve.rewards.programs import Programs, ProgramsReward
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation
 
@@ -33,7 +33,8 @@ def pool() -> Iterator[SandboxPool]:
 
 
 def graded(pool: SandboxPool, row: dict[str, Any], *programs: str, **options: Any) -> list[Reward]:
-    reward = Programs(pool=pool, cpu_seconds=1, wall_seconds=4.0, **options)
+    limits = Limits(cpu_seconds=1, wall_seconds=4.0, max_exhausted_tests=options.pop("max_exhausted_tests", 2))
+    reward = Programs(ProgramsReward(**options), limits=limits, pool=pool)
     texts = [f"My program:\n```python\n{program}\n```" for program in programs]
     return reward([prompt_of(row=row)] * len(texts), [completion_of(text) for text in texts])
 
@@ -69,7 +70,7 @@ def test_a_completion_without_a_program_is_badly_formatted(pool: SandboxPool) ->
 
 
 def test_a_bare_expression_can_be_put_into_a_template(pool: SandboxPool) -> None:
-    reward = Programs(pool=pool, require_fence=False, template="def f(n):\n    return {program}")
+    reward = Programs(ProgramsReward(require_fence=False), pool=pool, template="def f(n):\n    return {program}")
     texts = ["<answer> n * n </answer>", "n ** 2", "n +", "exit()"]
     rewards = reward([prompt_of(row=ROW)] * 4, [completion_of(text) for text in texts])
     assert [one.value for one in rewards] == [1.0, 1.0, 0.0, 0.0]
@@ -295,7 +296,7 @@ def test_equal_programs_are_graded_once(pool: SandboxPool) -> None:
 
 
 def test_every_failure_is_counted_under_its_kind(pool: SandboxPool) -> None:
-    reward = Programs(pool=pool, cpu_seconds=1, wall_seconds=4.0, max_exhausted_tests=1)
+    reward = Programs(limits=Limits(cpu_seconds=1, wall_seconds=4.0, max_exhausted_tests=1), pool=pool)
     kinds = {
         "passed": SQUARE,
         "wrong": DOUBLE,
@@ -349,7 +350,7 @@ def test_it_fits_into_a_weighted_sum(pool: SandboxPool) -> None:
 
 
 def test_it_closes_its_own_pool_and_no_other(pool: SandboxPool) -> None:
-    own = Programs(allow="landlock", num_workers=1)
+    own = Programs(ProgramsReward(isolation="landlock", workers=1))
     assert own([prompt_of(row=ROW)], [completion_of(f"```\n{SQUARE}\n```")])[0].value == 1.0
     own.close()
     own.close()
@@ -368,7 +369,7 @@ def test_importing_it_brings_neither_torch_nor_transformers() -> None:
 @pytest.mark.skipif(not HUMANEVAL.exists(), reason="the public data sets are not at ../shared/data beside the project")
 def test_every_reference_solution_of_humaneval_is_paid(pool: SandboxPool) -> None:
     rows = [json.loads(line) for line in HUMANEVAL.read_text(encoding="utf-8").splitlines()]
-    reward = Programs(pool=pool, wall_seconds=20.0)
+    reward = Programs(limits=Limits(wall_seconds=20.0), pool=pool)
     texts = [f"```python\n{row['prompt']}{row['canonical_solution']}\n```" for row in rows]
     prompts = [prompt_of(row=row, index=number) for number, row in enumerate(rows)]
     rewards = reward(prompts, [completion_of(text) for text in texts])

@@ -11,7 +11,15 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards.tool_calls import Call, ToolCalls, calls_fraction, hermes_calls, openai_calls, signatures_of
+from oncurve.rewards.tool_calls import (
+    Call,
+    ToolCalls,
+    ToolCallsReward,
+    calls_fraction,
+    hermes_calls,
+    openai_calls,
+    signatures_of,
+)
 from oncurve.rewards.validation import SchemaChecker
 
 WEATHER = {
@@ -48,7 +56,7 @@ def hermes(*calls: tuple[str, dict[str, Any]]) -> str:
 
 def rewards_of(checker: SchemaChecker, *texts: object, row: dict[str, Any] = ROW, **options: Any) -> list[Reward]:
     written = [text if isinstance(text, str) else json.dumps(text) for text in texts]
-    function = ToolCalls(checker=checker, **options)
+    function = ToolCalls(ToolCallsReward(**options), checker=checker)
     return function([prompt_of(row=row)] * len(texts), [completion_of(text) for text in written])
 
 
@@ -184,7 +192,7 @@ def test_a_schema_may_allow_arguments_that_it_does_not_declare() -> None:
 
 def test_limits_that_exclude_everything_are_refused() -> None:
     with pytest.raises(ConfigError, match="min_calls"):
-        ToolCalls(min_calls=2, max_calls=1)
+        ToolCalls(ToolCallsReward(min_calls=2, max_calls=1))
 
 
 def test_arguments_that_a_data_set_filled_with_null_are_not_there(checker: SchemaChecker) -> None:

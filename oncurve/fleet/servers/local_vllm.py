@@ -12,6 +12,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.fleet.servers.children import ChildServers, own_environment
 from oncurve.fleet.servers.protocol import ADAPTER_MODEL
 from oncurve.fleet.servers.vllm_version import check_version
+from oncurve.fleet.settings import ServerKeys
 
 PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
 SHARE = "--gpu-memory-utilization"
@@ -27,30 +28,26 @@ class VllmServers(ChildServers):
     def __init__(
         self,
         model: str,
-        count: int,
+        section: ServerKeys,
         *,
-        python: str | None,
         dtype: str,
         on_cpu: bool,
         logs: Path,
-        options: Sequence[str] = (),
         devices: Sequence[str] = (),
-        tensor_parallel: int = 1,
-        sleeps: bool = False,
         share: float | None = None,
         adapter_rank: int | None = None,
     ) -> None:
-        """``python`` is that of an environment with vLLM; None reads ONCURVE_VLLM_PYTHON. ``devices`` are the GPUs that
-        each server sees, over ``tensor_parallel`` of which it spreads the model. With ``sleeps`` it can give
-        memory back; ``share`` of a GPU's memory is all that it takes, unless ``options`` say another. With an
-        ``adapter_rank`` it applies adapters of up to that rank beside the base, and takes no whole weights.
+        """``section`` has their number, their Python, the GPUs of each and vLLM's options. ``devices`` are the GPUs
+        that each server sees; ``share`` of a GPU's memory is all that it takes, unless the options say another. With
+        an ``adapter_rank`` it applies adapters of up to that rank beside the base, and takes no whole weights.
 
         Raises ConfigError if there is none, and for a rank that vLLM does not apply.
         """
-        self.python = find_python(python)
+        self.python = find_python(section.vllm_python)
+        count, options = section.vllm_servers, section.vllm_options
         self.model, self.dtype, self.on_cpu, self.adapter_rank = model, dtype, on_cpu, adapter_rank
-        own = ("--tensor-parallel-size", str(tensor_parallel)) if tensor_parallel > 1 else ()
-        if sleeps and not on_cpu:  # on a CPU it takes the calls and gives nothing back
+        own = ("--tensor-parallel-size", str(section.tensor_parallel)) if section.tensor_parallel > 1 else ()
+        if section.sleep and not on_cpu:  # on a CPU it takes the calls and gives nothing back
             own = (*own, "--enable-sleep-mode")
         if share is not None and not says_share(options):
             own = (*own, SHARE, f"{share:.2f}")

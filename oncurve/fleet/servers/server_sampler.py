@@ -18,7 +18,7 @@ import torch
 from oncurve.algorithm.rounding import seed_of
 from oncurve.core.draw import stream_keys
 from oncurve.core.errors import ConfigError, SamplerError
-from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.records import USUAL_ROWS, Group, Prompt, SamplingParams
 from oncurve.core.sampler import end_token_ids, make_group
 from oncurve.core.scheduler import occurrence_indices
 from oncurve.fleet.servers.adapter_proof import measure
@@ -30,7 +30,7 @@ from oncurve.fleet.servers.protocol import GeneratedCompletion
 from oncurve.fleet.servers.registry import registered
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.servers.server_turns import ServerTurns
-from oncurve.fleet.settings import Deadlines, DeltaSettings
+from oncurve.fleet.settings import DeltaSettings, ServerKeys
 from oncurve.fleet.weights.delta_store import DeltaStore
 from oncurve.fleet.weights.endpoints import give_back_cache
 from oncurve.fleet.weights.fallback import Copies
@@ -63,44 +63,36 @@ class ServerSampler:
     def __init__(
         self,
         params: SamplingParams,
+        section: ServerKeys,
         *,
-        urls: Sequence[str],
-        registry: Path | None = None,
         weights_folder: Path,
         memory_folder: Path | None = None,
         matrix_type: torch.dtype | None = None,
-        weights_address: str | None = None,
         token: str | None = None,
-        max_rows: int = 256,
-        deadlines: Deadlines | None = None,
         local: ChildServers | None = None,
         push: GroupPush | None = None,
-        trains_meanwhile: bool = False,
-        sleep: bool = False,
-        deltas: DeltaSettings | None = None,
-        staleness: int = 0,
-        merges: bool = False,
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Weights are put into ``memory_folder``, if it is given and has room, otherwise into ``weights_folder``;
-        ``matrix_type`` is that of the matrices of vLLM servers, None for full width. ``weights_address`` is host:port
-        where servers fetch weights that do not see the folder; ``local`` are servers that were started for this
-        sampler, and end with it; ``push`` brings them weights without files, from a policy that ``trains_meanwhile`` in
-        a copy for those that are late; ``sleep`` lets them give memory back whenever the completions of a step are
-        there. With ``deltas`` servers get what changed of the weights, all of them in half width; ``weights_address``
-        may then be the URL under which others find ``weights_folder``. With ``merges`` adapters go as whole weights."""
+        """The servers of a recipe's section ``rollouts``, and the ``local`` ones that were started for this sampler and
+        end with it.
+
+        Weights are put into ``memory_folder``, if it is there and has room, otherwise into ``weights_folder``, with
+        matrices of ``matrix_type`` for vLLM servers, None for full width. ``push`` brings them without files.
+        """
+        deltas, weights_address = section.deltas, section.weights_address
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
         words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
-        words["keep"] = 2 if staleness < 2 else 4  # versions that wait until those before them are not needed
+        words["keep"] = 2 if section.staleness < 2 else 4  # versions that wait until those before them are not needed
         anchors = {} if deltas is None else {"anchor_every": deltas.anchor_every}
         self._deltas = DeltaStore(weights_folder, **anchors, **words) if deltas is not None else None
         self._store = self._deltas or WeightStore(weights_folder, **words)
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
         self._held_seconds, self._num_late = 0.0, 0
-        self._push, self._sleep, self._matrix_type, self._merges = push, sleep, matrix_type, merges
-        self._copies = Copies(self._store, trains_meanwhile=trains_meanwhile)
+        self._push, self._sleep, self._matrix_type = push, section.sleep, matrix_type
+        self._merges = section.adapter == "merged"
+        self._copies = Copies(self._store, trains_meanwhile=push is not None and section.staleness > 0)
         for part in (push, local):
             if part is not None:
                 part.notify = self._say
@@ -108,10 +100,10 @@ class ServerSampler:
         self._host = self._make_host(weights_address, token, deltas) if weights_address and not is_url else None
         token = token if self._host is None else self._host.token
         self.pool = ServerPool(
-            [*urls, *(local.urls if local is not None else ())],
-            find=partial(registered, registry) if registry is not None else tuple,
-            deadlines=deadlines or Deadlines(),
-            max_rows=max_rows,
+            [*section.servers, *(local.urls if local is not None else ())],
+            find=partial(registered, Path(section.registry)) if section.registry is not None else tuple,
+            deadlines=section.deadlines,
+            max_rows=USUAL_ROWS if section.max_rows == "auto" else section.max_rows,
             token=token,
             restart=local.restart if local is not None else None,
             push=push,
@@ -120,6 +112,7 @@ class ServerSampler:
             repair=self._deltas.renew if self._deltas is not None else lambda label: None,
             notify=self._say,
         )
+        self.pool.in_flight = section.in_flight
 
     def _make_host(self, address: str, token: str | None, deltas: DeltaSettings | None) -> WeightHost:
         limit = Bandwidth(deltas.mbit) if deltas is not None and deltas.mbit is not None else None

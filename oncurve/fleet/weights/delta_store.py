@@ -50,9 +50,18 @@ class Published:
 class DeltaStore(WeightStore):
     """Versions as differences, and whole ones between them."""
 
-    def __init__(self, root: Path, *, run: str, anchor_every: int = 20, **words: Any) -> None:
-        """``anchor_every``: a version is written whole at least so often. Other ``words`` are those of any store."""
-        super().__init__(root, run=run, **words)
+    def __init__(
+        self,
+        root: Path,
+        *,
+        run: str,
+        anchor_every: int = 20,
+        keep: int = 2,
+        memory: Path | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """``anchor_every``: a version is written whole at least so often."""
+        super().__init__(root, run=run, keep=keep, memory=memory, notify=notify)
         self.anchor_every = anchor_every
         self.last: Published | None = None
         self._view: dict[str, Bytes] = {}
