@@ -15,11 +15,11 @@ import torch
 from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
-from oncurve.convert.options import older, raw_table, table
-from oncurve.convert.versions import Dated, date
 from oncurve.core.errors import ConfigError
+from oncurve.trl.options import older, raw_table, table
 from oncurve.trl.processes import ProcessState
 from oncurve.trl.settings import SETTINGS
+from oncurve.trl.versions import Dated, date
 from oncurve.wording import did_you_mean
 
 TYPES: dict[str, Any] = {

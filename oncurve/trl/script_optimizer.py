@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from transformers import Trainer as TransformersTrainer
 from transformers import get_scheduler
 
-from oncurve.convert.trl import OPTIMIZERS
 from oncurve.core.errors import ConfigError
 from oncurve.policy.backend import DataParallel, trained_parameters
 from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.trl.conversion import OPTIMIZERS
 from oncurve.trl.script_callbacks import Callbacks, Schedule
 
 

@@ -10,13 +10,13 @@ import pytest
 from transformers import AutoTokenizer
 from transformers import Trainer as TransformersTrainer
 
-from oncurve.convert.options import raw_table, table
-from oncurve.convert.versions import date, default_at, number
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser, accept_lost
 from oncurve.trl.names import ELSEWHERE
+from oncurve.trl.options import raw_table, table
 from oncurve.trl.overridden import OF_TRL
+from oncurve.trl.versions import date, default_at, number
 
 Rows = list[dict[str, Any]]
 SMALL: dict[str, Any] = {
