@@ -7,7 +7,6 @@ from typing import Any
 
 TABLE = {
     "agents": "oncurve.agents.recipe_agent:with_agent",
-    "convert": "oncurve.trl.run_script:convert_script",
     "foreign environments": "oncurve.agents.foreign_environments:environment_of",
     "look-ahead sampling": "oncurve.fleet.prefetch:Prefetch",
     "processes": "oncurve.fleet.launch.local:supervise",
@@ -17,6 +16,7 @@ TABLE = {
     "slurm": "oncurve.fleet.launch.slurm:submit_run",
     "teacher behind a server": "oncurve.fleet.servers.teacher_server:connect_teacher",
     "trl": "oncurve.trl.run_script:run_script",
+    "trl recipe": "oncurve.trl.run_script:write_script_recipe",
 }
 """The module and what is taken from it."""
 

@@ -90,7 +90,7 @@ BUGS = (
     Bug("plan/activations.py", "if setup.packed else constants.SAVED_QUERIES_PADDED",
         "if not setup.packed else constants.SAVED_QUERIES_PADDED", "packed and padded activations are swapped",
         ("tests/plan/test_plan_memory.py", "tests/plan/test_plan_command.py",)),
-    Bug("convert/trl_batch.py", "trl_updates / (self.updates * self.iterations)", "trl_updates / self.updates",
+    Bug("trl/trl_batch.py", "trl_updates / (self.updates * self.iterations)", "trl_updates / self.updates",
         "a converted recipe passes num_iterations times as often over the data"),
     Bug("core/policy.py", "if is_allowed and math.isfinite(norm) and norm > 0:", "if is_allowed and norm > 0:",
         "an infinite gradient moves the weights",

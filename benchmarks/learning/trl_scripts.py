@@ -279,8 +279,8 @@ def first_translation(recipe: Any, args: Any) -> Any:
 
 def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named: dict[str, Any]) -> dict[str, str]:
     """Every option that the script sets, and what became of it in the recipe that it asks for."""
-    from oncurve.convert.options import older, table
     from oncurve.core.errors import OncurveError
+    from oncurve.trl.options import older, table
     from oncurve.trl.translation import TrainerArguments, translate
 
     names = ("train_dataset", "eval_dataset", "processing_class", "reward_processing_classes", "callbacks")

@@ -450,7 +450,7 @@ def write_rows(path: Path, made: list[dict[str, Any]], kind: str) -> None:
 def forget_older_names(kind: Any) -> None:
     """Let a configuration of TRL leave out options that end a script before it trains: those that its version has
     removed, those of GPUs; and have at least one whole group where a batch was written for several processes."""
-    from oncurve.convert.options import older
+    from oncurve.trl.options import older
 
     own = kind.__init__
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oncurve.convert.algorithms import SEQUENCE_LEVEL, TOKEN_LEVEL
-from oncurve.convert.options import Fate, raw_table, table, trl_version
+from oncurve.trl.algorithms import SEQUENCE_LEVEL, TOKEN_LEVEL
+from oncurve.trl.options import Fate, raw_table, table, trl_version
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 

@@ -17,7 +17,6 @@ from oncurve.cli import (
     check,
     coldstart,
     compare,
-    convert,
     dashboard,
     doctor,
     evaluate,
@@ -32,12 +31,13 @@ from oncurve.cli import (
     train,
     trl,
 )  # fmt: skip
-from oncurve.cli.arguments import RecipeCommand
+from oncurve.cli.arguments import Commands, RecipeCommand
 from oncurve.core.errors import OncurveError
 from oncurve.model.out_of_memory import call_with_memory_error
 
 app = typer.Typer(
     name="oncurve",
+    cls=Commands,
     help="Train reasoning models with GRPO, on a CPU, a GPU or a cluster.",
     no_args_is_help=True,
     add_completion=False,
@@ -73,7 +73,6 @@ app.command()(serve.serve)
 app.command(cls=RecipeCommand)(check.check)
 app.command(cls=RecipeCommand)(plan.plan)
 app.command(context_settings=trl.AsIs)(trl.trl)
-app.command()(convert.convert)
 app.command(cls=RecipeCommand)(coldstart.coldstart)
 app.command()(hub.download)
 app.command()(hub.merge)

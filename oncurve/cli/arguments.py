@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from oncurve.core.errors import ConfigError
 
@@ -15,7 +14,6 @@ RecipeArgument = Annotated[
     str, typer.Argument(help="A recipe file, its folder, or the name of a recipe in the package.")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, such as run.steps=50.")]
-ScriptArgument = Annotated[Path, typer.Argument(help="A script that uses GRPOTrainer, or a YAML or JSON of options.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Host = Annotated[str, typer.Option(help="Address to listen on. Anything but localhost needs a token.")]
 
@@ -45,6 +43,18 @@ REMOVED = {
     },
 }
 """Options of earlier versions by their command, and what to take instead."""
+REMOVED_COMMANDS = {"convert": "take `oncurve trl --recipe FILE SCRIPT`, with the script's own arguments behind it"}
+"""Commands of earlier versions, and what to take instead."""
+
+
+class Commands(TyperGroup):
+    """All commands, with a hint for one that was removed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises ConfigError for a command that was removed."""
+        if args[0] in REMOVED_COMMANDS:
+            raise ConfigError(f"the command {args[0]} was removed: {REMOVED_COMMANDS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
 
 class RecipeCommand(TyperCommand):

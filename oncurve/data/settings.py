@@ -147,11 +147,6 @@ class GivenData(DataSection):
     type: Literal["given"] = "given"
 
 
-MOVED = {
-    "mazes": ("examples/maze/maze.py", "mazes"),
-    "number_games": ("examples/guess_number/guess_number.py", "number_games"),
-}
-"""Types that went from the package to its examples: the file and the function that makes their rows."""
 FILE_TYPES = {
     ".jsonl": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv",
     ".parquet": "huggingface", ".arrow": "huggingface",
@@ -162,11 +157,6 @@ def with_type(section: object) -> object:
     """A data section whose type its path says; any other as it is."""
     if isinstance(section, dict):
         keys = cast("dict[str, object]", section)
-        if (moved := MOVED.get(str(keys.get("type")))) is not None:
-            raise ValueError(
-                f"data.type {keys['type']} is removed: its rows are made by {moved[0]}, an example of the project. "
-                f"Set `data.type=generated data.function={moved[0]}:{moved[1]}`, and the class beside it as environment"
-            )
         found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
         return keys if found is None or "type" in keys else {"type": found, **keys}
     return section

@@ -50,8 +50,6 @@ class Example:
     """A note of the grader: the extracted answer, the exception."""
     sample: int = 0
     """Which of the prompt's completions this is."""
-    extracted: str | None = None
-    """The final answer, in evaluations of earlier versions."""
     error: str | None = None
     """Cause of a missing reward: "timeout", "crashed", "unparsable_reference", "not_applicable", ...; else None."""
     judged: Sequence[str] = FIXED_PARTS
@@ -294,7 +292,7 @@ def read_evaluation(folder: str | Path, name: str) -> Evaluation:
             summary["step"],
             summary["seconds"],
             summary["seed"],
-            summary.get("correct_means", ""),
+            summary["correct_means"],
         )
     except (KeyError, TypeError) as error:
         raise DataError(

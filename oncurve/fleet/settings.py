@@ -26,16 +26,6 @@ class DeltaSettings(Section):
     """Megabits per second that the trainer sends over rollouts.weights_address, to all servers together; None: no
     limit."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_relay(cls, tree: object) -> object:
-        if isinstance(tree, dict) and "relay" in tree:
-            raise ValueError(
-                "rollouts.deltas.relay is removed: servers fetch from the trainer, or take an object store behind "
-                "rollouts.weights_address"
-            )
-        return tree
-
 
 class Deadlines(Section):
     """Timeouts of rollout servers, in seconds."""

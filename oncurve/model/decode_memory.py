@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from oncurve.core.records import DecodeCall
 
+OWN_FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Families that our own layers compute, by ``model_type``, with their class in transformers; see ``weights.py``."""
 BLOCK = 32
 """Buffers hold a multiple of so many positions: kernels read whole blocks."""
 GROWTH = 128

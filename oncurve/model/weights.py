@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import HALF, arithmetic_type, linear, product
 from oncurve.algorithm.rounding import narrow, weight_key
+from oncurve.model.decode_memory import OWN_FAMILIES
 from oncurve.model.lora_linear import LoraDelta, Matrix, is_matrix, matrix_of
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position alone, not on how long the row is."""
 NUMBERS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, *HALF)}
 """Types of weights by device. A GPU only decodes here, and trains through the model's modules."""
-FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,9 @@ def backbone_of(model: PreTrainedModel) -> Backbone | None:
 def supports(model: PreTrainedModel) -> bool:
     """The model is of a family that is computed here, with nothing in it that this file does not know."""
     config = model.config.get_text_config()
-    if type(model).__name__ not in FAMILIES or model.device.type not in NUMBERS or not trust_of(model).layers:
+    if type(model).__name__ not in OWN_FAMILIES.values():
+        return False
+    if model.device.type not in NUMBERS or not trust_of(model).layers:
         return False
     if isinstance(next(model.parameters()), DTensor):  # weights in parts are put together around the model's layers
         return False

@@ -26,8 +26,6 @@ PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
 GIB = 2**30
 ROOM = ("KV cache", "sampling buffers")
 """Parts that the engine's rule for memory counts."""
-OWN_FAMILIES = ("llama", "qwen2", "qwen3")
-"""Families of which a decode step is computed by our own layers; see ``model/weights.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +285,7 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
         if setup.method == "lora" or setup.width == 2:
             again = max(0.0, matrices - (cache if work.rows_at_once == work.completions else 0.0))
             yield Component("matrices to read prompts", again, ("sample",), is_buffer=True)
-    elif setup.records_copies and shape.family in OWN_FAMILIES:
+    elif setup.records_copies and shape.family in decode_memory.OWN_FAMILIES:
         attention = sum(math.prod(shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
         has_head = setup.halves_frozen and not shape.is_tied
         again = shape.layers * attention + (0 if has_head else shape.head_parameters)
@@ -297,7 +295,11 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
 
 def samples_by_modules(shape: ModelShape, setup: Setup) -> bool:
     """A GPU samples through transformers' modules, not through our own decode step or a server."""
-    return setup.is_gpu and not setup.has_servers and not (setup.records_copies and shape.family in OWN_FAMILIES)
+    return (
+        setup.is_gpu
+        and not setup.has_servers
+        and not (setup.records_copies and shape.family in decode_memory.OWN_FAMILIES)
+    )
 
 
 def cpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
@@ -349,7 +351,7 @@ def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[decode_memory.
         prompt_tokens=work.prompt_tokens,
         completion_tokens=work.held_tokens,
     )
-    return widths, call, shape.family not in OWN_FAMILIES or setup.quantization is not None
+    return widths, call, shape.family not in decode_memory.OWN_FAMILIES or setup.quantization is not None
 
 
 def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: float) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from oncurve.model.decode_memory import OWN_FAMILIES
 from oncurve.plan.constants import GPU_MARGIN, MEMORY_ERROR
 from oncurve.plan.cost import (
     DiskUse,
@@ -22,7 +23,6 @@ from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fi
 from oncurve.plan.from_recipe import longest_row
 from oncurve.plan.hardware import GIB, Device
 from oncurve.plan.memory import (
-    OWN_FAMILIES,
     PHASES,
     Memory,
     Need,

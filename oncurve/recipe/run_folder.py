@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from oncurve.core.errors import ConfigError
-from oncurve.recipe.load import apply_overrides, parse_tree, validate_tree
-from oncurve.recipe.schema import UNREAD_IN_EVALUATION, Config
+from oncurve import __version__
+from oncurve.core.errors import ConfigError, DataError
+from oncurve.observe.record import read_manifest
+from oncurve.recipe.load import parse_tree, validate_tree
+from oncurve.recipe.schema import Config
 
 
 def run_folder_path(config: Config) -> Path:
@@ -29,56 +31,33 @@ def run_folder_path(config: Config) -> Path:
 
 
 def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) -> Config:
-    """The recipe that a run's ``config.yaml`` holds, as this version reads it. Raises ConfigError."""
-    recorded = as_of_today(parse_tree(text, source=source))
-    return validate_tree(apply_overrides(recorded, overrides), source=source)
+    """The recipe that a run's ``config.yaml`` holds; ``source`` is the path of that file.
 
-
-GONE = {
-    "policy": ("liger", "train_only"),
-    "rollouts": ("kv_dtype",),
-    "rollouts.deltas": ("relay",),
-    "run": ("profile", "track_aliases"),
-}
-"""Keys that recorded recipes have and recipes have no more."""
-CHANGES: Mapping[str, Any] = {"train_only": [], "kv_dtype": "auto"}
-"""Removed keys that changed what a run learns, with the value that changed nothing: a run with another is refused."""
-
-
-def as_of_today(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recorded recipe in today's keys.
-
-    Before ``evaluation.split_seed`` the run's seed chose the held-out rows; before ``data.chat`` could be auto, prompts
-    were plain text unless it was set; keys of ``evaluation.data`` that nothing read could have any value.
+    Raises ConfigError: for overrides as for those of a recipe, and for a recipe that this version does not read with
+    the version that wrote it.
     """
-    recorded: dict[str, Any] = dict(tree)
-    for place, gone in GONE.items():
-        *outer, name = place.split(".")
-        holder: Any = recorded
-        for part in outer:
-            holder = holder.get(part) if isinstance(holder, dict) else None
-        section = holder.get(name) if isinstance(holder, dict) else None
-        if isinstance(section, Mapping):
-            known = cast("Mapping[str, Any]", section)
-            holder[name] = {
-                key: value for key, value in known.items() if key not in gone or CHANGES.get(key, value) != value
-            }
-    if isinstance(recorded.get("data"), Mapping):
-        recorded["data"] = {"chat": False, **recorded["data"]}
-    evaluation, run = recorded.get("evaluation"), recorded.get("run")
-    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("data"), Mapping):
-        trained = recorded["data"] if isinstance(recorded.get("data"), Mapping) else {}
-        read = {
-            key: value
-            for key, value in evaluation["data"].items()
-            if key not in UNREAD_IN_EVALUATION or value == trained.get(key)
-        }
-        evaluation = {**evaluation, "data": {"chat": False, **read}}
-        recorded["evaluation"] = evaluation
-    if isinstance(evaluation, Mapping) and isinstance(run, Mapping):
-        seed = cast("Mapping[str, Any]", run).get("seed", 0)
-        recorded["evaluation"] = {"split_seed": seed, **cast("Mapping[str, Any]", evaluation)}
-    return recorded
+    try:
+        return validate_tree(parse_tree(text, overrides, source=source), source=source)
+    except ConfigError:
+        try:
+            validate_tree(parse_tree(text, source=source), source=source)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}\nThe run was made by {_writer(Path(source).parent)}, and this is oncurve {__version__}. Read "
+                f"the run with the version that made it, or train again"
+            ) from None
+        raise
+
+
+def _writer(run: Path) -> str:
+    """The version of oncurve that made a run, and its commit, as far as the run's manifest says."""
+    try:
+        manifest = read_manifest(run)
+    except DataError:
+        return "an unknown version of oncurve"
+    code = manifest.get("code")
+    commit = code.get("commit") if isinstance(code, Mapping) else None
+    return f"oncurve {manifest.get('oncurve')}" + (f", commit {str(commit)[:12]}" if commit else "")
 
 
 def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:

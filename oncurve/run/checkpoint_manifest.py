@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from oncurve import __version__
 from oncurve.observe.checksums import FileSum, flush
 from oncurve.run_errors import CheckpointError
 
@@ -20,8 +21,8 @@ TRAINER_STATE = "trainer_state.json"
 """A file that scripts for TRL look for in a checkpoint; nothing of it is trained with."""
 OWN = ("trained", "optimizer", "reference", "ahead", "state")
 """Prefixes of the names of files that a run resumes from."""
-FORMAT = 1
-"""Number of the layout of a checkpoint, raised when an older reader could not read a newer one."""
+FORMAT = 2
+"""Number of the layout of a checkpoint, raised with every change of it: a version reads its own layout alone."""
 _NAME = re.compile(r"step_(\d{6,})")
 _LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old|deleted)-\d+")
 
@@ -97,7 +98,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not is_whole:
         raise CheckpointError(f"{path}: its content changed since it was written")
     if facts.get("format") != FORMAT or not isinstance(facts.get("files"), dict):
-        raise CheckpointError(f"{path}: has format {facts.get('format')}; this version reads format {FORMAT}")
+        raise CheckpointError(
+            f"{path}: is a checkpoint of format {facts.get('format')}; oncurve {__version__} reads format {FORMAT}. "
+            f"Resume with the version that wrote it"
+        )
     return facts
 
 

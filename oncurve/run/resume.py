@@ -20,8 +20,8 @@ from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
 from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
-from oncurve.recipe.load import resolved
-from oncurve.recipe.run_folder import as_of_today, flat, read_run_config
+from oncurve.recipe.load import resolved, validate_tree
+from oncurve.recipe.run_folder import flat, read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
@@ -144,15 +144,13 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
         if request.given is None
         else extension("servers of a machine")(with_epochs(request.given, request.objects))[0]
     )
-    if asked is not None and (config.data.chat, asked.data.chat) == (False, "auto"):  # of before there was auto
-        asked = asked.model_copy(update={"data": asked.data.model_copy(update={"chat": False})})
     if asked is not None and not request.owns_process:  # a program says what it resumes, and means it
         place = {"folder": config.run.folder, "name": config.run.name}
         data = asked.data.model_copy(update={"now": asked.data.now or config.data.now})
         config, asked = asked.model_copy(update={"run": asked.run.model_copy(update=place), "data": data}), None
     _check_step(request, config, manifest)
-    changed = config_differences(as_of_today(manifest["config"]), config)
-    longer = config.run.steps > as_of_today(manifest["config"])["run"]["steps"]
+    changed = config_differences(manifest["config"], config)
+    longer = config.run.steps > manifest["config"]["run"]["steps"]
     request.judge([line for line in changed if not (request.extends and longer and line.startswith("run.steps:"))])
     if asked is not None and (other := config_differences(recorded(config), asked)):
         lines = "\n  ".join(other)
@@ -337,12 +335,7 @@ def _dump(tree: Mapping[str, Any]) -> str:
 
 def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:
     """Differences of the recipe from that of the checkpoint, as lines ``key: old -> new``."""
-    try:
-        was = recorded(
-            resolved(Config.model_validate(was))
-        )  # with the defaults of keys that are newer than the checkpoint
-    except ValueError:
-        was = dict(was)  # of an older version: shown as it is
+    was = recorded(resolved(validate_tree(was, source="the recipe of the checkpoint")))
     old, new, harmless = dict(flat(was)), dict(flat(recorded(config))), harmless_keys(Config)
     return [
         f"{key}: {old.get(key, 'not there')} -> {new.get(key, 'not there')}"

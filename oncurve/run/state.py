@@ -194,7 +194,7 @@ def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) ->
         ) from None
     policy.publish()
     policy.num_updates = int(state["num_updates"])
-    policy.num_scheduled = int(state.get("num_scheduled", policy.num_updates))  # an older version counted moves
+    policy.num_scheduled = int(state["num_scheduled"])
     if policy.loss_scale is not None and (scale := state.get("loss_scale")):
         policy.loss_scale.value, policy.loss_scale.num_finite = float(scale["value"]), int(scale["num_finite"])
     return state

@@ -24,7 +24,7 @@ class NoCheckpoint(CheckpointError, ValueError):
     """There is nothing to go on from: a ValueError, as in TRL."""
 
 
-def find_run(wanted: str | bool, output_dir: str | None) -> tuple[Path, int | None]:
+def find_run(wanted: str | bool, output_dir: str) -> tuple[Path, int | None]:
     """The folder of a run to go on with, and the step to go back to: None for its newest checkpoint.
 
     A run is named by itself or by a checkpoint of it; otherwise it is the newest. Raises NoCheckpoint for none.
@@ -36,16 +36,16 @@ def find_run(wanted: str | bool, output_dir: str | None) -> tuple[Path, int | No
         if is_run(path):
             return path, step
         output_dir = str(path)
-    folder = Path(output_dir or "runs")
+    folder = Path(output_dir)
     runs = [path for path in folder.glob("*/") if is_run(path) and checkpoints_in(path / "checkpoints")]
     if not runs:
         raise NoCheckpoint(f"resume_from_checkpoint: {folder} holds no run of oncurve with a checkpoint")
     return max(runs, key=lambda path: path.stat().st_mtime), None
 
 
-def name_checkpoint(saved: Path, output_dir: str | None, state: TrainerState) -> None:
+def name_checkpoint(saved: Path, output_dir: str, state: TrainerState) -> None:
     """Call a checkpoint ``checkpoint-N``, as TRL does, and put the trainer's state into it."""
-    link = Path(output_dir or "runs") / f"checkpoint-{state.global_step}"
+    link = Path(output_dir) / f"checkpoint-{state.global_step}"
     if state.best_global_step == state.global_step:
         state.best_model_checkpoint = str(link)
     state.save_to_json(str(saved / TRAINER_STATE_NAME))

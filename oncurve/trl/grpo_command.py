@@ -74,7 +74,6 @@ def main() -> None:
         raise ConfigError("the options need model_name_or_path, and dataset_name or datasets")
     if model.model_revision != "main":
         args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
-    args.eval_strategy = args.eval_strategy or "no"  # YAML reads a bare no as false
     whole = get_dataset(mixture) if mixture.datasets else None
 
     def rows(split: str) -> Any:

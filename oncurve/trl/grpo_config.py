@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import TrainingArguments
-from transformers.training_args import ParallelMode
+from transformers.training_args import OptimizerNames, ParallelMode
 
-from oncurve.convert.options import older, raw_table, table
-from oncurve.convert.versions import Dated, date
 from oncurve.core.errors import ConfigError
+from oncurve.trl.conversion import OPTIMIZERS
+from oncurve.trl.options import older, raw_table, table
 from oncurve.trl.processes import ProcessState
 from oncurve.trl.settings import SETTINGS
+from oncurve.trl.versions import Dated, date
 from oncurve.wording import did_you_mean
 
 TYPES: dict[str, Any] = {
@@ -33,6 +34,22 @@ TYPES: dict[str, Any] = {
 
 
 SIZES = ("steps_per_generation", "generation_batch_size")
+OF_ACCELERATE: dict[str, Any] = {
+    "deepspeed": None, "fsdp": None, "tf32": None, "torch_compile": False, "torch_compile_backend": None,
+    "torch_compile_mode": None, "use_cpu": True,
+}  # fmt: skip
+"""Options by which transformers prepares accelerate and the device, with values by which it prepares nothing: training
+is not accelerate's here, and a script for a GPU also runs on a CPU, where transformers refuses bfloat16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """An option that is filled in, or written in another way, when a configuration is made."""
+
+    provided: Any
+    """The value before."""
+    value: Any
+    """The value since."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +59,8 @@ class Past:
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Names that TRL had before."""
     dated: Dated | None = None
-    derived: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Options that nobody set and that follow from others."""
+    derived: dict[str, Derived] = dataclasses.field(default_factory=dict)
+    """Options that were filled in."""
 
 
 class _Dating(type):
@@ -66,9 +83,9 @@ class _Dating(type):
             known = [*fields, *older()]
             lines = [f"GRPOConfig has no option {name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown]
             raise ConfigError("\n".join(lines))
-        for name, value in before.derived.items():  # follows anew from what `dataclasses.replace` changes
-            if options.get(name) == value:
-                del options[name]
+        for name, derived in before.derived.items():  # follows anew from what `dataclasses.replace` changes
+            if options.get(name) == derived.value:
+                options[name] = derived.provided
         dated = before.dated or date(named, version)
         past = before.values | {name: options.pop(name) for name in list(options) if name not in fields}
         if dated is not None and dated is not before.dated:
@@ -93,8 +110,8 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
 
     dated: Dated | None = None
     """The time of the script, where its options tell."""
-    derived: ClassVar[dict[str, Any]] = {}
-    """Options that nobody set, and that TRL fills in when a configuration is made."""
+    derived: ClassVar[dict[str, Derived]] = {}
+    """Options that transformers and TRL fill in when a configuration is made."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass of a script may have a ``__post_init__`` that knows nothing of ``older_names``."""
@@ -104,26 +121,54 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
             cls.__post_init__ = wraps(own)(lambda self, _=None, *more: own(self, *more))  # type: ignore[method-assign]
 
     def __post_init__(self, older_names: Past | None = None) -> None:
-        """Dictionaries may come as JSON, as on a command line."""
-        for name in (*raw_table()["types"]["dict"], "dataset_kwargs"):
-            value = vars(self).get(name)
-            if isinstance(value, str) and value.startswith("{"):
-                setattr(self, name, json.loads(value))
+        """Fill in what follows from other options, as transformers and TRL do.
+
+        Raises ConfigError, which is a ValueError, for what transformers refuses.
+        """
         values = vars(self)
+        for name in (*raw_table()["types"]["dict"], "dataset_kwargs"):
+            value = values.get(name)
+            if isinstance(value, str) and value.startswith("{"):  # JSON, as on a command line
+                setattr(self, name, json.loads(value))
+        for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+            if values[name] is False:  # a bare no in YAML
+                setattr(self, name, "no")
         if isinstance(values["scale_rewards"], bool):
             self.scale_rewards = "group" if values["scale_rewards"] else "none"
+        for name in ("checkpointing", "checkpointing_kwargs"):  # the newer name of transformers counts
+            if values[f"activation_{name}"] is not None:
+                setattr(self, f"gradient_{name}", values[f"activation_{name}"])
+        provided = dict(values)
         if values["bf16"] is None:
             self.bf16 = not values["fp16"]
-        if values["load_best_model_at_end"] and values["metric_for_best_model"] is None:
-            self.metric_for_best_model = "loss"
-        if values["greater_is_better"] is None and values["metric_for_best_model"] is not None:
-            self.greater_is_better = not values["metric_for_best_model"].endswith("loss")
-        self._derive()
+        if values["pad_to_multiple_of"] == "auto":
+            self.pad_to_multiple_of = None  # for a kind of device that is not trained on here
+        self._derive_as_transformers()
+        self._derive_sizes()
+        filled = {name: Derived(was, values[name]) for name, was in provided.items() if plain(values[name]) != was}
+        filled.pop("output_dir", None)  # the folder that runs are written to
+        self.derived = filled  # type: ignore[misc]
 
-    def _derive(self) -> None:
+    def _derive_as_transformers(self) -> None:
+        """All that TrainingArguments derives, but for the device and accelerate."""
+        values = vars(self)
+        aside = {name: values[name] for name in (*OF_ACCELERATE, "dataloader_pin_memory")}
+        if values["optim"] in OPTIMIZERS and values["optim"] not in set(OptimizerNames):  # of an earlier transformers
+            aside["optim"] = values["optim"]
+        values.update(OF_ACCELERATE, optim="adamw_torch" if "optim" in aside else values["optim"])
+        for name in ("checkpointing", "checkpointing_kwargs"):  # without the warning that the older name is the older
+            values[f"activation_{name}"] = values[f"gradient_{name}"]
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            raise ConfigError(f"GRPOConfig: {error}") from None
+        finally:
+            values.update(aside)
+
+    def _derive_sizes(self) -> None:
         """The size of a generation batch both ways, as TRL fills it in."""
-        values, before = vars(self), {name: vars(self)[name] for name in SIZES}
-        if "unsloth" in sys.modules and not any(before.values()):
+        values = vars(self)
+        if "unsloth" in sys.modules and not any(values[name] for name in SIZES):
             self._fill_as_unsloth()
         forward = values["per_device_train_batch_size"] * self.world_size
         if values["generation_batch_size"] is None:
@@ -131,7 +176,6 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
             self.steps_per_generation, self.generation_batch_size = passes, forward * passes
         elif values["steps_per_generation"] is None and forward:
             self.steps_per_generation = values["generation_batch_size"] // forward
-        self.derived = {name: values[name] for name in SIZES if before[name] is None}  # type: ignore[misc]
 
     def _fill_as_unsloth(self) -> None:
         """One group for each device where the batch holds no whole number of groups, as Unsloth's configuration has."""
@@ -143,21 +187,20 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
 
     def options(self) -> dict[str, Any]:
         """Every option that differs from TRL's default, and names of earlier versions."""
-        plain = {name: _plain(vars(self)[name]) for name in table()}
-        changed = {name: value for name, value in plain.items() if value != table()[name].default}
-        if plain["bf16"] is True:
+        now = {name: plain(vars(self)[name]) for name in table()}
+        kept = {name: derived for name, derived in self.derived.items() if now.get(name) == plain(derived.value)}
+        values = now | {name: plain(derived.provided) for name, derived in kept.items()}
+        changed = {name: values[name] for name, option in table().items() if values[name] != option.default}
+        if values["bf16"] is True:
             changed.pop("bf16")  # as it is unless something else is said
-        follows = [name for name, value in self.derived.items() if plain[name] == value]
-        for name in follows:
-            changed.pop(name, None)
-        passes = plain["steps_per_generation"]
-        if len(follows) == len(SIZES) and passes != plain["gradient_accumulation_steps"]:
+        passes, follows = now["steps_per_generation"], all(name in kept and values[name] is None for name in SIZES)
+        if follows and passes != now["gradient_accumulation_steps"]:
             changed["steps_per_generation"] = passes  # accumulation was changed later, and in TRL this stays
         return {**changed, **{name: value for name, value in vars(self).items() if name in older()}}
 
     def to_dict(self) -> dict[str, Any]:
         """Every option by its name; what looks like a token is not shown."""
-        values = {each.name: _plain(vars(self)[each.name]) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        values = {each.name: plain(vars(self)[each.name]) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: f"<{name.upper()}>" if name.endswith("_token") else value for name, value in values.items()}
 
     to_sanitized_dict = to_dict
@@ -231,7 +274,7 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
         return self.distributed_state.main_process_first()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value without the enumeration around it."""
     return value.value if isinstance(value, Enum) else value
 

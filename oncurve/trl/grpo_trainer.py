@@ -369,7 +369,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         if row is not None:
             self._say(row)
         if self.args.log_completions and self.is_world_process_zero():
-            folder = Path(self.args.output_dir or "trainer_output") / "completions"
+            folder = Path(self.args.output_dir) / "completions"
             write_table(folder, step, make_algorithm(self.oncurve.config), self._reward_names(), self._extra)
         self._extra.clear()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from statistics import fmean, stdev
 from typing import Any
 
@@ -17,6 +16,7 @@ from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.assemble import make_algorithm
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
+from oncurve.trl.grpo_config import plain
 
 SAME = {
     "policy/loss": "loss",
@@ -58,8 +58,8 @@ class LogWindow:
     """Logs of the steps since the last row, of which a script hears once in ``logging_steps`` updates."""
 
     def __init__(self, args: Any, max_steps: int) -> None:
-        strategy, every = args.logging_strategy, args.logging_steps
-        self.strategy = str(strategy.value if isinstance(strategy, Enum) else strategy)
+        every = args.logging_steps
+        self.strategy = str(plain(args.logging_strategy))
         self.has_first = bool(args.logging_first_step)
         self.every = max(math.ceil(every * max_steps) if every < 1 else int(every), 1)
         """Updates from row to row."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import Trainer as TransformersTrainer
 
-from oncurve.convert.options import table
 from oncurve.core.errors import ConfigError
+from oncurve.trl.options import table
 from oncurve.wording import listed
 
 OF_TRL = (

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import oncurve
-from oncurve.convert.draft import Draft
-from oncurve.convert.options import Note, trl_version
-from oncurve.convert.recipe_file import write_recipe
 from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.run_errors import Stopped
+from oncurve.trl.draft import Draft
 from oncurve.trl.names import trl_resolved
+from oncurve.trl.options import Note, trl_version
+from oncurve.trl.recipe_file import write_recipe
 from oncurve.trl.rewards_of_scripts import reward_name
 from oncurve.trl.settings import SETTINGS
 from oncurve.trl.translation import Translation
@@ -105,12 +105,20 @@ def run_script(
         raise Stopped(f"{script} ended without {NEVER_TRAINED}", exit_code=1)
 
 
-def convert_script(
-    script: Path, arguments: Sequence[str], output: Path | None, *, processes: int = 1, overwrite: bool = False
+def write_script_recipe(
+    script: Path,
+    arguments: Sequence[str],
+    output: Path | None,
+    *,
+    processes: int = 1,
+    overwrite: bool = False,
+    accept: Sequence[str] = (),
+    version: str | None = None,
 ) -> tuple[str, bool]:
     """Run a script up to its training and write the recipe that it asks for, its rows beside it.
 
-    The report for people, and whether everything was taken over. Raises ConfigError for a script that never trains.
+    The report for people, and whether everything was taken over that is not accepted to be lost. Raises ConfigError for
+    a script that never trains.
     """
 
     def stop(translation: Translation) -> NoReturn:
@@ -118,7 +126,7 @@ def convert_script(
 
     SETTINGS.instead_of_training, SETTINGS.processes = stop, processes
     try:
-        run_script(script, arguments)
+        run_script(script, arguments, accept=accept, version=version)
     except Translated as caught:
         found = caught.translation
     else:
@@ -133,9 +141,10 @@ def convert_script(
     draft = found.draft
     draft.found.source = script.name
     _put_files(found, draft, script, folder, list(beside))
-    said = f"--processes {processes}" + (f" -- {' '.join(arguments)}" if arguments else "")
-    head = f"What {script.name} asks for, run up to its training; TRL {trl_version()}, {said}."
-    return write_recipe(draft, head, output, overwrite=overwrite, beside=beside)
+    command = " ".join([f"--processes {processes}", script.name, *arguments])
+    head = f"From `oncurve trl --recipe FILE {command}`; options of TRL {trl_version()}."
+    text = write_recipe(draft, head, output, overwrite=overwrite, beside=beside)
+    return text, not any(note.is_loss and note.option not in SETTINGS.accepted for note in draft.notes)
 
 
 def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, rows: Sequence[Path]) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
-from oncurve.convert.options import older
 from oncurve.core.errors import ConfigError
 from oncurve.trl.grpo_config import GRPOConfig
+from oncurve.trl.options import older
 from oncurve.wording import did_you_mean
 
 

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from oncurve.convert.draft import Draft
-from oncurve.convert.options import Note
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import NO_QUESTION
 from oncurve.trl.chat import prompt_text
+from oncurve.trl.draft import Draft
+from oncurve.trl.options import Note
 from oncurve.trl.rewards_of_scripts import PATIENCE_SECONDS
 from oncurve.wording import listed
 

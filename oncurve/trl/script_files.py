@@ -57,7 +57,7 @@ class ScriptFiles:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
-        folder, place = Path(output_dir or self.args.output_dir or "trainer_output"), self.accelerator
+        folder, place = Path(output_dir or self.args.output_dir), self.accelerator
         made = folder.absolute().with_name(f".{folder.absolute().name}-{os.getpid()}")
         if self._is_training:
             self.oncurve.save(made)  # all processes together
@@ -91,7 +91,7 @@ class ScriptFiles:
 
     def _write(self, name: str, text: str) -> None:
         if self.is_world_process_zero():
-            folder = Path(self.args.output_dir or "trainer_output")
+            folder = Path(self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text + "\n", encoding="utf-8")
 
@@ -108,7 +108,7 @@ class ScriptFiles:
             raise CheckpointError("push_to_hub: there is no run yet. Call train() first")
         if not self.is_world_process_zero():
             return ""
-        name = self.args.hub_model_id or Path(self.args.output_dir or "trainer_output").resolve().name
+        name = self.args.hub_model_id or Path(self.args.output_dir).resolve().name
         folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
         is_private = self.args.hub_private_repo is not False
         with tempfile.TemporaryDirectory() as place:

@@ -12,10 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from transformers import Trainer as TransformersTrainer
 from transformers import get_scheduler
 
-from oncurve.convert.trl import OPTIMIZERS
 from oncurve.core.errors import ConfigError
 from oncurve.policy.backend import DataParallel, trained_parameters
 from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.trl.conversion import OPTIMIZERS
+from oncurve.trl.grpo_config import plain
 from oncurve.trl.script_callbacks import Callbacks, Schedule
 
 
@@ -58,7 +59,7 @@ def make_schedule(args: Any, steps: int, optimizer: Optimizer) -> LambdaLR:
 
     Raises ConfigError for names and numbers that transformers refuses, and for schedules that wait for a measurement.
     """
-    name, given = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
+    name, given = plain(args.lr_scheduler_type), args.lr_scheduler_kwargs or {}
     try:
         schedule: Any = get_scheduler(
             name,
@@ -111,7 +112,7 @@ class ScriptOptimizer:
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The script's own, or that of the options. Raises ConfigError for one that transformers cannot make here."""
-        name = str(self.args.optim)
+        name = str(plain(self.args.optim))
         if self.optimizer is not None or name in OPTIMIZERS:
             return self.optimizer or self._policy.backend.optimizer
         model = self._policy.model if model is None else model

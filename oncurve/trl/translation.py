@@ -10,10 +10,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve.convert.draft import Draft, tree_of
-from oncurve.convert.model_and_adapter import quantization
-from oncurve.convert.options import Note, OptionOutcome, table
-from oncurve.convert.trl import OPTIMIZERS, SCHEDULES, convert
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW
@@ -21,6 +17,10 @@ from oncurve.episodes.from_settings import give_rewards
 from oncurve.policy.environment import read_place
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.trl.chat import is_conversational, prompt_text
+from oncurve.trl.conversion import OPTIMIZERS, SCHEDULES, convert
+from oncurve.trl.draft import Draft, tree_of
+from oncurve.trl.model_and_adapter import quantization
+from oncurve.trl.options import Note, OptionOutcome, table
 from oncurve.trl.rewards_of_scripts import reward_name, reward_of
 from oncurve.trl.script_episodes import episode_row, placeholder_rows, put_episodes
 from oncurve.trl.settings import SETTINGS

@@ -7,7 +7,7 @@
     4  sample   data
     5  episodes   policy   evaluate   doctor
     5  recipe
-    6  plan   convert
+    6  plan
     7  report
     8  run   coldstart
     9  history
@@ -42,7 +42,7 @@ LAYERS = (
     ("sample", "data"),
     ("episodes", "policy", "evaluate", "doctor"),
     ("recipe",),
-    ("plan", "convert"),
+    ("plan",),
     ("report",),
     ("run", "coldstart"),
     ("history",),
@@ -61,7 +61,7 @@ PLAIN = ("run.settings", "fleet.settings")
 """Settings of rooms above the recipe, which lists them."""
 TORCH_FREE = (
     "core.records", "core.errors", "core.grading", "stats", "tables", "section", "user_code", "recipe", "rewards",
-    "sandbox", "tasks", "observe", "recipes", "data", "doctor", "plan", "cli", "fleet.launch", "convert",
+    "sandbox", "tasks", "observe", "recipes", "data", "doctor", "plan", "cli", "fleet.launch", "trl.conversion",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "datasets", "jaxtyping")
 

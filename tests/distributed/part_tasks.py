@@ -91,7 +91,13 @@ def move(policy: TrainedPolicy) -> None:
 
 def save(policy: TrainedPolicy, root: Path, *, step: int) -> Path:
     """A checkpoint, by all processes; what it is called."""
-    taken = capture(policy, step=step, state={"num_updates": policy.num_updates}, facts={}, moves_reference=True)
+    taken = capture(
+        policy,
+        step=step,
+        state={"num_updates": policy.num_updates, "num_scheduled": policy.num_scheduled},
+        facts={},
+        moves_reference=True,
+    )
     write(taken, policy, root)
     policy.processes.all_gather(None)
     return root / f"step_{step:06d}"
@@ -104,7 +110,7 @@ def memory(processes: Processes, *, model: Path, root: Path) -> dict[str, int]:
         policy = recipe_policy(processes, model)
     move(policy)
     with watched() as copying:
-        taken = capture(policy, step=1, state={"num_updates": 1}, facts={}, moves_reference=True)
+        taken = capture(policy, step=1, state={"num_updates": 1, "num_scheduled": 1}, facts={}, moves_reference=True)
     with watched() as writing:
         write(taken, policy, root)
     kept = sum(t.nbytes for kind in (taken.weights, taken.optimizer, taken.reference) for t in (kind or {}).values())

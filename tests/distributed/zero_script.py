@@ -78,7 +78,14 @@ def save_and_go_on(processes: Processes, root: Path, variants: dict[str, dict[st
         taken: list[Any] = []
 
         def save(policy: Any, taken: list[Any] = taken) -> None:
-            taken.append(capture(policy, step=1, state={"num_updates": policy.num_updates}, facts={}))
+            taken.append(
+                capture(
+                    policy,
+                    step=1,
+                    state={"num_updates": policy.num_updates, "num_scheduled": policy.num_scheduled},
+                    facts={},
+                )
+            )
 
         policy = tasks.make_policy(processes, **chosen, settings=zero)
         tasks.train(processes, **chosen, policy=policy, span=(0, 2), after=save)

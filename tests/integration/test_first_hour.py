@@ -191,19 +191,13 @@ def test_the_held_out_problems_do_not_follow_the_seed(here: Path) -> None:
     assert "cannot be paired" not in command("compare", "runs/seed0", "runs/seed1")
 
 
-def test_a_run_from_before_the_split_seed_is_resumed_on_its_own_problems(here: Path) -> None:
-    command("train", "recipe.yaml", "run.name=old", "run.seed=3", "evaluation.split_seed=3", "run.save_every_steps=1")
-    run = here / "runs" / "old"
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    del config["evaluation"]["split_seed"]
-    config["policy"] |= {"liger": "auto", "train_only": []}
-    config["run"] |= {"profile": False, "track_aliases": []}
-    config["rollouts"]["kv_dtype"] = "auto"
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    before = [one.question for one in read_evaluation(run / "evaluations", "trained").examples]
-    command("resume", str(run), "run.steps=3", "--allow-change")
-    assert [one.question for one in read_evaluation(run / "evaluations", "trained").examples] == before
-    assert yaml.safe_load((run / "config.yaml").read_text())["evaluation"]["split_seed"] == 3
+def test_a_run_of_another_version_is_not_resumed_and_its_version_is_named(here: Path) -> None:
+    command("train", "recipe.yaml", "run.name=old", "run.steps=1")
+    path = here / "runs" / "old" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(config | {"policy": {**config["policy"], "train_only": ["norm"]}}))
+    with pytest.raises(ConfigError, match=r"policy.train_only: .*\n.* was made by oncurve .*train again"):
+        command("resume", "runs/old", "run.steps=2")
 
 
 def test_a_recipe_is_shown_and_recorded_with_the_values_of_its_algorithm(here: Path) -> None:

@@ -13,7 +13,6 @@ from oncurve.fleet.recipe_servers import make_server_sampler
 from oncurve.fleet.settings import Deadlines
 from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import load_config, parse_config
-from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 
 RECIPES = Path(oncurve.__file__).parent / "recipes"
@@ -95,16 +94,6 @@ def test_completions_that_are_a_step_old_want_a_correction() -> None:
     assert check_algorithm(recipe(*servers, "rollouts.staleness=1", "algorithm.correction=truncate")) == []
     [finding] = check_algorithm(recipe("rollouts.type=servers", "rollouts.vllm_servers=2"))
     assert "correction" in finding.do
-
-
-def test_a_recipe_that_lets_servers_give_weights_to_others_is_told_what_to_take_instead() -> None:
-    rollouts = "{type: servers, own_servers: 1, deltas: {relay: true, mbit: 5}}"
-    text = f"{{model: embedded, data: {{type: word_problems}}, rollouts: {rollouts}}}"
-    with pytest.raises(ConfigError, match=r"rollouts\.deltas\.relay is removed: .*rollouts\.weights_address"):
-        parse_config(text, source="recipe.yaml")
-    config = read_run_config(text.replace("true", "false"), source="config.yaml")
-    assert config.rollouts.deltas is not None
-    assert config.rollouts.deltas.mbit == 5
 
 
 @pytest.mark.parametrize(

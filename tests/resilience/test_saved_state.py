@@ -59,7 +59,12 @@ def test_a_policy_comes_back_bit_for_bit_and_goes_on_alike(
     policy: TrainedPolicy = make_policy(architecture)
     for number in range(3):
         step(policy, seed=number)
-    snapshot = capture(policy, step=3, state={"num_updates": policy.num_updates}, facts={"score": None})
+    snapshot = capture(
+        policy,
+        step=3,
+        state={"num_updates": policy.num_updates, "num_scheduled": policy.num_scheduled},
+        facts={"score": None},
+    )
     folder = write(snapshot, policy, tmp_path)
     assert folder == tmp_path / "step_000003"
     fresh: TrainedPolicy = make_policy(architecture)
@@ -85,7 +90,7 @@ def test_weights_that_are_frozen_are_not_written_again(
 
     policy = half_frozen()
     step(policy, seed=1)
-    folder = write(capture(policy, step=1, state={"num_updates": 1}, facts={}), policy, tmp_path)
+    folder = write(capture(policy, step=1, state={"num_updates": 1, "num_scheduled": 1}, facts={}), policy, tmp_path)
     assert folder is not None
     names = {path.name for path in folder.iterdir()}
     assert names == {"manifest.json", "state.json", "optimizer.safetensors", "trained.safetensors"}
@@ -104,7 +109,7 @@ def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
     step(policy, seed=1)
     policy.move_reference(0.3)
     for moves in (False, True):
-        taken = capture(policy, step=1, state={"num_updates": 1}, facts={}, moves_reference=moves)
+        taken = capture(policy, step=1, state={"num_updates": 1, "num_scheduled": 1}, facts={}, moves_reference=moves)
         folder = write(taken, policy, tmp_path / str(moves))
         assert folder is not None
         assert (folder / "reference.safetensors").exists() == moves
@@ -117,7 +122,7 @@ def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
 
 def test_a_checkpoint_of_another_model_does_not_fit(make_policy: MakePolicy, tmp_path: Path) -> None:
     policy: TrainedPolicy = make_policy("llama")
-    folder = write(capture(policy, step=1, state={"num_updates": 0}, facts={}), policy, tmp_path)
+    folder = write(capture(policy, step=1, state={"num_updates": 0, "num_scheduled": 0}, facts={}), policy, tmp_path)
     assert folder is not None
     with pytest.raises(CheckpointError, match="does not fit the recipe's model"):
         restore(make_policy("qwen2"), folder, verify(folder))

@@ -7,16 +7,17 @@ import warnings
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoTokenizer, TrainingArguments
 from transformers import Trainer as TransformersTrainer
 
-from oncurve.convert.options import raw_table, table
-from oncurve.convert.versions import date, default_at, number
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.trl import GRPOConfig, GRPOTrainer, TrlParser, accept_lost
 from oncurve.trl.names import ELSEWHERE
+from oncurve.trl.options import raw_table, table
 from oncurve.trl.overridden import OF_TRL
+from oncurve.trl.versions import date, default_at, number
 
 Rows = list[dict[str, Any]]
 SMALL: dict[str, Any] = {
@@ -41,12 +42,55 @@ def test_fields_and_defaults_are_those_of_the_installed_trl() -> None:
         theirs = {field.name: field for field in dataclasses.fields(trl.GRPOConfig)}
     ours = {field.name: field for field in dataclasses.fields(GRPOConfig)}
     assert set(ours) == set(theirs)
-    fresh = GRPOConfig()
     for name, field in theirs.items():
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        derived = {"bf16": True, "steps_per_generation": 1, "generation_batch_size": 8}
-        assert vars(fresh)[name] == derived.get(name, default), name
+        mine = ours[name]
+        assert default == (mine.default if mine.default is not dataclasses.MISSING else mine.default_factory()), name
     assert set(ELSEWHERE) <= set(dir(trl))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"report_to": "all", "eval_strategy": "steps", "logging_steps": 20.0, "lr_scheduler_type": "cosine"},
+        {"report_to": "wandb", "load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"fp16": True, "warmup_steps": 0.1, "optim": "adafactor", "lr_scheduler_kwargs": '{"power": 2}'},
+        {"output_dir": "~/out", "save_steps": 5.0, "include_num_input_tokens_seen": True, "scale_rewards": False},
+        {"gradient_checkpointing": False, "steps_per_generation": 4}, {"generation_batch_size": 32},
+    ],
+)  # fmt: skip
+def test_what_is_filled_in_is_what_the_installed_trl_fills_in(options: dict[str, Any]) -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed: it comes with the extra trl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = trl.GRPOConfig(use_cpu=True, **options)
+    ours = GRPOConfig(use_cpu=True, **options)
+    names = {field.name for field in dataclasses.fields(theirs)} - {"dataloader_pin_memory"}
+    assert {name: vars(ours)[name] for name in names} == {name: vars(theirs)[name] for name in names}
+    assert vars(dataclasses.replace(ours))["report_to"] == theirs.report_to
+    assert GRPOConfig(**ours.options()).options() == ours.options()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"eval_strategy": "sometimes"}, {"load_best_model_at_end": True}, {"logging_steps": 0}, {"warmup_steps": -1},
+     {"optim": "sgdx"}, {"fp16": True, "bf16": True}],
+)  # fmt: skip
+def test_what_transformers_refuses_is_refused_with_its_sentence(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\w") as theirs:
+        TrainingArguments(use_cpu=True, **options)
+    with pytest.raises(ConfigError) as ours:
+        GRPOConfig(use_cpu=True, **options)
+    assert str(ours.value) == f"GRPOConfig: {theirs.value}"
+
+
+def test_options_of_accelerate_prepare_nothing_and_are_kept() -> None:
+    asked = {"tf32": True, "deepspeed": "none.json", "fsdp": "full_shard", "torch_compile": True, "optim": "adamw_hf"}
+    before = torch.get_float32_matmul_precision()
+    args = GRPOConfig(bf16=True, **asked)
+    assert {name: vars(args)[name] for name in asked} == asked
+    assert torch.get_float32_matmul_precision() == before
 
 
 def test_everything_that_is_lost_is_one_message(rows: Rows) -> None:

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from oncurve.cli.app import app
-from oncurve.convert.options import OptionOutcome
-from oncurve.convert.trl import convert
 from oncurve.recipe.load import load_config
+from oncurve.trl.conversion import convert
+from oncurve.trl.options import OptionOutcome
 
+RECIPE = ("trl", "--recipe", "recipe.yaml")
 OPTIONS: dict[str, Any] = {
     "model_name_or_path": "embedded", "dataset_name": "rows.jsonl", "reward_funcs": ["accuracy_reward"],
     "use_peft": True, "lora_r": 4, "learning_rate": "2e-6", "max_steps": 2, "num_generations": 4, "output_dir": "out",
@@ -35,7 +36,7 @@ def oncurve(*words: str) -> Result:
 def test_a_file_of_options_trains_and_becomes_a_recipe(name: str) -> None:
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in OPTIONS.items())
     Path(name).write_text(json.dumps(OPTIONS) if name.endswith("json") else lines)
-    done = oncurve("convert", name, "--processes", "1")
+    done = oncurve(*RECIPE, "--processes", "1", name)
     assert done.exit_code == 0, done.output
     assert "Lost" not in done.output
     found = load_config("recipe.yaml")
@@ -43,7 +44,7 @@ def test_a_file_of_options_trains_and_becomes_a_recipe(name: str) -> None:
     assert found.policy.lora is not None
     assert found.policy.lora.rank == 4
     assert [reward.function for reward in found.rewards] == ["oncurve.trl.ready_rewards:accuracy_reward"]
-    assert "exists already" in str(oncurve("convert", name).exception)
+    assert "exists already" in str(oncurve(*RECIPE, name).exception)
     if name.endswith("yaml"):
         assert oncurve("trl", name).exit_code == 0
         assert next(Path("out").glob("*/metrics.jsonl")).read_text().count("reward/mean") == 2
@@ -55,20 +56,20 @@ def test_a_reward_is_one_of_the_commands_or_one_of_the_users() -> None:
     )
     rewards = ["get_soft_overlong_punishment", "settings.exact"]
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": rewards, "eval_strategy": False}))
-    done = oncurve("convert", "a.yaml")
+    done = oncurve(*RECIPE, "a.yaml")
     assert done.exit_code == 0, done.output
     found = [str(reward.function) for reward in load_config("recipe.yaml").rewards]
     assert found[0] == "oncurve.trl.ready_rewards:soft_overlong_punishment"
     assert found[1].endswith("exact")
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": "think_format_reward"}))
-    assert oncurve("convert", "a.yaml", "--overwrite").exit_code == 0
+    assert oncurve(*RECIPE, "--overwrite", "a.yaml").exit_code == 0
     assert load_config("recipe.yaml").rewards[0].function == "oncurve.trl.ready_rewards:think_format_reward"
 
 
 def test_what_a_users_module_fails_of_is_said() -> None:
     Path("lacking.py").write_text("import not_there_at_all\n")
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": ["lacking.exact"]}))
-    assert "needs the package not_there_at_all" in str(oncurve("convert", "a.yaml").exception)
+    assert "needs the package not_there_at_all" in str(oncurve(*RECIPE, "a.yaml").exception)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_what_cannot_be_taken_is_one_message(name: str, text: str | None, expect
         Path(name).write_text(text)
     import re
 
-    assert re.search(expected, str(oncurve("convert", name).exception))
+    assert re.search(expected, str(oncurve(*RECIPE, name).exception))
 
 
 def test_steps_and_updates_keep_their_arithmetic() -> None:

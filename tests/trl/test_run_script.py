@@ -1,4 +1,4 @@
-"""Does `oncurve trl` run a script as it is, and `oncurve convert` write the recipe that it asks for?"""
+"""Does `oncurve trl` run a script as it is, and with --recipe write the recipe that it asks for?"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from oncurve.recipe.load import load_config
 from oncurve.trl.run_script import NEVER_TRAINED
 
 Run = Callable[..., Result]
+RECIPE = ("--recipe", "recipe.yaml")
 TRAIN = """
 import argparse
 
@@ -90,7 +91,7 @@ def test_the_version_can_be_named_on_the_command_line(trl: Run) -> None:
 
 
 def test_converting_runs_up_to_the_training_and_the_recipe_trains(trl: Run) -> None:
-    done = trl(TRAIN + "    raise SystemExit('never reached')\n", "--", "--beta", "0.04", command="convert")
+    done = trl(TRAIN + "    raise SystemExit('never reached')\n", "--beta", "0.04", before=RECIPE)
     assert done.exit_code == 0, done.output
     assert not Path("out").exists()
     config = load_config("recipe.yaml")
@@ -110,7 +111,7 @@ def test_a_converted_recipe_trains_the_weights_that_the_script_trains(trl: Run) 
     import hashlib
 
     assert trl(TRAIN).exit_code == 0
-    assert trl(TRAIN, command="convert").exit_code == 0
+    assert trl(TRAIN, before=RECIPE).exit_code == 0
     assert CliRunner().invoke(app, ["train", "recipe.yaml", "run.name=short"]).exit_code == 0
     [script] = Path("out").glob("embedded*/model/model.safetensors")
     digests = [
@@ -124,9 +125,23 @@ def test_what_a_recipe_cannot_hold_is_named(trl: Run) -> None:
     equal = lambda completions, **_: [1.0] * len(completions)
     GRPOTrainer('embedded', equal, GRPOConfig(**SHORT), rows()).train()
     """
-    done = trl(text, "--output", "-", command="convert")
+    done = trl(text, before=("--recipe", "-"))
     assert done.exit_code == 1
     assert "reward <lambda>: it has no name at the top of a file" in done.output
+
+
+def test_a_recipe_that_lacks_only_what_is_accepted_is_whole(trl: Run) -> None:
+    text = TRAIN.replace("**SHORT", "**SHORT, neftune_noise_alpha=1.0")
+    assert text != TRAIN
+    done = trl(text, before=RECIPE)
+    assert (done.exit_code, "neftune_noise_alpha = 1.0" in Path("recipe.yaml").read_text()) == (1, True)
+    assert trl(text, before=(*RECIPE, "--overwrite", "--accept", "neftune_noise_alpha")).exit_code == 0
+
+
+def test_a_recipe_gets_the_defaults_of_the_version_that_is_named(trl: Run) -> None:
+    text = TRAIN.replace(", beta=given.beta", "")
+    assert trl(text, before=(*RECIPE, "--trl-version", "0.15")).exit_code == 0
+    assert load_config("recipe.yaml").algorithm.kl_coef == 0.04
 
 
 def test_a_script_that_never_trains_says_so(trl: Run) -> None:
@@ -137,7 +152,7 @@ def test_a_script_that_never_trains_says_so(trl: Run) -> None:
 
 
 def test_a_script_that_never_trains_gives_no_recipe(trl: Run) -> None:
-    done = trl("GRPOConfig(**SHORT)", command="convert")
+    done = trl("GRPOConfig(**SHORT)", before=RECIPE)
     assert "ended without GRPOTrainer(...).train()" in str(done.exception)
 
 

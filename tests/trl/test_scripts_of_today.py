@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, Trainer, TrainerCallback
 
-from oncurve.convert.options import OptionOutcome
-from oncurve.convert.trl import convert
 from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.trl import GRPOConfig, GRPOTrainer
+from oncurve.trl.conversion import convert
+from oncurve.trl.options import OptionOutcome
 from oncurve.trl.rewards_of_scripts import reward_name
 
 Rows = list[dict[str, Any]]

@@ -316,7 +316,7 @@ def test_the_command_runs_and_converts_a_script_with_them(episodes: str, trl: Ca
     ran = trl(text, head="")
     assert ran.exit_code == 0, ran.output
     assert next(Path("out").glob("*/metrics.jsonl")).read_text().count("episode/turns") == 2
-    made = trl(text, head="", command="convert")
+    made = trl(text, head="", before=("--recipe", "recipe.yaml"))
     assert "tools" in made.output
     import yaml
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from oncurve.convert.draft import Draft
-from oncurve.convert.options import Note, OptionOutcome
+from oncurve.trl.draft import Draft
+from oncurve.trl.options import Note, OptionOutcome
 
 LORA = {
     "r": "rank",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-TABLE = Path(__file__).with_name("trl.yaml")
+TABLE = Path(__file__).with_name("options.yaml")
 Fate = Literal["direct", "computed", "nothing", "unsupported"]
 Kind = Literal["unread", "unsupported", "differs", "nothing"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from oncurve.convert.options import Note, OptionOutcome, table
 from oncurve.recipe.messages import known_keys
 from oncurve.recipe.schema import Config
+from oncurve.trl.options import Note, OptionOutcome, table
 
 SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "optimizer", "evaluation", "run", "sft")
 

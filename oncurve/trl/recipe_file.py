@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from oncurve.convert.draft import Draft, recipe_text
 from oncurve.core.errors import ConfigError
 from oncurve.recipe.load import parse_config
+from oncurve.trl.draft import Draft, recipe_text
 
 TITLES = (
     ("unread", "Not known here; write it into the recipe"),
@@ -19,23 +19,22 @@ TITLES = (
 
 def write_recipe(
     draft: Draft, head: str, output: Path | None, *, overwrite: bool = False, beside: Mapping[Path, str] | None = None
-) -> tuple[str, bool]:
-    """Write a recipe and the files ``beside`` it; the report for people, and whether everything was taken over.
+) -> str:
+    """Write a recipe and the files ``beside`` it; the report for people.
 
     Without an output the report is the recipe itself. Raises ConfigError for a file that exists.
     """
     text = recipe_text(draft, head)
-    is_whole = not any(note.is_loss for note in draft.notes)
     if output is None:
-        return text, is_whole
+        return text
     written = {output: text, **(beside or {})}
     for place in written:
         if place.exists() and not overwrite:
-            raise ConfigError(f"{place}: exists already. Choose another --output, or say --overwrite")
+            raise ConfigError(f"{place}: exists already. Choose another file, or say --overwrite")
     for place, content in written.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content, encoding="utf-8")
-    return report(draft, [str(place) for place in written], text), is_whole
+    return report(draft, [str(place) for place in written], text)
 
 
 def report(draft: Draft, written: list[str], text: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from oncurve.convert.options import older, raw_table, table, trl_version
 from oncurve.core.errors import ConfigError
+from oncurve.trl.options import older, raw_table, table, trl_version
 
 FIRST = "0.15"
 """The first version whose batches are counted as today's, in completions."""

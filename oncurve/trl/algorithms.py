@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from oncurve.algorithm.table import PRESETS
-from oncurve.convert.draft import Draft
-from oncurve.convert.trl_batch import StepShape
 from oncurve.core.errors import ConfigError
+from oncurve.trl.draft import Draft
+from oncurve.trl.trl_batch import StepShape
 
 TOKEN_LEVEL = {
     "grpo": ("grpo", {"loss": "clipped", "normalize": "sequence_mean"}),

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tables.trl_options import filled
 
-from oncurve.convert.draft import Draft, recipe_text
-from oncurve.convert.options import OptionOutcome, older, table, trl_version
-from oncurve.convert.trl import convert
 from oncurve.recipe.messages import known_keys
+from oncurve.trl.conversion import convert
+from oncurve.trl.draft import Draft, recipe_text
+from oncurve.trl.options import OptionOutcome, older, table, trl_version
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_OBJECTS = ("chat_template_kwargs", "reward_weights")

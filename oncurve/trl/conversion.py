@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from oncurve.convert.algorithms import has_servers, put_algorithm
-from oncurve.convert.draft import Draft, own_default
-from oncurve.convert.model_and_adapter import put_model
-from oncurve.convert.options import Note, OptionOutcome, older, table
-from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
+from oncurve.trl.algorithms import has_servers, put_algorithm
+from oncurve.trl.draft import Draft, own_default
+from oncurve.trl.model_and_adapter import put_model
+from oncurve.trl.options import Note, OptionOutcome, older, table
+from oncurve.trl.trl_batch import StepShape, TrlBatch, step_of
 
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 OPTIMIZERS = {

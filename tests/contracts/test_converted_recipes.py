@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from oncurve.convert.draft import recipe_text
-from oncurve.convert.options import OptionOutcome
-from oncurve.convert.trl import convert
 from oncurve.recipe.load import parse_config
+from oncurve.trl.conversion import convert
+from oncurve.trl.draft import recipe_text
+from oncurve.trl.options import OptionOutcome
 
 LIMIT = 50
 LOSSES: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncurve.convert.trl_batch import StepShape, TrlBatch, step_of
 from oncurve.core.errors import ConfigError
+from oncurve.trl.trl_batch import StepShape, TrlBatch, step_of
 
 PER_DEVICE, ACCUMULATION, PASSES, ITERATIONS = (2, 4, 8), (1, 2, 4), (None, 1, 2, 3, 4, 8), (1, 2)
 ROWS = 64

@@ -1,1 +1,0 @@
-"""Converter from scripts and options of TRL to recipes."""
