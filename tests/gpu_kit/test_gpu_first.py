@@ -245,7 +245,7 @@ def test_a_stage_of_the_script_writes_its_record_and_its_table(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the pretend GPU is compiled with g++")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the pretend GPU is compiled: sudo apt-get install g++")
 @pytest.mark.timeout(900)
 def test_stage_a_passes_on_the_pretend_gpu(tmp_path: Path) -> None:
     """Imports and operators, a run of the recipe, and one with an adapter over its base as the reference."""

@@ -68,7 +68,10 @@ def test_a_recipe_trains_from_the_base_that_its_stage_makes(
     assert len(completions_of(tmp_path / "run")) == 2 * 4 * 8
 
 
-@pytest.mark.skipif(describe_isolation().strongest != "bubblewrap", reason="bubblewrap does not work on this machine")
+@pytest.mark.skipif(
+    describe_isolation().strongest != "bubblewrap",
+    reason="bubblewrap does not work here: sudo apt-get install bubblewrap",
+)
 def test_python_is_called_in_the_sandbox_and_what_it_says_is_answered(nursery: Nursery, tmp_path: Path) -> None:
     shown = []
     for line in (SHIPPED / "python_tool" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines():
