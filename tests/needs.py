@@ -9,5 +9,6 @@ import pytest
 from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE
 
 NEEDS_VLLM = pytest.mark.skipif(
-    not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no python with vLLM"
+    not os.environ.get(PYTHON_VARIABLE),
+    reason=f"{PYTHON_VARIABLE} names no python with vLLM: make engines, which make test-all uses",
 )

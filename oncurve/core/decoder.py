@@ -104,8 +104,10 @@ class DecoderPlan:
 class Decoders(Protocol):
     """Makes decoders, as large as memory allows."""
 
-    most_rows: int
-    """Rows at a time at most, however much memory there is."""
+    @property
+    def most_rows(self) -> int:
+        """Rows at a time at most, however much memory there is."""
+        ...
 
     @property
     def is_exact(self) -> bool:

@@ -176,7 +176,8 @@ class DevicePolicy:
         """``rate`` is the learning rate, or that of each update, counted from 0."""
         self._model, self._tokenizer, self.backend, self.reference = model, tokenizer, backend, reference
         self.rate_of: Callable[[int], float] = rate if callable(rate) else lambda update: rate
-        self.temperature, self.compute_type = temperature or 1.0, compute_type
+        self.temperature = temperature or 1.0
+        self.compute_type: ComputeType = compute_type
         self.tokens_per_microbatch = tokens_per_microbatch
         self.processes: Any = processes or OneProcess()
         self.device = model.device

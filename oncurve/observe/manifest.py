@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
     """
     return {
         "oncurve": oncurve.__version__,
-        "code": describe_code(Path(oncurve.__file__).parent),
+        "code": _own_code(),
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
         "platform": platform.platform(),
@@ -42,6 +43,12 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **extra,
     }
+
+
+@cache
+def _own_code() -> Mapping[str, Any]:
+    """Of this package, asked once: what a process runs stays what it imported."""
+    return describe_code(Path(oncurve.__file__).parent)
 
 
 def describe_code(folder: Path) -> Mapping[str, Any]:

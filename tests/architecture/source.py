@@ -44,9 +44,16 @@ def imports(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[str]:
     return (name for name, _ in imports_with_lines(tree, when_loaded=when_loaded))
 
 
-def imports_with_lines(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[tuple[str, int]]:
+@cache
+def imports_with_lines(tree: ast.AST, *, when_loaded: bool = False) -> tuple[tuple[str, int], ...]:
     """The same, each with its line."""
-    for node in ast.iter_child_nodes(tree):
+    return tuple(_imports(tree, when_loaded=when_loaded))
+
+
+def _imports(tree: ast.AST, *, when_loaded: bool) -> Iterator[tuple[str, int]]:
+    left = [tree]
+    while left:
+        node = left.pop()
         is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         if when_loaded and (is_for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
             continue
@@ -54,12 +61,19 @@ def imports_with_lines(tree: ast.AST, *, when_loaded: bool = False) -> Iterator[
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and is_import_module(node.func):
             names = (each.value for each in node.args if isinstance(each, ast.Constant))
             yield from ((str(name), node.lineno) for name in names)
-        yield from imports_with_lines(node, when_loaded=when_loaded)
+        left += ast.iter_child_nodes(node)
 
 
+def is_import_module(function: ast.expr) -> bool:
+    """``import_module`` or ``importlib.import_module``."""
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name == "import_module"
+
+
+@cache
 def known(name: str) -> str | None:
     """The module of oncurve behind an import such as ``oncurve.core.batch.Batch``; None for other packages."""
     parts = name.split(".")

@@ -69,6 +69,7 @@ def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pyte
     assert len(list((tmp_path / "runs").glob("*/report.html"))) == 2
 
 
+@pytest.mark.nightly
 def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook, shown = run(
         "watch.ipynb", tmp_path, monkeypatch, ('{"num_prompts": 40}', '{"num_prompts": 4}'),
@@ -81,6 +82,7 @@ def test_a_run_is_watched_stopped_and_gone_on_with(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "runs" / "watched" / "report.html").is_file()
 
 
+@pytest.mark.nightly
 def test_a_tool_and_agents_train_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, shown = run("agent.ipynb", tmp_path, monkeypatch, ('"prompts_per_step": 8', '"prompts_per_step": 4'))
     assert "step 3: reward" in shown

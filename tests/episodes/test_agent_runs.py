@@ -111,7 +111,7 @@ def test_the_same_run_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> No
 
 def test_an_agent_on_the_openai_package_trains_unchanged(tmp_path: Path) -> None:
     if importlib.util.find_spec("openai") is None:
-        pytest.skip("the openai package is not installed")
+        pytest.skip("the openai package is not installed: pip install openai")
     lines = (HERE / "openai_agent.py").read_text().splitlines()
     assert len(lines) <= 45
     sys.path.insert(0, str(HERE))

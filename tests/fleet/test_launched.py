@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from lanes import gate
 
 from oncurve.core.errors import ConfigError
 from oncurve.policy.environment import ALONE, RankInfo, first_host, read_place
@@ -114,10 +115,10 @@ def test_the_launcher_of_deepspeed_starts_a_run_under_zero_that_is_resumed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", list(LAUNCHERS))
+@pytest.mark.parametrize("launcher", gate(LAUNCHERS, "torchrun"))
 def test_a_launcher_starts_a_run_of_two_processes(launcher: str, nursery: Nursery, tmp_path: Path) -> None:
     if launcher == "accelerate" and shutil.which("accelerate", path=str(Path(sys.executable).parent)) is None:
-        pytest.skip("accelerate is not installed")
+        pytest.skip("accelerate is not installed: pip install accelerate")
     words = [*WORDS, f"run.folder={tmp_path}", "run.name=run"]
     done = nursery.run_python(*LAUNCHERS[launcher], *words)
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]

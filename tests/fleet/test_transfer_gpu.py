@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     NEEDS_VLLM,
+    pytest.mark.nightly,
 ]
 PARAMS = SamplingParams(max_completion_tokens=40)
 SMALL = ("--gpu-memory-utilization", "0.3", "--enforce-eager")

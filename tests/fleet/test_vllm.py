@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     NEEDS_VLLM,
+    pytest.mark.nightly,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]

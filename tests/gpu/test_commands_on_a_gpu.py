@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import on_device
 import pytest
 import torch
+from lanes import gate
 from safetensors.torch import load_file
 
 from oncurve.observe.record import read_metrics, read_rollouts
@@ -79,7 +80,7 @@ def correct(run: Path, when: str) -> float:
     return json.loads((run / "evaluations" / f"{when}.json").read_text())["correct"]["fraction"]
 
 
-@pytest.mark.parametrize("kind", ["float32", "not recorded"])
+@pytest.mark.parametrize("kind", gate(["float32", "not recorded"], "float32"))
 def test_training_on_a_gpu_is_training_on_the_cpu(kind: str, run_of: RunOf) -> None:
     (here, _), (there, _) = run_of("on the CPU"), run_of(kind)
     assert answers(here, "base") == answers(there, "base")
@@ -92,6 +93,7 @@ def test_training_on_a_gpu_is_training_on_the_cpu(kind: str, run_of: RunOf) -> N
     assert correct(here, "trained") == pytest.approx(correct(there, "trained"), abs=0.26)
 
 
+@pytest.mark.nightly
 def test_recorded_steps_give_the_tokens_of_steps_that_are_not(run_of: RunOf) -> None:
     (recorded, counts), (plain, others) = run_of("float32"), run_of("not recorded")
     assert [texts(recorded, step) for step in range(1, STEPS + 1)] == [
@@ -101,6 +103,7 @@ def test_recorded_steps_give_the_tokens_of_steps_that_are_not(run_of: RunOf) -> 
     assert "decode_step" not in others
 
 
+@pytest.mark.nightly
 def test_a_decode_step_and_a_microbatch_wait_seldom(run_of: RunOf) -> None:
     _, parts = run_of("bfloat16")
     assert parts["decode_step"]["synchronizations"].get("aten::_local_scalar_dense", 0) == 0
@@ -111,6 +114,7 @@ def test_a_decode_step_and_a_microbatch_wait_seldom(run_of: RunOf) -> None:
     assert parts["train"]["peak_bytes"] > parts["sample"]["peak_bytes"] > 0
 
 
+@pytest.mark.nightly
 def test_everything_that_spares_memory_works_together(run_of: RunOf) -> None:
     run, _ = run_of("adapter")
     rows = read_metrics(run)
@@ -123,6 +127,7 @@ def test_everything_that_spares_memory_works_together(run_of: RunOf) -> None:
     assert (run / "checkpoints" / "step_000002").is_dir()
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_from_its_checkpoint(run_of: RunOf, pretend_gpu: PretendGpu) -> None:
     run, _ = run_of("adapter")
     code, said = pretend_gpu.command("resume", str(run), f"run.steps={STEPS + 1}", "--allow-change", folder=run.parent)
@@ -130,6 +135,7 @@ def test_a_run_goes_on_from_its_checkpoint(run_of: RunOf, pretend_gpu: PretendGp
     assert [row["step"] for row in read_metrics(run)] == list(range(STEPS + 2))
 
 
+@pytest.mark.nightly
 def test_a_trained_model_is_measured_and_asked(run_of: RunOf, pretend_gpu: PretendGpu) -> None:
     run, _ = run_of("bfloat16")
     code, said = pretend_gpu.command("sample", str(run / "model"), "How much is 3 + 4?", folder=run.parent)
@@ -139,6 +145,7 @@ def test_a_trained_model_is_measured_and_asked(run_of: RunOf, pretend_gpu: Prete
     assert code == 0, said
 
 
+@pytest.mark.nightly
 def test_a_loss_of_rows_on_the_cpu_is_found(pretend_gpu: PretendGpu, tmp_path: Path) -> None:
     words = [*small(tmp_path, "mixed"), "policy.device=cuda", "run.steps=1", "rollouts.max_completion_tokens=72"]
     with pytest.raises(AssertionError, match="Expected all tensors to be on the same device"):

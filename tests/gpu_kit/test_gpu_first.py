@@ -245,8 +245,9 @@ def test_a_stage_of_the_script_writes_its_record_and_its_table(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the pretend GPU is compiled with g++")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the pretend GPU is compiled: sudo apt-get install g++")
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_stage_a_passes_on_the_pretend_gpu(tmp_path: Path) -> None:
     """Imports and operators, a run of the recipe, and one with an adapter over its base as the reference."""
     words = ["A", "--pretend", "--seconds", "850", "--patience", "7", "--items", "A1", "A3", "A4.lora"]
@@ -262,6 +263,7 @@ def test_stage_a_passes_on_the_pretend_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_probes_of_sizes_and_parts_run_with_tiny_models_on_a_cpu(tmp_path: Path) -> None:
     options = ["--device", "cpu", "--tiny", "--patience", "8", "--work", str(tmp_path / "work"), "--output"]
     for stage, items in (("B", ["B0", "B1.0.5B", "B2.0.5B.packed", "B3.0.5B"]), ("C", ["C5"])):

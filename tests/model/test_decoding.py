@@ -44,7 +44,7 @@ types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=st
 @pytest.fixture
 def need_kernels() -> None:
     if library() is None:
-        pytest.skip("no C++ compiler, so there are no kernels to compare")
+        pytest.skip("no C++ compiler, so there are no kernels: sudo apt-get install g++")
 
 
 kernels = pytest.mark.usefixtures("need_kernels")

@@ -19,7 +19,9 @@ from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import Block, Layout
 from oncurve.model.weights import AttentionSizes
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or ONCURVE_KERNELS is 0")
+pytestmark = pytest.mark.skipif(
+    library() is None, reason="no C++ compiler (sudo apt-get install g++), or ONCURVE_KERNELS is 0"
+)
 types = pytest.mark.parametrize("compute_type", [torch.float32, torch.bfloat16], ids=str)
 
 SIZES = AttentionSizes(heads=4, kv_heads=2, head_size=20, epsilon=1e-6)

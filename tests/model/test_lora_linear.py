@@ -121,7 +121,7 @@ def test_an_adapter_with_dropout_goes_through_the_modules(settings: dict[str, An
 @torch.no_grad()
 def test_decoding_with_an_adapter_is_decoding_the_merged_model(way: str, dtype: torch.dtype) -> None:
     if way == "kernels" and library() is None:
-        pytest.skip("no C++ compiler, so there are no kernels")
+        pytest.skip("no C++ compiler, so there are no kernels: sudo apt-get install g++")
     adapter = adapted("qwen3", torch.float32)
 
     def logits(model: Any) -> Tensor:
@@ -225,7 +225,7 @@ def test_what_an_adapter_adds_is_rounded_together_with_what_it_is_added_to(famil
 @torch.no_grad()
 def test_decoding_in_half_width_has_all_of_a_little_adapter(way: str, family: str) -> None:
     if way == "kernels" and library() is None:
-        pytest.skip("no C++ compiler, so there are no kernels")
+        pytest.skip("no C++ compiler, so there are no kernels: sudo apt-get install g++")
     adapter, rows = little(family), 512
     draw = torch.Generator().manual_seed(2)
     prompts = torch.randint(0, 64, (rows, 4), generator=draw).tolist()

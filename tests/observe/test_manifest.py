@@ -22,7 +22,7 @@ def git(folder: Path, *words: str) -> None:
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     if shutil.which("git") is None:
-        pytest.skip("git is not installed")
+        pytest.skip("git is not installed: sudo apt-get install git")
     folder = tmp_path / "repository" / "package"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lanes import gate
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.coldstart.untrained import write_untrained
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from nursery import Nursery
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-GAMES = ("guess_number", "maze")
+GAMES = [
+    (str(EXAMPLES / name), f"{EXAMPLES / name}/base", f"{EXAMPLES / name / name}.py")
+    for name in ("guess_number", "maze")
+]
 SHORT = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=8", "evaluation.num_prompts_during=4"]
 
 
@@ -37,11 +41,15 @@ def completions_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("recipe", "stage", "task"),
-    [
+    gate(
+        [
+            ("calculator", "calculator/base", "calculator"),
+            ("calculator/chained", "calculator/chained_base", "calculator_chains"),
+            *GAMES,
+        ],
         ("calculator", "calculator/base", "calculator"),
-        ("calculator/chained", "calculator/chained_base", "calculator_chains"),
-        *((str(EXAMPLES / name), f"{EXAMPLES / name}/base", f"{EXAMPLES / name / name}.py") for name in GAMES),
-    ],
+        GAMES[0],
+    ),
 )
 def test_a_recipe_trains_from_the_base_that_its_stage_makes(
     recipe: str, stage: str, task: str, nursery: Nursery, tmp_path: Path
@@ -68,7 +76,10 @@ def test_a_recipe_trains_from_the_base_that_its_stage_makes(
     assert len(completions_of(tmp_path / "run")) == 2 * 4 * 8
 
 
-@pytest.mark.skipif(describe_isolation().strongest != "bubblewrap", reason="bubblewrap does not work on this machine")
+@pytest.mark.skipif(
+    describe_isolation().strongest != "bubblewrap",
+    reason="bubblewrap does not work here: sudo apt-get install bubblewrap",
+)
 def test_python_is_called_in_the_sandbox_and_what_it_says_is_answered(nursery: Nursery, tmp_path: Path) -> None:
     shown = []
     for line in (SHIPPED / "python_tool" / "tiny" / "train.jsonl").read_text(encoding="utf-8").splitlines():

@@ -92,6 +92,7 @@ def test_a_spot_machine_goes_and_another_comes_while_an_adapter_trains(
     assert (run / "model" / "adapter_config.json").is_file()
 
 
+@pytest.mark.nightly
 def test_all_weights_in_two_processes_beside_servers(
     nursery: Nursery, serve: Serve, rows_of: RowsOf, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_all_weights_in_two_processes_beside_servers(
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.nightly
 def test_instruct_in_two_processes_loses_one_and_goes_on_with_its_refreshed_reference(
     nursery: Nursery, wait_for: WaitFor, reaches: Reaches, rows_of: RowsOf, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def test_a_reward_beside_the_recipe_trains_the_model(nursery: Nursery, rows_of: 
     assert sum(row["reward/right"] for row in rows[-3:]) > sum(row["reward/right"] for row in rows[1:4])
 
 
+@pytest.mark.nightly
 def test_structured_output_trains_by_the_schema(nursery: Nursery, rows_of: RowsOf, tmp_path: Path) -> None:
     status, said = nursery.run(*words_for("structured_output/tiny", tmp_path))
     assert status == 0, said

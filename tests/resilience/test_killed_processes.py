@@ -96,6 +96,7 @@ def assert_both_save(children: list[Child], number: signal.Signals, run: Path) -
     assert saved in (rows[-1], rows[-1] + 1), "nothing that was done is lost"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_two_processes_that_are_killed_and_stopped_again_and_again_end_with_the_same_bits(
     variant: str,

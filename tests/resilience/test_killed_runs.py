@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lanes import gate
 
 if TYPE_CHECKING:
     from nursery import Nursery
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    "at three places": {},
     "plain": {},
     "several updates, dynamic sampling, a curriculum, a reference that moves": {
         "data": {"retire_above": 0.9, "prefer_half_solved": True},
@@ -35,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 KILLS: dict[str, tuple[tuple[int, str], ...]] = {
+    "at three places": ((1, "sample"), (3, "train"), (6, "save")),
     "plain": (
         (0, "measure"),
         (1, "sample"),
@@ -58,7 +61,7 @@ KILLS: dict[str, tuple[tuple[int, str], ...]] = {
 """Steps done and phase of each kill; the run is resumed after each."""
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+@pytest.mark.parametrize("variant", gate(VARIANTS, "at three places"))
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     variant: str,
     nursery: Nursery,
@@ -82,6 +85,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     assert [path.name for path in (run / "checkpoints").glob(".*")] == [], "nothing half written stays"
 
 
+@pytest.mark.nightly
 def test_a_run_killed_while_it_writes_a_checkpoint_takes_the_one_before(
     nursery: Nursery,
     recipe: Callable[..., Path],
@@ -111,7 +115,7 @@ WRITING = {
 """Module, function and call at which a run dies: of steps 0, 2, 4 and so on, step 4 is the third."""
 
 
-@pytest.mark.parametrize("moment", list(WRITING))
+@pytest.mark.parametrize("moment", gate(WRITING, "before the rename"))
 def test_a_run_killed_at_any_moment_of_writing_a_checkpoint_ends_with_the_same_bits(
     moment: str,
     nursery: Nursery,

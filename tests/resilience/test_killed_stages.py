@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from oncurve.observe.record import read_metrics
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ STAGE = ["sft", "word_problems", "run.name=warm", "data.limit=200", "sft.epochs=
 AFTER = ["train", "word_problems", "run.name=after", "run.steps=4", "run.prompts_per_step=4", *SMALL]
 
 
+@pytest.mark.nightly
 def test_a_chain_of_stages_that_is_killed_ends_with_the_same_bits(
     nursery: Nursery, kill_at: Callable[..., bool], assert_same: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:

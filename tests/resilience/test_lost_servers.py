@@ -136,6 +136,7 @@ STEADY = {"epsilon": 1e-5}
 """Far above rounding: with 1e-8 Adam makes a whole step of a gradient that is only the rounding of a sum."""
 
 
+@pytest.mark.nightly
 def test_two_trainers_with_servers_make_the_run_of_one_alone(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def sampled(run: Path, step: int) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_as_if_nothing_had_happened_to_its_servers(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], clean: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened_to_its_servers(
     assert fifth.child.is_running()
 
 
+@pytest.mark.nightly
 def test_a_run_without_servers_saves_and_ends_and_goes_on_later(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], clean: Path, tmp_path: Path
 ) -> None:

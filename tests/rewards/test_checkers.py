@@ -24,7 +24,7 @@ SQUARE = "def f(n):\n    return n * n"
 ROW = {"entry_point": "f", "tests": [{"input": [3], "output": 9}]}
 
 if not TIERS:
-    pytest.skip("no isolation works here: install bubblewrap", allow_module_level=True)
+    pytest.skip("no isolation works here: sudo apt-get install bubblewrap", allow_module_level=True)
 
 
 @pytest.fixture(scope="module", params=TIERS)

@@ -18,7 +18,7 @@ LINES = [
 TIERS = [tier.name for tier in describe_isolation().tiers if tier.works]
 
 if not TIERS:
-    pytest.skip("no isolation works here: install bubblewrap", allow_module_level=True)
+    pytest.skip("no isolation works here: sudo apt-get install bubblewrap", allow_module_level=True)
 
 
 @pytest.mark.parametrize("tier", TIERS)

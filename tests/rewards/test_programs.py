@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval.jsonl"
 
 if describe_isolation().strongest is None:
-    pytest.skip("no isolation works here: install bubblewrap", allow_module_level=True)
+    pytest.skip("no isolation works here: sudo apt-get install bubblewrap", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

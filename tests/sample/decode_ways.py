@@ -16,7 +16,9 @@ def take_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the engine compute with the compiled kernels, with torch alone, there in a GPU's few shapes, or through the
     model's own module."""
     if way == "kernels" and library() is None:
-        pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
+        pytest.skip(
+            "the kernels are not built: there is no C++ compiler (sudo apt-get install g++), or ONCURVE_KERNELS is 0"
+        )
     if way in ("torch", "recorded"):
         monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     if way == "recorded":

@@ -197,7 +197,9 @@ def test_kernels_give_the_same_completions(
     calls: tuple[int, ...], make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library() is None:
-        pytest.skip("the kernels are not built: there is no C++ compiler, or ONCURVE_KERNELS is 0")
+        pytest.skip(
+            "the kernels are not built: there is no C++ compiler (sudo apt-get install g++), or ONCURVE_KERNELS is 0"
+        )
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
     expected = sampled(InProcessEngine(PARAMS), policy, prompts, [])
     fail_at(LayerDecoder, "hidden", monkeypatch, *calls)

@@ -18,5 +18,6 @@ TIERS = [
 """For ``parametrize``."""
 
 NEEDS_SANDBOX = pytest.mark.skipif(
-    not any(report.works for report in REPORTS.values()), reason="no isolation works here: install bubblewrap"
+    not any(report.works for report in REPORTS.values()),
+    reason="no isolation works here: sudo apt-get install bubblewrap",
 )

@@ -66,9 +66,10 @@ def test_nothing_gets_out_and_nothing_is_paid(tier: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [2, pytest.param(None, marks=pytest.mark.nightly)], ids=["two", "all"])
 @pytest.mark.parametrize("tier", TIERS)
-def test_no_program_exhausts_anything(tier: str) -> None:
-    long = exhausting(tier)
+def test_no_program_exhausts_anything(tier: str, count: int | None) -> None:
+    long = exhausting(tier)[:count]
     report = run([sys.executable], tier, *long)
     assert report["problems"] == []
     assert report["programs"] == len(long)
@@ -76,6 +77,7 @@ def test_no_program_exhausts_anything(tier: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.nightly
 def test_programs_as_an_ordinary_user(tier: str, tmp_path: Path) -> None:
     """With one style of tests each: how a program is called does not depend on the user, nor does its time."""
     if os.geteuid() != 0:

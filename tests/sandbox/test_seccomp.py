@@ -144,7 +144,7 @@ def test_the_numbers_are_those_of_the_kernel_headers(machine: str, header: str, 
             check=True,
         )
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no C compiler with kernel headers for this machine")
+        pytest.skip("no C compiler with kernel headers: sudo apt-get install gcc linux-libc-dev")
     found = dict(re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)", ended.stdout))
     for name, number in syscalls.numbers(TABLES + syscalls.CHECKED, machine).items():
         if name in found:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from families import STRANGERS, make_zoo_model
+from lanes import gate
 from tiny_models import make_tokenizer
 from trial import try_family
 from typer.testing import CliRunner
@@ -29,12 +30,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:target_parameters=:RuntimeWarning"),  # of peft about kinds without experts
     pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"),  # of peft alone
 ]
+FIRST = next(iter(STRANGERS))
 REWARD = "def letters(completion, **row):\n    return sum(map(ord, completion)) % 7 / 7\n"
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", gate(STRANGERS, FIRST))
 def test_numbers_are_right_or_the_model_is_refused(name: str, tmp_path: Path) -> None:
-    trial = try_family(name, tmp_path / "trial", make_tokenizer)
+    trial = try_family(name, tmp_path / "trial", make_tokenizer, plans_here=True)
     assert trial.faults == []
     assert trial.cells["trainer"] == trial.cells["sampler"] == "right"
 
@@ -47,7 +49,7 @@ def run(*words: object) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", gate(STRANGERS, FIRST))
 def test_every_command_takes_it(name: str, tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_zoo_model(name).save_pretrained("base")

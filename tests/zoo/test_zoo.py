@@ -42,6 +42,7 @@ def test_one_family_of_each_kind_is_right_or_refused(tokenizer: PreTrainedTokeni
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(2))
 def test_every_third_family_is_right_or_refused(part: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """`python -m tests.zoo` tries all of them, which takes more time than a test may."""
