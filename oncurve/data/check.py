@@ -30,7 +30,7 @@ FREE_FORM = (
 
 @dataclass(frozen=True, slots=True)
 class GradeMeaning:
-    """What the grades of a run's rewards say about an answer."""
+    """Meaning of the grades that the rewards of a run give to an answer."""
 
     has_right_answer: bool = True
     """Some reward looks at an answer. Otherwise none is right, and graders must only not fail."""
