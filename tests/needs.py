@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE
+from oncurve.fleet.servers.vllm_version import PYTHON_VARIABLE
 
 NEEDS_VLLM = pytest.mark.skipif(
     not os.environ.get(PYTHON_VARIABLE),

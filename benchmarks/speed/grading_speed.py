@@ -22,7 +22,8 @@ from typing import Any
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
 from oncurve.rewards.programs import Programs
-from oncurve.sandbox import SandboxPool, describe_isolation
+from oncurve.sandbox.pool import SandboxPool
+from oncurve.sandbox.tiers import describe_isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 256

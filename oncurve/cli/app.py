@@ -7,44 +7,76 @@ import re
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from oncurve import __version__
-from oncurve.cli import (
-    check,
-    coldstart,
-    compare,
-    dashboard,
-    doctor,
-    evaluate,
-    history,
-    hub,
-    launch,
-    plan,
-    recipe,
-    report,
-    sample,
-    serve,
-    train,
-    trl,
-)  # fmt: skip
 from oncurve.cli.arguments import Commands, RecipeCommand
 from oncurve.core.errors import OncurveError
 from oncurve.model.out_of_memory import call_with_memory_error
 
-app = typer.Typer(
-    name="oncurve",
-    cls=Commands,
-    help="Train reasoning models with GRPO, on a CPU, a GPU or a cluster.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-app.add_typer(recipe.recipes)
+COMMANDS = {
+    "train": "train",
+    "sft": "train",
+    "resume": "train",
+    "launch": "launch",
+    "demo": "train",
+    "sample": "sample",
+    "evaluate": "evaluate",
+    "serve": "serve",
+    "check": "check",
+    "plan": "plan",
+    "trl": "trl",
+    "coldstart": "coldstart",
+    "download": "hub",
+    "merge": "hub",
+    "push": "hub",
+    "replay": "history",
+    "regrade": "history",
+    "report": "report",
+    "compare": "compare",
+    "dashboard": "dashboard",
+    "doctor": "doctor",
+}
+"""The commands in the order of their help, each with the module of its function."""
+OF_RECIPES = {"train", "sft", "resume", "demo", "sample", "evaluate", "check", "plan", "coldstart", "replay"}
+"""Commands that take settings of a recipe."""
+
+
+def make_app(command: str | None = None) -> typer.Typer:
+    """The command line; with the name of a ``command``, that one alone, which starts faster."""
+    app = typer.Typer(
+        name="oncurve",
+        cls=Commands,
+        help="Train reasoning models with GRPO, on a CPU, a GPU or a cluster.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+    app.callback()(_options)
+    for name in [command] if command in COMMANDS else COMMANDS:
+        module = import_module(f"oncurve.cli.{COMMANDS[name]}")
+        function = getattr(module, name)
+        if name == "trl":
+            app.command(context_settings=module.AsIs)(function)
+        elif name in OF_RECIPES:
+            app.command(cls=RecipeCommand)(function)
+        else:
+            app.command()(function)
+    if command not in COMMANDS:
+        app.add_typer(import_module("oncurve.cli.recipe").recipes)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    """``app``, with all commands."""
+    if name == "app":
+        return make_app()
+    raise AttributeError(name)
 
 
 def _say_version(asked: bool) -> None:
@@ -53,36 +85,12 @@ def _say_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options before the name of a command."""
-
-
-app.command(cls=RecipeCommand)(train.train)
-app.command(cls=RecipeCommand)(train.sft)
-app.command(cls=RecipeCommand)(train.resume)
-app.command()(launch.launch)
-app.command(cls=RecipeCommand)(train.demo)
-app.command(cls=RecipeCommand)(sample.sample)
-app.command(cls=RecipeCommand)(evaluate.evaluate)
-app.command()(serve.serve)
-app.command(cls=RecipeCommand)(check.check)
-app.command(cls=RecipeCommand)(plan.plan)
-app.command(context_settings=trl.AsIs)(trl.trl)
-app.command(cls=RecipeCommand)(coldstart.coldstart)
-app.command()(hub.download)
-app.command()(hub.merge)
-app.command()(hub.push)
-app.command(cls=RecipeCommand)(history.replay)
-app.command()(history.regrade)
-app.command()(report.report)
-app.command()(compare.compare)
-app.command()(dashboard.dashboard)
-app.command()(doctor.doctor)
 
 
 def _run() -> None:
@@ -94,7 +102,7 @@ def _run() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, note)
-    code = app(standalone_mode=False)
+    code = make_app(sys.argv[1] if len(sys.argv) > 1 else None)(standalone_mode=False)
     if heard and code == INTERRUPTED:  # typer makes an exit code of it, without a word
         raise KeyboardInterrupt
     if isinstance(code, int) and code:

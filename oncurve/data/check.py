@@ -30,7 +30,7 @@ FREE_FORM = (
 
 @dataclass(frozen=True, slots=True)
 class GradeMeaning:
-    """Meaning of the grades that the rewards of a run give to an answer."""
+    """The meaning of the grades that a run's rewards give to an answer."""
 
     has_right_answer: bool = True
     """Some reward looks at an answer. Otherwise none is right, and graders must only not fail."""

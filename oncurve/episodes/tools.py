@@ -251,8 +251,8 @@ _SANDBOX_SECONDS = 300.0
 
 
 def _sessions(wall_seconds: float) -> PythonSessions:
-    from oncurve.sandbox import choose_isolation  # lazy
     from oncurve.sandbox.sessions import PythonSessions  # lazy
+    from oncurve.sandbox.tiers import choose_isolation  # lazy
 
     choose_isolation("bubblewrap")
     return PythonSessions(wall_seconds=wall_seconds)

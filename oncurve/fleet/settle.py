@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine, Placement, Wants, choose_placement
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE, find_python
-from oncurve.fleet.servers.vllm_version import why_not_alike
-from oncurve.plan.find_shape import find_shape
-from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work
-from oncurve.plan.shape import ModelShape
-from oncurve.plan.shared_gpu import Beside, share_gpu
+from oncurve.fleet.servers.vllm_version import PYTHON_VARIABLE, why_not_alike
 from oncurve.policy.environment import read_place
 from oncurve.recipe.schema import Config
 from oncurve.run_errors import CheckpointError
+
+if TYPE_CHECKING:
+    from oncurve.plan.shape import ModelShape
+    from oncurve.plan.shared_gpu import Beside
 
 
 def settle(config: Config) -> tuple[Config, str | None]:
@@ -63,6 +63,8 @@ def _settle_transfer(config: Config) -> tuple[Config, str | None]:
         if config.policy.lora is not None:
             reason: str | None = "an adapter is trained, which is small"
         else:
+            from oncurve.fleet.servers.local_vllm import find_python  # lazy
+
             reason = why_not_alike(find_python(chosen.vllm_python))
         way = "fetch" if reason else "nccl"
         why = f"weights go to the servers as files (rollouts.transfer fetch): {reason}"
@@ -85,6 +87,8 @@ def place(config: Config, machine: Machine) -> Placement:
     gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
     if not gpus or (gpus == 1 and not machine.has_vllm):
         return choose_placement(machine, Wants(shares_gpu=config.rollouts.sleep, resets=resets))
+
+    from oncurve.plan.find_shape import find_shape  # lazy
 
     is_asked = gpus > 1 or config.rollouts.sleep
     try:
@@ -109,6 +113,9 @@ def place(config: Config, machine: Machine) -> Placement:
 
 def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
     """The memory that is left for a server on the one GPU that trains."""
+    from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work  # lazy
+    from oncurve.plan.shared_gpu import share_gpu  # lazy
+
     return share_gpu(shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total)
 
 

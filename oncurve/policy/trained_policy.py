@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -22,20 +23,22 @@ from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
-from oncurve.policy.arrivals import Arrivals
 from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
 from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.lora import Adapter
 from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
-from oncurve.policy.loss_scale import LossScale
 from oncurve.policy.road import Road, find_road
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.teacher import OutsideTeacher, taught_logprobs, with_prompts
 from oncurve.policy.unread_model import ReplicaPlace, Unread
+
+if TYPE_CHECKING:
+    from oncurve.policy.arrivals import Arrivals
+    from oncurve.policy.loss_scale import LossScale
+    from oncurve.policy.teacher import OutsideTeacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +131,9 @@ class TrainedPolicy(DevicePolicy):
         )
         if unread is not None:
             self.device = unread.device
-        self.arrivals = Arrivals(model, kind) if kind in HALF else None
+        self.arrivals = _arrivals(model, kind) if kind in HALF else None
         self._before_update: list[Tensor] = []
-        self.loss_scale = LossScale() if compute_type == "float16" else None
+        self.loss_scale = _loss_scale() if compute_type == "float16" else None
         """The factor of the loss in float16; None elsewhere."""
         if self.backend.replica is not None:
             set_trust(self.backend.replica, trust_of(model))
@@ -160,8 +163,12 @@ class TrainedPolicy(DevicePolicy):
     def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Under the reference: a teacher outside, a model of its own, or the base with the adapter switched off."""
         if self.reference_prompts:
+            from oncurve.policy.teacher import with_prompts  # lazy
+
             batch = with_prompts(batch, self.reference_prompts)
         if self.teacher is not None:
+            from oncurve.policy.teacher import taught_logprobs  # lazy
+
             return taught_logprobs(self.teacher, batch, self.processes, share_prompts=self.is_packed)
         if self.reference is not None:
             return self._fixed(self.reference, batch)[0]
@@ -207,6 +214,18 @@ class TrainedPolicy(DevicePolicy):
             norm = super()._move(rate, is_allowed=is_allowed)
         give_back()
         return norm
+
+
+def _arrivals(model: PreTrainedModel, kind: torch.dtype) -> Arrivals:
+    from oncurve.policy.arrivals import Arrivals  # lazy
+
+    return Arrivals(model, kind)
+
+
+def _loss_scale() -> LossScale:
+    from oncurve.policy.loss_scale import LossScale  # lazy
+
+    return LossScale()
 
 
 def find_roads(

@@ -6,14 +6,10 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
-
-from pydantic import PositiveFloat, PositiveInt
+from typing import Any, Literal
 
 from oncurve.core.errors import ConfigError, Failure, attempt
-from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import (
     Around,
     JsonPlace,
@@ -227,33 +223,3 @@ def _usable(schema: Mapping[str, Any] | str | None, model: str | None) -> str | 
     if not isinstance(trial, Failure) and trial["level"] == "valid":
         logger.warning("rewards: json_schema accepts {}, which then pays in full where a row has no reference.")
     return text
-
-
-class JsonSchemaReward(RewardSection):
-    """The completion is JSON that a schema or pydantic model accepts; give exactly one of the three sources."""
-
-    type: Literal["json_schema"] = "json_schema"
-    json_schema: str | None = None
-    """The schema as JSON text."""
-    model: str | None = None
-    """module:name of a pydantic model."""
-    schema_column: str | None = None
-    """Column of the row that holds the schema as JSON text."""
-    gold_column: str | None = "answer"
-    """Column with the correct object, for credit by field; None: no comparison."""
-    around: Literal["nothing", "fence", "text"] = "nothing"
-    """Text allowed around the JSON: nothing, one fence, or any text."""
-    answer_from: Literal["text", "answer_tag"] = "text"
-    """The whole text, or the answer tag."""
-    scale: Literal["binary", "graded"] = "binary"
-    """1 if valid; or 0.2 for JSON, 0.5 for the right keys, up to 1 by field."""
-    timeout_seconds: PositiveFloat = 2.0
-    """Time limit of a comparison."""
-    workers: PositiveInt | None = None
-    """Processes that compare; None: one per processor, at most 16."""
-
-    gives_correct: ClassVar[bool] = True
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return JsonSchema(schema=self.json_schema, **self.options("json_schema"))

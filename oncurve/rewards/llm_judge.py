@@ -11,16 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field, PositiveFloat, PositiveInt
+from typing import Any
 
 from oncurve.core.errors import ConfigError, Failure, attempt
-from oncurve.core.grading import RewardFunction, ungraded
+from oncurve.core.grading import ungraded
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.chat_endpoint import Budget, ChatEndpoint, EndpointFailure, TokenPrice
-from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.section import Section
+from oncurve.rewards.late_graders import JudgeReward
 
 logger = logging.getLogger(__name__)
 
@@ -29,17 +26,6 @@ MAX_CHARACTERS = 20_000
 """Most characters of a text shown to the judge; the middle of a longer one is left out."""
 _FORM = 1
 """Version of the messages; another number makes remembered scores void."""
-
-
-class Criterion(Section):
-    """One thing to judge by, with its weight in the score."""
-
-    name: str
-    """Name of its part in the metrics."""
-    text: str
-    """The criterion for the judge."""
-    weight: PositiveFloat = 1.0
-    """Share in the score, relative to the other weights."""
 
 
 class Judge:
@@ -296,52 +282,3 @@ def _shown(text: str) -> str:
         return text
     half = MAX_CHARACTERS // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out here]\n{text[-half:]}"
-
-
-class JudgeReward(RewardSection):
-    """A grade from a language model behind an OpenAI-compatible endpoint; every completion costs a request."""
-
-    type: Literal["judge"] = "judge"
-    base_url: str
-    """Address of the endpoint."""
-    model: str
-    """Name of the judging model."""
-    rubric: str | None = None
-    """Criteria of the judge; None: the package's own."""
-    criteria: tuple[Criterion, ...] = ()
-    """Criteria that are scored by themselves in one request, each with ``name``, ``text`` and ``weight``."""
-    reference_column: str | None = "answer"
-    """Column shown to the judge as reference."""
-    correct_from: float | None = None
-    """Scores from here on count as correct; None: no part "correct"."""
-    api_key_env: str | None = None
-    """Environment variable with the key."""
-    concurrency: PositiveInt = 8
-    """Requests at the same time."""
-    timeout_seconds: PositiveFloat = 60.0
-    """Time limit of a request."""
-    max_requests: PositiveInt | None = None
-    """Stop asking after so many."""
-    max_usd: PositiveFloat | None = None
-    """Stop asking after this cost; the rest has no reward."""
-    prompt_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
-    """Price, for max_usd."""
-    completion_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
-    """Price, for max_usd."""
-    cache_path: str | None = None
-    """File that keeps answers of the judge."""
-
-    is_paid_for: ClassVar[bool] = True
-    has_any_value: ClassVar[bool] = True
-
-    def says_correct(self) -> bool:
-        """Whether scores from a number on count as correct."""
-        return self.correct_from is not None
-
-    def reads_answer(self, around: Surroundings) -> bool:
-        """The package's own rubric does."""
-        return self.rubric is None or "answer" in self.rubric
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return Judge(self)

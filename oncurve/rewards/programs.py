@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-from pydantic import PositiveInt
+from typing import Any
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.code_blocks import program_in
-from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.late_graders import ProgramsReward
 from oncurve.rewards.thinking import said_by
-from oncurve.sandbox import Limits, SandboxDied, SandboxPool
+from oncurve.sandbox.failures import SandboxDied
+from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.packages import module_names
-from oncurve.sandbox.pool import Workplace
+from oncurve.sandbox.pool import SandboxPool, Workplace
 from oncurve.sandbox.program_cases import run_cases
 from oncurve.sandbox.program_judge import run_test_program
 from oncurve.sandbox.program_results import ProgramVerdict, TestResult, same_for_all
@@ -179,32 +177,3 @@ def _code_in(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"rewards: programs.checker is {path}, which cannot be read: {error.strerror}") from None
-
-
-class ProgramsReward(RewardSection):
-    """The program in the completion passes the tests of its row, run in a sandbox."""
-
-    type: Literal["programs"] = "programs"
-    scale: Literal["binary", "pass_rate"] = "binary"
-    """1 if all tests pass; or the fraction that passes."""
-    require_fence: bool = True
-    """Only a fenced block is a program; false also takes plain text."""
-    isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
-    """The weakest isolation that you accept; see docs/rewards.md."""
-    cpu_seconds: PositiveInt = 3
-    """Processor time per test."""
-    checker: str | None = None
-    """File with a function check(input, output, expected) that decides whether an output is right; None: equality."""
-    checker_column: str = "checker"
-    """Column with the code of such a function; it goes before the file's."""
-    packages: tuple[str, ...] = ()
-    """Installed packages that programs may import, such as numpy; without any, the standard library only."""
-    workers: PositiveInt | None = None
-    """Programs that run at the same time; None: two per processor, at most 32."""
-
-    is_sandboxed: ClassVar[bool] = True
-    gives_correct: ClassVar[bool] = True
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return Programs(self)

@@ -8,13 +8,10 @@ from pydantic import Field
 
 from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.formats import BoxedFormatReward, FormatReward, HashFormatReward, StepFormatReward
-from oncurve.rewards.json_schema import JsonSchemaReward
-from oncurve.rewards.llm_judge import JudgeReward
+from oncurve.rewards.late_graders import JsonSchemaReward, JudgeReward, ProgramsReward, ToolCallsReward
 from oncurve.rewards.mathematics import MathematicsReward
-from oncurve.rewards.programs import ProgramsReward
 from oncurve.rewards.r1_zero import R1ZeroReward
 from oncurve.rewards.shaping import CosineLengthReward, LengthReward, OverlongReward, RepetitionReward
-from oncurve.rewards.tool_calls import ToolCallsReward
 from oncurve.rewards.user_functions import CustomReward, GivenReward
 
 Reward = Annotated[

@@ -12,8 +12,8 @@ from pydantic import PositiveInt
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.late_graders import ProgramsReward
 from oncurve.rewards.mathematics import MathematicsReward
-from oncurve.rewards.programs import ProgramsReward
 from oncurve.rewards.r1_zero import R1ZeroReward
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.weighted_sum import Term, WeightedSum

@@ -6,20 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
-
-from pydantic import PositiveFloat, PositiveInt
+from typing import Any
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.json_schema import failure_of, gold_failure, paid, value_of
+from oncurve.rewards.late_graders import ToolCallsReward
 from oncurve.rewards.places import MAX_TEXT_CHARACTERS
-from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
 from oncurve.rewards.thinking import after_thinking, said_by
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
-from oncurve.section import NonNegative
 
 MAX_CALLS = 64
 _COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties")
@@ -294,35 +290,3 @@ def _verdict(call: Call, task: _Task, verdicts: Mapping[SchemaCheck, SchemaVerdi
     if call.name not in task.signatures:
         return SchemaVerdict("invalid", f"there is no tool {call.name[:60]!a}")
     return verdicts[_check(call, task)]
-
-
-class ToolCallsReward(RewardSection):
-    """The calls in the completion fit the declared tools; nothing is executed."""
-
-    type: Literal["tool_calls"] = "tool_calls"
-    call_format: Literal["openai", "hermes"] = "openai"
-    """How calls are written."""
-    tools_column: str = "tools"
-    """Column with the declared tools."""
-    gold_column: str | None = "answer"
-    """Column with the correct calls; None accepts any valid ones."""
-    around: Literal["nothing", "fence", "text"] = "nothing"
-    """Text allowed around the calls: nothing, one fence, or any text."""
-    in_order: bool = True
-    """The order of calls matters."""
-    min_calls: NonNegative = 1
-    """Fewest calls."""
-    max_calls: NonNegative | None = None
-    """Most calls; None: no limit."""
-    scale: Literal["binary", "graded"] = "binary"
-    """1 if right; or partial credit."""
-    timeout_seconds: PositiveFloat = 2.0
-    """Time limit of a comparison."""
-    workers: PositiveInt | None = None
-    """Processes that compare; None: one per processor, at most 16."""
-
-    gives_correct: ClassVar[bool] = True
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return ToolCalls(self)

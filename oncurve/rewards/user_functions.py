@@ -8,10 +8,7 @@ from pydantic import PositiveFloat
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
-from oncurve.rewards.custom import asks_for, from_function, reads_answer
-from oncurve.rewards.parameters import check_parameters
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.subprocess_reward import SubprocessReward
 from oncurve.user_code import load_function
 
 
@@ -34,6 +31,8 @@ class CustomReward(RewardSection):
 
     def reads_answer(self, around: Surroundings) -> bool:
         """As its parameters say."""
+        from oncurve.rewards.custom import reads_answer  # lazy
+
         return reads_answer(load_function(self.function))
 
     def runs_on_main_thread(self) -> bool:
@@ -46,6 +45,8 @@ class CustomReward(RewardSection):
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades. Raises ConfigError if it asks for what it cannot be given."""
+        from oncurve.rewards.custom import asks_for, from_function  # lazy
+
         function = load_function(self.function)
         _check_columns(function, self.function, around)
         options = self.options("function", "isolate", "correct_at")
@@ -56,6 +57,8 @@ class CustomReward(RewardSection):
                 f"rewards: {self.function} asks for environments, which live in the trainer's process. Set "
                 f"isolate=false for this reward"
             )
+        from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
+
         return SubprocessReward(self.function, name=self.name, **options)
 
 
@@ -74,6 +77,8 @@ class GivenReward(RewardSection):
 
     def reads_answer(self, around: Surroundings) -> bool:
         """As its parameters say, where it is known."""
+        from oncurve.rewards.custom import reads_answer  # lazy
+
         return str(self.name) not in around.given or reads_answer(around.given[str(self.name)])
 
     def runs_on_main_thread(self) -> bool:
@@ -82,6 +87,8 @@ class GivenReward(RewardSection):
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades. Raises ConfigError where no program has passed it."""
+        from oncurve.rewards.custom import from_function  # lazy
+
         name = str(self.name)
         if name not in around.given:
             raise ConfigError(
@@ -95,4 +102,6 @@ class GivenReward(RewardSection):
 
 def _check_columns(function: Any, location: str, around: Surroundings) -> None:
     if around.columns is not None:
+        from oncurve.rewards.parameters import check_parameters  # lazy
+
         check_parameters(function, around.columns, location=location)

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import oncurve.model.dither_triton  # noqa: F401  # a GPU makes copies with it
 from oncurve.algorithm.precision import HALF
 from oncurve.algorithm.presets import Advantage, build
 from oncurve.algorithm.rounding import like, use_dither
@@ -27,8 +26,6 @@ from oncurve.data.chat_template import prepare_tokenizer
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.data.settings import DataSection
-from oncurve.episodes.episode_sampler import EpisodeSampler
-from oncurve.episodes.from_settings import make_setup
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.policy.deepspeed_settings import ZeroSettings
@@ -47,7 +44,6 @@ from oncurve.policy.from_settings import (
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
 from oncurve.policy.sharding import Sharding
-from oncurve.policy.teacher import OutsideTeacher, load_teacher
 from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
@@ -55,6 +51,9 @@ from oncurve.rewards.terms import part_weights
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import SAMPLERS
 from oncurve.user_code import load_function
+
+if TYPE_CHECKING:
+    from oncurve.policy.teacher import OutsideTeacher
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +127,8 @@ def make_policy(
     matrix in more than the width of the arithmetic.
     """
     device = own_device(config.policy.device)
+    if device.type == "cuda":
+        import oncurve.model.dither_triton  # noqa: F401  # lazy, and makes copies
     if device.type == "cpu":
         keep_freed_memory(always=not config.policy.gradient_checkpointing)
     compute = own_compute_type(config.policy, device)
@@ -202,6 +203,8 @@ def _make_reference(
 ) -> PreTrainedModel | None:
     """The teacher, or a copy of the model; None where the base under the adapter is the reference."""
     if section.teacher is not None:
+        from oncurve.policy.teacher import load_teacher  # lazy
+
         teacher = load_teacher(section.teacher, source.name, loaded.tokenizer)
         nn.Module.to(teacher, device)
         return teacher
@@ -235,6 +238,9 @@ def with_episodes(sampler: Any, config: Config, given: Given = NOTHING) -> Sampl
         )
     if rollouts.agent is not None:
         return extension("agents")(sampler, config, given)
+    from oncurve.episodes.episode_sampler import EpisodeSampler  # lazy
+    from oncurve.episodes.from_settings import make_setup  # lazy
+
     made = EpisodeSampler(sampler, config.sampling(), make_setup(rollouts, config.data, given))
     made.staleness = rollouts.staleness
     return made

@@ -48,7 +48,7 @@ from oncurve.run.assemble import make_policy
 from oncurve.run.rendered import check_thinking, make_prompts, split_rows
 from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.engine import InProcessEngine
-from oncurve.sandbox import describe_isolation
+from oncurve.sandbox.tiers import describe_isolation
 from oncurve.wording import counted
 
 CHECKED_ROWS = 10_000

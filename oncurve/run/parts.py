@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -29,18 +29,19 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.redact import redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.teacher import OutsideTeacher
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
 from oncurve.run.code_files import file_of, fingerprints, variables
-from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
 from oncurve.run.state import checksum
 from oncurve.wording import counted
+
+if TYPE_CHECKING:
+    from oncurve.policy.teacher import OutsideTeacher
 
 
 class ServerSide(Sampler, Protocol):
@@ -130,6 +131,8 @@ def make_parts(
     check_thinking(config, policy.tokenizer)
     config = with_moment(config, policy.tokenizer, processes)
     if processes.count > 1:
+        from oncurve.run.data_parallel import ShardedRewards  # lazy
+
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
         reward_function = with_early_grading(reward_function, config.rewards)
@@ -191,7 +194,10 @@ def make_shared_sampler(
     words = {"total_steps": config.run.steps, "staleness": rollouts.staleness}
     if rollouts.type != "servers":
         sampler = make_sampler(config, given)
-        sampler = ShardedSampler(sampler, processes, interruption) if several else sampler
+        if several:
+            from oncurve.run.data_parallel import ShardedSampler  # lazy
+
+            sampler = ShardedSampler(sampler, processes, interruption)
         if is_ahead:
             sampler = ahead = extension("look-ahead sampling")(sampler, data.at, at_once=True, **words)
         return sampler, None, ahead
@@ -200,7 +206,11 @@ def make_shared_sampler(
     if leader is not None and servers is not None and is_ahead:
         words |= {"in_flight": rollouts.in_flight, "prepare": servers.prepare}
         leader = ahead = extension("look-ahead sampling")(leader, data.at, **words)
-    return MainRankSampler(leader, processes, interruption) if several else cast("Sampler", leader), servers, ahead
+    if several:
+        from oncurve.run.data_parallel import MainRankSampler  # lazy
+
+        return MainRankSampler(leader, processes, interruption), servers, ahead
+    return cast("Sampler", leader), servers, ahead
 
 
 def identity(parts: Parts) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from oncurve.data.demonstrations import Demonstration, demonstrated_chat, render
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.hints import with_hint
-from oncurve.data.prompts import Excluded, render_prompts
+from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.data.stored_rows import StoredRows
-from oncurve.episodes.from_settings import make_tools_of
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import have_right_answer
 from oncurve.rewards.thinking import refuse_unknown_marks
@@ -207,8 +206,15 @@ class _Writer:
             chat=data.chat,
             few_shot=self.few_shot,
             max_prompt_tokens=limit,
-            tools_of=make_tools_of(self.config.rollouts, self.config.data, self.given),
+            tools_of=self._tools_of(),
         )
+
+    def _tools_of(self) -> ToolsOf | None:
+        if not self.config.rollouts.has_episodes:
+            return None
+        from oncurve.episodes.from_settings import make_tools_of  # lazy
+
+        return make_tools_of(self.config.rollouts, self.config.data, self.given)
 
     def hinted(self, prompts: list[Prompt]) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The prompts with a hint behind the question, by the prompts without. Of equal prompts the first counts.

@@ -19,7 +19,6 @@ from oncurve.observe.record import read_manifest, read_metrics
 from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import summarize
 from oncurve.report.write import write_report
-from oncurve.run.publish import write_card
 from oncurve.run.step_log import Step
 
 
@@ -109,6 +108,8 @@ def report(result: Result, *, console: Console) -> None:
             comparison.print(console)
             console.print(comparison.examples_text(limit=1), markup=False, highlight=False)
         try:
+            from oncurve.run.publish import write_card  # lazy
+
             write_card(result.folder / MODEL, name=result.folder.name, run=result.folder)
         except (OncurveError, OSError) as error:  # the recipe's file may be gone; the model is saved all the same
             console.print(f"no model card ({error})", markup=False, highlight=False)

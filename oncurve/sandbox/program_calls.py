@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from oncurve.sandbox import Limits
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
 from oncurve.sandbox.inside.codec import NotData, Payload, check
 from oncurve.sandbox.instance import Sandbox
+from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.program_results import TestResult, result_of_end, result_of_failure, result_of_silence
 
 

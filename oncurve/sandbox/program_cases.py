@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from oncurve.sandbox import Limits
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
 from oncurve.sandbox.inside.codec import Payload
 from oncurve.sandbox.instance import Child, Sandbox
+from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.program_calls import call
 from oncurve.sandbox.program_checkers import BrokenChecker, Checker
 from oncurve.sandbox.program_results import (

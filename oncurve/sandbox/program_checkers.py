@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncurve.sandbox import Limits
 from oncurve.sandbox.inside.codec import Payload
 from oncurve.sandbox.instance import Sandbox
+from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.program_calls import call
 from oncurve.sandbox.program_results import TestResult
 

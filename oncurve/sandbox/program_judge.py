@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from oncurve.sandbox import Limits
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
 from oncurve.sandbox.inside.codec import NotData, check
 from oncurve.sandbox.inside.frames import Frame
 from oncurve.sandbox.instance import Child, Sandbox
+from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.pool import Workplace
 from oncurve.sandbox.program_results import (
     EXHAUSTED,

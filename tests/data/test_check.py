@@ -32,7 +32,7 @@ def exact(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[
 
 
 def check(rows: Sequence[dict[str, Any]] = ROWS, **options: Any) -> list[DataFinding]:
-    keys = {name: options.pop(name) for name in DataSection.model_fields.keys() & options.keys()}
+    keys = {name: options.pop(name) for name in DataSection.model_fields.keys() - {"few_shot"} & options.keys()}
     section = DataSection(**{"template": "r1_zero", "chat": False} | keys)
     meaning = GradeMeaning(**{name: options.pop(name) for name in vars(GradeMeaning)["__slots__"] if name in options})
     return check_data(rows, byte_tokenizer(), section=section, meaning=meaning, **({"grade": exact} | options))

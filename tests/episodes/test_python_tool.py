@@ -10,8 +10,8 @@ from scripted import make_sampler
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.episodes.tools import python_tool
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.sandbox import describe_isolation
 from oncurve.sandbox.sessions import CodeFailed, PythonSessions
+from oncurve.sandbox.tiers import describe_isolation
 
 pytestmark = pytest.mark.skipif(
     describe_isolation().strongest != "bubblewrap", reason="bubblewrap does not work on this machine"

@@ -22,8 +22,9 @@ from oncurve.episodes.tools import sandboxed_tool
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.sandbox import describe_isolation, tiers
+from oncurve.sandbox import tiers
 from oncurve.sandbox.failures import SandboxUnavailable
+from oncurve.sandbox.tiers import describe_isolation
 
 needs_sandbox = pytest.mark.skipif(
     describe_isolation().strongest != "bubblewrap", reason="bubblewrap does not work on this machine"

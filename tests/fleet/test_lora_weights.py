@@ -44,7 +44,11 @@ def served(make_policy: Callable[..., TrainedPolicy], tmp_path: Path) -> Iterato
     def start(architecture: str = "qwen2", *, merges: bool = False) -> ServerSampler:
         opened.extend(LocalServer(make_policy(architecture)) for _ in range(2))
         urls = [server.url for server in opened[-2:]]
-        opened.append(make_server_sampler(PARAMS, urls=urls, weights_folder=tmp_path, deadlines=FAST, merges=merges))
+        opened.append(
+            make_server_sampler(
+                PARAMS, urls=urls, weights_folder=tmp_path, deadlines=FAST, adapter="merged" if merges else "apart"
+            )
+        )
         return opened[-1]
 
     yield start

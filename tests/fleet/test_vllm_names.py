@@ -73,7 +73,7 @@ def test_vllm_samples_from_weights_and_adapters_whatever_its_files_call_them(
     )
     deadlines = Deadlines(gone_seconds=300.0)
     samplers = [
-        make_server_sampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines, merges=True)
+        make_server_sampler(PARAMS, urls=servers.urls, weights_folder=tmp_path, deadlines=deadlines, adapter="merged")
         for _ in range(3)
     ]
     try:

@@ -16,7 +16,7 @@ from oncurve.episodes.calculator import evaluate
 from oncurve.policy.model_folder import save_model
 from oncurve.recipe.find import SHIPPED
 from oncurve.run.stages import sft
-from oncurve.sandbox import describe_isolation
+from oncurve.sandbox.tiers import describe_isolation
 from oncurve.tasks.calculator_problems import TAGS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.recipe.find import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
 from oncurve.recipe.load import load_config
 from oncurve.run.examine import check_recipe
-from oncurve.sandbox import describe_isolation
+from oncurve.sandbox.tiers import describe_isolation
 
 NAMES = list(shipped_recipes())
 FOUR = ("math_r1_zero", "gsm8k_lora_8gb", "spot_32b", "gsm8k_instruct")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from needs import NEEDS_VLLM
 
-from oncurve.fleet.servers.local_vllm import PYTHON_VARIABLE
+from oncurve.fleet.servers.vllm_version import PYTHON_VARIABLE
 
 if TYPE_CHECKING:
     from nursery import Nursery

@@ -25,8 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from oncurve.core.records import Completion, Prompt, Reward  # noqa: E402
-from oncurve.rewards.programs import Programs, ProgramsReward  # noqa: E402
-from oncurve.sandbox import Limits, SandboxPool  # noqa: E402
+from oncurve.rewards.late_graders import ProgramsReward  # noqa: E402
+from oncurve.rewards.programs import Programs  # noqa: E402
+from oncurve.sandbox.limits import Limits  # noqa: E402
+from oncurve.sandbox.pool import SandboxPool  # noqa: E402
 
 STYLES: dict[str, dict[str, Any]] = {
     "call": {"entry_point": "double", "tests": [{"input": [3], "output": 6}, {"input": [5], "output": 10}]},

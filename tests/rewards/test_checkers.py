@@ -12,8 +12,11 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards.programs import Programs, ProgramsReward
-from oncurve.sandbox import Limits, SandboxPool, describe_isolation
+from oncurve.rewards.late_graders import ProgramsReward
+from oncurve.rewards.programs import Programs
+from oncurve.sandbox.limits import Limits
+from oncurve.sandbox.pool import SandboxPool
+from oncurve.sandbox.tiers import describe_isolation
 
 TASKS = [
     json.loads(line)

@@ -9,7 +9,9 @@ import pytest
 from reward_records import completion_of, prompt_of
 
 from oncurve.rewards.programs import Programs
-from oncurve.sandbox import Limits, SandboxPool, describe_isolation
+from oncurve.sandbox.limits import Limits
+from oncurve.sandbox.pool import SandboxPool
+from oncurve.sandbox.tiers import describe_isolation
 
 LINES = [
     json.loads(line)

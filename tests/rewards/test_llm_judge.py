@@ -17,7 +17,8 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards.llm_judge import Criterion, Judge, JudgeReward, read_scores, secret_word
+from oncurve.rewards.late_graders import Criterion, JudgeReward
+from oncurve.rewards.llm_judge import Judge, read_scores, secret_word
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 Answer = Callable[["_Handler", str], None]

@@ -15,9 +15,13 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Reward
 from oncurve.rewards.grading_failures import categorize
-from oncurve.rewards.programs import Programs, ProgramsReward
+from oncurve.rewards.late_graders import ProgramsReward
+from oncurve.rewards.programs import Programs
 from oncurve.rewards.weighted_sum import Term, WeightedSum
-from oncurve.sandbox import Limits, SandboxDied, SandboxPool, describe_isolation
+from oncurve.sandbox.failures import SandboxDied
+from oncurve.sandbox.limits import Limits
+from oncurve.sandbox.pool import SandboxPool
+from oncurve.sandbox.tiers import describe_isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 HUMANEVAL = ROOT.parent / "shared" / "data" / "humaneval.jsonl"

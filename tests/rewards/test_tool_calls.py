@@ -11,10 +11,10 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
+from oncurve.rewards.late_graders import ToolCallsReward
 from oncurve.rewards.tool_calls import (
     Call,
     ToolCalls,
-    ToolCallsReward,
     calls_fraction,
     hermes_calls,
     openai_calls,

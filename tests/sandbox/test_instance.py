@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from sandbox_tiers import TIERS
 
-from oncurve.sandbox import Limits, SandboxDied, startup
+from oncurve.sandbox import startup
 from oncurve.sandbox.connection import ChildGone, ChildSilent
+from oncurve.sandbox.failures import SandboxDied
 from oncurve.sandbox.inside.codec import decode, encode
 from oncurve.sandbox.instance import Ended, Sandbox
+from oncurve.sandbox.limits import Limits
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=3.0, memory_mib=256)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from oncurve.sandbox import SandboxUnavailable, interpreter
+from oncurve.sandbox import interpreter
+from oncurve.sandbox.failures import SandboxUnavailable
 from oncurve.sandbox.interpreter import SANDBOX_UID, as_user, interpreter_for_sandbox
 
 UID = SANDBOX_UID if os.geteuid() == 0 else 0

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from sandbox_tiers import TIERS
 
-from oncurve.sandbox import describe_isolation
 from oncurve.sandbox.interpreter import as_user, interpreter_for_sandbox
+from oncurve.sandbox.tiers import describe_isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "redteam" / "run_programs.py"

@@ -13,8 +13,9 @@ import pytest
 from sandbox_tiers import NEEDS_SANDBOX
 
 from oncurve.rewards.programs import judge_program
-from oncurve.sandbox import Limits, SandboxDied, SandboxPool
-from oncurve.sandbox.pool import Workplace, default_num_workers
+from oncurve.sandbox.failures import SandboxDied
+from oncurve.sandbox.limits import Limits
+from oncurve.sandbox.pool import SandboxPool, Workplace, default_num_workers
 from oncurve.sandbox.program_tests import ProgramCase, ProgramCases
 
 pytestmark = NEEDS_SANDBOX

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from oncurve.core.errors import OncurveError
-from oncurve.sandbox import SandboxPool, SandboxUnavailable, choose_isolation, describe_isolation, probe, tiers
+from oncurve.sandbox import probe, tiers
+from oncurve.sandbox.failures import SandboxUnavailable
 from oncurve.sandbox.inside import landlock
 from oncurve.sandbox.instance import Sandbox
 from oncurve.sandbox.interpreter import SANDBOX_UID, as_user, interpreter_for_sandbox
+from oncurve.sandbox.pool import SandboxPool
+from oncurve.sandbox.tiers import choose_isolation, describe_isolation
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from oncurve.plan.shared_gpu import Beside
 from oncurve.recipe.schema import Config
+
+if TYPE_CHECKING:
+    from oncurve.plan.shared_gpu import Beside
 
 HALF_WIDTH_BYTES = 2
 WEIGHT_SHARE = 0.5

@@ -11,10 +11,9 @@ from pathlib import Path
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.servers.children import ChildServers, own_environment
 from oncurve.fleet.servers.protocol import ADAPTER_MODEL
-from oncurve.fleet.servers.vllm_version import check_version
+from oncurve.fleet.servers.vllm_version import PYTHON_VARIABLE, check_version
 from oncurve.fleet.settings import ServerKeys
 
-PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
 SHARE = "--gpu-memory-utilization"
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Room for an adapter's rank, as vLLM offers it."""

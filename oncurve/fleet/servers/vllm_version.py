@@ -9,6 +9,7 @@ from importlib import metadata
 
 from oncurve.core.errors import ConfigError
 
+PYTHON_VARIABLE = "ONCURVE_VLLM_PYTHON"
 OLDEST = (0, 32)
 PATIENCE_SECONDS = 60.0
 _TELL = """

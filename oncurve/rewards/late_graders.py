@@ -1,0 +1,164 @@
+"""Settings of the rewards whose graders are loaded when one is made: programs, JSON, tool calls, and a judge."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from oncurve.core.grading import RewardFunction
+from oncurve.extensions import imported
+from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.section import NonNegative, Section
+
+
+class ProgramsReward(RewardSection):
+    """The program in the completion passes the tests of its row, run in a sandbox."""
+
+    type: Literal["programs"] = "programs"
+    scale: Literal["binary", "pass_rate"] = "binary"
+    """1 if all tests pass; or the fraction that passes."""
+    require_fence: bool = True
+    """Only a fenced block is a program; false also takes plain text."""
+    isolation: Literal["bubblewrap", "landlock"] = "bubblewrap"
+    """The weakest isolation that you accept; see docs/rewards.md."""
+    cpu_seconds: PositiveInt = 3
+    """Processor time per test."""
+    checker: str | None = None
+    """File with a function check(input, output, expected) that decides whether an output is right; None: equality."""
+    checker_column: str = "checker"
+    """Column with the code of such a function; it goes before the file's."""
+    packages: tuple[str, ...] = ()
+    """Installed packages that programs may import, such as numpy; without any, the standard library only."""
+    workers: PositiveInt | None = None
+    """Programs that run at the same time; None: two per processor, at most 32."""
+
+    is_sandboxed: ClassVar[bool] = True
+    gives_correct: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return imported("oncurve.rewards.programs:Programs")(self)
+
+
+class JsonSchemaReward(RewardSection):
+    """The completion is JSON that a schema or pydantic model accepts; give exactly one of the three sources."""
+
+    type: Literal["json_schema"] = "json_schema"
+    json_schema: str | None = None
+    """The schema as JSON text."""
+    model: str | None = None
+    """module:name of a pydantic model."""
+    schema_column: str | None = None
+    """Column of the row that holds the schema as JSON text."""
+    gold_column: str | None = "answer"
+    """Column with the correct object, for credit by field; None: no comparison."""
+    around: Literal["nothing", "fence", "text"] = "nothing"
+    """Text allowed around the JSON: nothing, one fence, or any text."""
+    answer_from: Literal["text", "answer_tag"] = "text"
+    """The whole text, or the answer tag."""
+    scale: Literal["binary", "graded"] = "binary"
+    """1 if valid; or 0.2 for JSON, 0.5 for the right keys, up to 1 by field."""
+    timeout_seconds: PositiveFloat = 2.0
+    """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
+
+    gives_correct: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        grader = imported("oncurve.rewards.json_schema:JsonSchema")
+        return grader(schema=self.json_schema, **self.options("json_schema"))
+
+
+class ToolCallsReward(RewardSection):
+    """The calls in the completion fit the declared tools; nothing is executed."""
+
+    type: Literal["tool_calls"] = "tool_calls"
+    call_format: Literal["openai", "hermes"] = "openai"
+    """How calls are written."""
+    tools_column: str = "tools"
+    """Column with the declared tools."""
+    gold_column: str | None = "answer"
+    """Column with the correct calls; None accepts any valid ones."""
+    around: Literal["nothing", "fence", "text"] = "nothing"
+    """Text allowed around the calls: nothing, one fence, or any text."""
+    in_order: bool = True
+    """The order of calls matters."""
+    min_calls: NonNegative = 1
+    """Fewest calls."""
+    max_calls: NonNegative | None = None
+    """Most calls; None: no limit."""
+    scale: Literal["binary", "graded"] = "binary"
+    """1 if right; or partial credit."""
+    timeout_seconds: PositiveFloat = 2.0
+    """Time limit of a comparison."""
+    workers: PositiveInt | None = None
+    """Processes that compare; None: one per processor, at most 16."""
+
+    gives_correct: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return imported("oncurve.rewards.tool_calls:ToolCalls")(self)
+
+
+class Criterion(Section):
+    """One thing to judge by, with its weight in the score."""
+
+    name: str
+    """Name of its part in the metrics."""
+    text: str
+    """The criterion for the judge."""
+    weight: PositiveFloat = 1.0
+    """Share in the score, relative to the other weights."""
+
+
+class JudgeReward(RewardSection):
+    """A grade from a language model behind an OpenAI-compatible endpoint; every completion costs a request."""
+
+    type: Literal["judge"] = "judge"
+    base_url: str
+    """Address of the endpoint."""
+    model: str
+    """Name of the judging model."""
+    rubric: str | None = None
+    """Criteria of the judge; None: the package's own."""
+    criteria: tuple[Criterion, ...] = ()
+    """Criteria that are scored by themselves in one request, each with ``name``, ``text`` and ``weight``."""
+    reference_column: str | None = "answer"
+    """Column shown to the judge as reference."""
+    correct_from: float | None = None
+    """Scores from here on count as correct; None: no part "correct"."""
+    api_key_env: str | None = None
+    """Environment variable with the key."""
+    concurrency: PositiveInt = 8
+    """Requests at the same time."""
+    timeout_seconds: PositiveFloat = 60.0
+    """Time limit of a request."""
+    max_requests: PositiveInt | None = None
+    """Stop asking after so many."""
+    max_usd: PositiveFloat | None = None
+    """Stop asking after this cost; the rest has no reward."""
+    prompt_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Price, for max_usd."""
+    completion_usd_per_million_tokens: Annotated[float, Field(ge=0)] = 0.0
+    """Price, for max_usd."""
+    cache_path: str | None = None
+    """File that keeps answers of the judge."""
+
+    is_paid_for: ClassVar[bool] = True
+    has_any_value: ClassVar[bool] = True
+
+    def says_correct(self) -> bool:
+        """Whether scores from a number on count as correct."""
+        return self.correct_from is not None
+
+    def reads_answer(self, around: Surroundings) -> bool:
+        """The package's own rubric does."""
+        return self.rubric is None or "answer" in self.rubric
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        return imported("oncurve.rewards.llm_judge:Judge")(self)
