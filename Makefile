@@ -15,7 +15,7 @@ ARCHITECTURE := $(addprefix tests/architecture/test_,config_keys.py core.py laye
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: setup demo engines check test test-all test-fast test-gpu format lines docs site clean
+.PHONY: setup demo engines check test test-all test-fast test-gpu mutants format lines docs site clean
 
 setup: $(VENV)/.ready  ## a virtual environment with oncurve in it
 
@@ -50,6 +50,12 @@ test-fast: $(VENV)/.ready-test  ## what takes minutes left out, for the time bet
 
 test-gpu: $(VENV)/.ready-test  ## tests that need a CUDA device
 	$(RUN)/python -m pytest -m gpu $(ARGS)
+
+ROOM ?= algorithm
+SEED ?= 0
+COUNT ?= 10
+mutants: $(VENV)/.ready-test  ## random changes of a room's code and who finds them: ROOM=algorithm SEED=3 COUNT=10
+	$(RUN)/python tests/mutants.py $(ROOM) --seed $(SEED) --count $(COUNT) $(ARGS)
 
 format: $(VENV)/.ready-test  ## rewrite files in the house format
 	$(RUN)/ruff format $(CODE)

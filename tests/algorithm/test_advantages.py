@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oncurve.algorithm.advantages import leave_one_out
 from oncurve.core.batch import Rewards
 from oncurve.core.formulas import group_relative, has_signal
 
@@ -35,6 +36,15 @@ def test_epsilon_is_added_to_the_deviation_and_not_to_the_variance():
     rewards = wide([[1.0, 0.0]])
     deviation = math.sqrt(0.5)
     assert group_relative(rewards, epsilon=0.5)[0, 0].item() == pytest.approx(0.5 / (deviation + 0.5), abs=1e-12)
+
+
+def test_the_baseline_of_rloo_is_the_mean_of_the_others():
+    assert leave_one_out(Rewards.of([[1.0, 0.0, 0.0, 2.0]])).tolist() == [pytest.approx([1 / 3, -1, -1, 5 / 3])]
+
+
+@given(GROUP)
+def test_leaving_one_out_is_the_slow_loop(group: list[float | None]):
+    assert leave_one_out(wide([group])).tolist()[0] == pytest.approx(slow.leave_one_out([group])[0], abs=1e-9)
 
 
 @pytest.mark.parametrize("scale_by_std", [True, False])

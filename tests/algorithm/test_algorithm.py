@@ -75,10 +75,26 @@ def test_what_a_correction_does_is_counted():
     assert found["mismatch/weight_mean"] == pytest.approx(ratio.clamp(max=1.1).mean().item())
 
 
-def test_clipped_and_capped_tokens_are_counted_and_losses_without_limit_say_nothing():
+def test_clipped_and_capped_tokens_are_counted_one_by_one_and_losses_without_limit_say_nothing():
     policy, batch = rows(distance=0.5)
-    assert 0 < statistics(make(), policy, [batch])["policy/clip_fraction"] < 1
-    assert 0 < statistics(make("cispo", ratio_max=1.1), policy, [batch])["policy/clip_fraction"] < 1
+    batch = replace(batch, advantages=-batch.advantages)
+    assert batch.old_logprobs is not None
+    logprobs, _ = policy.logprobs(batch)
+    high, low, capped, tokens = 0, 0, 0, 0
+    for row, advantage in enumerate(batch.advantages.tolist()):
+        for column in batch.mask[row].nonzero().flatten().tolist():
+            ratio = math.exp(logprobs[row, column].item() - batch.old_logprobs[row, column].item())
+            tokens += 1
+            high += advantage > 0 and ratio > 1.2
+            low += advantage < 0 and ratio < 0.9
+            capped += ratio > 1.1
+    found = statistics(make(clip_low=0.1, clip_high=0.2), policy, [batch])
+    assert min(high, low, capped) >= 1, "each side is seen"
+    assert max(high + low, capped) < tokens
+    assert found["policy/clip_fraction"] == pytest.approx((high + low) / tokens)
+    assert found["policy/clip_high_fraction"] == pytest.approx(high / tokens)
+    found = statistics(make("cispo", ratio_max=1.1), policy, [batch])
+    assert found["policy/clip_fraction"] == pytest.approx(capped / tokens)
     assert "policy/clip_fraction" not in statistics(make("rloo"), policy, [batch])
 
 

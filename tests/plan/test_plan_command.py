@@ -17,7 +17,7 @@ from tables.published_costs import renewed
 from oncurve.cli.plan import plan_recipe
 from oncurve.core.errors import ConfigError
 from oncurve.plan import constants
-from oncurve.plan.cost import compare_trainers, fits, price
+from oncurve.plan.cost import compare_trainers, disk_use, fits, price
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.fit import CHANGES, advise, concrete
 from oncurve.plan.hardware import find_device, load_devices
@@ -527,3 +527,27 @@ def test_steps_per_hour_are_planned_where_other_devices_sample() -> None:
     with_tools = json.loads(plan_recipe(find_recipe("gsm8k"), tools, gpu="H100", mean_tokens=400, as_json=True))
     rates, sampling = with_tools["steps_per_hour"], with_tools["seconds"]["sample"]
     assert rates["8"] < rates["8 in flight"] == pytest.approx(3600 / sampling)
+
+
+def test_the_table_of_gpus_has_a_row_for_each_with_what_the_json_says() -> None:
+    text = planned("gsm8k_small", [])
+    table = text.split("GPUs needed for training")[1].split("\n\n")[0].splitlines()[1:]
+    devices = json.loads(planned("gsm8k_small", [], as_json=True))["devices"]
+    assert len(devices) >= 5
+    assert len(table) == 2 + len(devices), "two lines of head"
+    for line, row in zip(table[2:], devices, strict=True):
+        said = ["-" if one is None else str(one) for one in (row["devices_needed"], row["devices_needed_lora"])]
+        assert line.split()[0] == row["name"]
+        assert line.split()[-2:] == said
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "kept", "left"),
+    [(10, 4, 9, 3), (12, 4, 9, 3), (12, 4, 2, 2), (10, 0, 2, 1)],
+    ids=["the last is saved too", "all", "the newest", "one at the end"],
+)
+def test_checkpoints_on_the_disk_are_those_that_are_saved_and_kept(
+    steps: int, every: int, kept: int, left: int
+) -> None:
+    work = replace(WORK, steps=steps, save_every_steps=every, keep_checkpoints=kept, keep_every_steps=0)
+    assert disk_use(SEVEN, work, Setup()).checkpoints == left
