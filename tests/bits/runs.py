@@ -1,4 +1,4 @@
-"""Fourteen small runs through the public interface, and the sha256 of the weights with which each of them ends.
+"""Small runs through the public interface, and the sha256 of the weights with which each of them ends.
 
 ``python tests/bits/runs.py --write`` writes the values of this machine into ``expected.json``; a change that should
 change no number must leave them as they are.
@@ -29,8 +29,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALL
 from tiny_models import END, make_model, make_tokenizer, model_config  # noqa: E402
 
 EXPECTED = HERE / "expected.json"
-STOPPED = HERE / "stopped"
-"""A run that was stopped after two of its four steps, with its recipe, rows, reward and model; see ``stop_early``."""
 ROWS = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 7) for b in range(1, 5)]
 REWARD = '''"""The reward of these runs."""
 
@@ -236,16 +234,6 @@ def recipe_in(folder: Path) -> str:
     return "recipe.yaml"
 
 
-def stop_early(folder: Path) -> None:
-    """A run in a folder that was left after two of its four steps."""
-    import oncurve
-
-    with contextlib.chdir(folder):
-        for step in oncurve.Trainer.from_recipe(recipe_in(folder)).steps():
-            if step.number == 2:
-                break
-
-
 def go_on(folder: Path) -> str:
     """The rest of such a run."""
     import oncurve
@@ -260,12 +248,6 @@ def from_recipe(folder: Path) -> str:
 
     with contextlib.chdir(folder):
         return checksum(folder / oncurve.Trainer.from_recipe(recipe_in(folder)).train().folder)
-
-
-def of_old_version(folder: Path) -> str:
-    """A run that an earlier version began, continued."""
-    shutil.copytree(STOPPED, folder, dirs_exist_ok=True)
-    return go_on(folder)
 
 
 def start(command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
@@ -316,7 +298,6 @@ RUNS: dict[str, Callable[[Path], str]] = {
     "padded": padded,
     "gpt2": gpt2,
     "from_recipe": from_recipe,
-    "of_old_version": of_old_version,
 }
 IN_PROCESSES: dict[str, Callable[..., str]] = {
     "two_processes": two_processes,
@@ -369,8 +350,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--write"]:
             write()
-        case ["--stop-early", place]:
-            stop_early(Path(place).resolve())
         case ["--be-killed"]:
             be_killed()
         case ["--run", name, place]:
