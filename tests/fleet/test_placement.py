@@ -141,7 +141,7 @@ def test_a_server_beside_the_policy_gets_what_twelve_bytes_a_weight_and_four_gib
 def test_weights_go_over_nccl_where_both_sides_have_the_same_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("oncurve.fleet.settle.find_python", lambda python: "python")
+    monkeypatch.setattr("oncurve.fleet.servers.local_vllm.find_python", lambda python: "python")
     monkeypatch.setattr(vllm_version, "check_version", lambda python: "0.33.1")
     servers = ["rollouts.type=servers", "rollouts.vllm_servers=1"]
     for own, expected, why in (

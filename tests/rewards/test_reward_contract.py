@@ -19,6 +19,7 @@ from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
 from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.json_schema import JsonSchema
+from oncurve.rewards.late_graders import JudgeReward
 from oncurve.rewards.llm_judge import Judge
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.r1_zero import R1Zero
@@ -62,7 +63,8 @@ class _LocalJudge(Judge):
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _Opinion)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self.thread.start()
-        super().__init__(base_url=f"http://127.0.0.1:{self.server.server_address[1]}/v1", model="m", retries=0)
+        section = JudgeReward(base_url=f"http://127.0.0.1:{self.server.server_address[1]}/v1", model="m")
+        super().__init__(section, retries=0)
 
     def close(self) -> None:
         super().close()
