@@ -16,10 +16,9 @@ from aiohttp import web
 from oncurve.agents.agent_session import ChatAnswer
 from oncurve.agents.chat_answers import events, headers, models, whole_answer
 from oncurve.agents.chat_request import ChatError, ChatRequest, read_body
+from oncurve.constants import MAX_BODY
 from oncurve.sample.event_loop import EventLoopThread
 
-MAX_BODY = 64 * 2**20
-"""Bytes of a request."""
 PATHS = ("/v1", "/session/{key}/v1")
 Given = ChatAnswer | ChatError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -14,13 +14,11 @@ from oncurve.core.sampler import Sampler
 from oncurve.data.chat_template import template_arguments
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import chosen_chat, find_template
+from oncurve.episodes.from_settings import GIVEN
 from oncurve.episodes.settings import AgentProgram
 from oncurve.recipe.schema import Config
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.user_code import load_object
-
-GIVEN = "given:"
-"""Stands before the name of what a Python program passed."""
 
 
 def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:

@@ -15,6 +15,7 @@ import typer
 
 from oncurve import __version__
 from oncurve.cli.arguments import Commands, RecipeCommand
+from oncurve.constants import INTERRUPTED
 from oncurve.core.errors import OncurveError
 from oncurve.model.out_of_memory import call_with_memory_error
 
@@ -109,8 +110,6 @@ def _run() -> None:
         raise SystemExit(code)
 
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 UsageMistake: type[Exception] = typer.BadParameter.__bases__[0]
 """The exception of typer for a mistake on the command line, a class of the click that it brings along."""
 NUMBERS = {"integer": "whole number", "number": "number"}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import typer
 
+from oncurve.constants import INTERRUPTED
 from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console
 
 GPUS = Path("/proc/driver/nvidia/gpus")
-INTERRUPTED = 130
 
 
 def parse_seeds(text: str) -> list[int]:

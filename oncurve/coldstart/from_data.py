@@ -13,6 +13,7 @@ import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
+from oncurve.constants import ROLES
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import SOURCE_ROW
 from oncurve.data.from_settings import make_rows
@@ -27,7 +28,6 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "small": {"hidden_size": 384, "num_layers": 6, "num_heads": 6, "mlp_size": 1024},
 }
 """Widths and depths of the Qwen2 models: 0.1, 1.7 and 9 million parameters."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from oncurve.constants import ROLES
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt, Segment
 from oncurve.data.chat_template import Chat, Message, chat_texts, turn_end
@@ -24,7 +25,6 @@ from oncurve.wording import listed
 
 TrainOn = Literal["assistant", "last"]
 """Which of the assistant's messages in a conversation are learned."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)

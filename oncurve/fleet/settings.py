@@ -8,13 +8,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from oncurve.constants import LOOPBACK
 from oncurve.sample.settings import SamplingKeys
 from oncurve.section import Harmless, NonNegative, Section
 
 SLOWEST_TOKENS_PER_SECOND = 10.0
 """Speed of one completion on a busy server; a slower one is given up, unless the recipe says otherwise."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Hosts that mean this machine."""
 
 
 class DeltaSettings(Section):

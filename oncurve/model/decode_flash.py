@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 HEAD_STEP, LARGEST_HEAD = 8, 256
 """Sizes of heads that the kernel knows: multiples of the first up to the second."""
+KERNEL_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
+"""Errors of a kernel that cannot do what it is asked for."""
 TOLERANCE = 0.03
 """Largest difference to attention in float32, of numbers around one: some roundings to bfloat16."""
 
@@ -203,9 +205,6 @@ def by_token(held: Tensor) -> Tensor:
     return held.as_strided((count, kv_heads, size), (size, positions * size, 1))
 
 
-FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
-
-
 def can_decode(sizes: AttentionSizes, compute_type: torch.dtype, device: torch.device) -> bool:
     """The kernel is there for heads of this size, and reads what it is told."""
     size = sizes.head_size
@@ -219,7 +218,7 @@ def _agrees(size: int, compute_type: torch.dtype, device: torch.device) -> bool:
     """Found out once: some runs are read, and compared with attention in float32."""
     try:
         difference = largest_difference(flash, size, compute_type, device)
-    except FAILURES as error:
+    except KERNEL_FAILURES as error:
         reason = f"raises {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     else:
         reason = f"differs by {difference:.2g}"

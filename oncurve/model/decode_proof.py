@@ -17,6 +17,7 @@ from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
 from oncurve.core.logprobs import from_logits
 from oncurve.core.sampler import PolicyView
 from oncurve.model.agreement import agreement, mean, worst_step
+from oncurve.model.decode_flash import KERNEL_FAILURES
 from oncurve.model.decode_memory import GROWTH
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, backbone_of, body_of, head_key, head_matrix
@@ -29,7 +30,6 @@ ROUNDINGS = 3.0
 """So many times as far from the exact result as the module may the decode step be, in the same type."""
 FLOOR, STEP_FLOOR = 0.01, 0.05
 """Differences of log-probabilities that always count as rounding: the mean of all tokens, and that of one step."""
-FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 
 
 def needs_proof(backbone: Backbone) -> bool:
@@ -51,7 +51,7 @@ def objection(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 
         exact = torch.stack([_by_module(policy, prompts[of], row) for of, row in zip(PROMPT_OF, rows, strict=True)])
     try:
         found = _by_backbone(policy, backbone, prompts, rows)
-    except FAILURES as error:
+    except KERNEL_FAILURES as error:
         if is_out_of_memory(error):  # which says nothing of the step
             raise
         return f"raised {type(error).__name__}: {first_line(error)}"

@@ -14,11 +14,10 @@ from transformers import PreTrainedModel
 
 from oncurve.algorithm.precision import HALF, arithmetic_type, linear, product
 from oncurve.algorithm.rounding import narrow, weight_key
+from oncurve.constants import STATIC_ROTARY
 from oncurve.model.decode_memory import OWN_FAMILIES
 from oncurve.model.lora_linear import LoraDelta, Matrix, is_matrix, matrix_of
 
-STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on the position alone, not on how long the row is."""
 NUMBERS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32, *HALF)}
 """Types of weights by device. A GPU only decodes here, and trains through the model's modules."""
 

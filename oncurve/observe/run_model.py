@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from oncurve.constants import MODEL_FILES
 from oncurve.observe.record import METRICS
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import did_you_mean
@@ -13,7 +14,6 @@ RUNS = "runs"
 """The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
 """The small model inside this package, which the name "embedded" stands for."""
-MODEL_FILES = ("config.json", "adapter_config.json")
 MODEL = "model"
 """Folder of a run's final model, in the run's folder."""
 

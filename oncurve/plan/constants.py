@@ -115,8 +115,6 @@ SAMPLE_COMPUTE_UTILIZATION = 0.3
 
 FILES_AT_A_TIME = 8
 """Counted. Threads that write, sum and check files: ``fleet/weights/weight_manifest.py``, SIDE_BY_SIDE."""
-FILE_BYTES = 2**25
-"""Counted. Of one file of weights, about: ``fleet/weights/shards.py``."""
 TO_HOST_RATE = 6e9
 """Estimated, not measured. Bytes per second from a GPU into ordinary, not locked, memory of the machine."""
 WRITE_RATE = 4e9

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from oncurve.constants import ADAPTER_CONFIG
 from oncurve.observe.run_model import locate
 from oncurve.plan.hardware import read_table
 from oncurve.plan.shape import FAMILIES, ModelShape, counted_shape, shape_of_config
 from oncurve.run_errors import CheckpointError
 
 HERE = Path(__file__).resolve().parent
-ADAPTER = "adapter_config.json"
 
 
 def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
@@ -29,10 +29,10 @@ def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
     folder = Path(locate(name)).expanduser()
     if (folder / "config.json").is_file():
         return _of_file(folder / "config.json", name)
-    if (folder / ADAPTER).is_file():
-        described = _read(folder / ADAPTER, name)
+    if (folder / ADAPTER_CONFIG).is_file():
+        described = _read(folder / ADAPTER_CONFIG, name)
         if not (base := described.get("base_model_name_or_path")):
-            raise CheckpointError(f"model {name!r}: its {ADAPTER} names no base model")
+            raise CheckpointError(f"model {name!r}: its {ADAPTER_CONFIG} names no base model")
         return find_shape(str(base), revision=described.get("revision"))
     if folder.is_dir():
         raise CheckpointError(f"model {name!r}: the folder has no config.json. Give the folder of a whole checkpoint")

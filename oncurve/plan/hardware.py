@@ -11,12 +11,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
+from oncurve.constants import GIB
 from oncurve.core.errors import ConfigError
 from oncurve.recipe.messages import explain_yaml
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
-GB = 1e9
-GIB = 2**30
 
 
 class Device(BaseModel):

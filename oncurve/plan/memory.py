@@ -23,7 +23,6 @@ from oncurve.plan.shape import ModelShape
 
 Phase = Literal["sample", "train", "sync"]
 PHASES: tuple[Phase, ...] = ("sample", "train", "sync")
-GIB = 2**30
 ROOM = ("KV cache", "sampling buffers")
 """Parts that the engine's rule for memory counts."""
 

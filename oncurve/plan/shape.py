@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from oncurve.constants import STATIC_ROTARY
 from oncurve.core.errors import ConfigError
 
 
@@ -32,10 +33,6 @@ FAMILIES = {
     "qwen3": Family(has_qk_norm=True, head_size=128),
 }
 """Families whose parameters are counted exactly, by ``model_type``."""
-
-
-STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on the position alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

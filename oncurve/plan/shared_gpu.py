@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from oncurve.constants import GIB
 from oncurve.plan import constants
 from oncurve.plan.memory import kv_bytes, weight_parts
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)

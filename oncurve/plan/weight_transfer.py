@@ -7,6 +7,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oncurve.constants import FILE_BYTES
 from oncurve.plan import constants
 from oncurve.plan.hardware import GB, Device
 from oncurve.plan.setup import Setup
@@ -120,7 +121,7 @@ def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> t
 
 def _threads(size: float) -> float:
     """Files that are worked on at the same time: a small model has one."""
-    return min(constants.FILES_AT_A_TIME, max(1.0, size / constants.FILE_BYTES))
+    return min(constants.FILES_AT_A_TIME, max(1.0, size / FILE_BYTES))
 
 
 def _copied(size: float, setup: Setup) -> tuple[Part, ...]:

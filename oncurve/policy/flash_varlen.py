@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from oncurve.algorithm.precision import HALF
+from oncurve.model.decode_flash import HEAD_STEP, LARGEST_HEAD
 from oncurve.model.packing import Layout, Runs
-
-HEAD_STEP, LARGEST_HEAD = 8, 256
-"""Sizes of heads that it knows: multiples of the first up to the second."""
 
 
 class Flash:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-GIB = 2**30
+from oncurve.constants import GIB
 
 
 def gpu_memory(point: str, *, rank: int | None = None) -> dict[str, float]:

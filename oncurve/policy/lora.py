@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from oncurve.constants import ADAPTER_CONFIG
 from oncurve.core.errors import ConfigError
 from oncurve.policy.lora_forward import sum_at_once
 from oncurve.policy.lora_merge import mergeable, refuse_tied
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Quantization = Literal["nf4", "int8"]
-ADAPTER_CONFIG = "adapter_config.json"
-"""The file by which peft and everybody else know a folder as an adapter."""
 
 
 class Savable(Protocol):

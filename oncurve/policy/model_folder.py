@@ -28,6 +28,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.algorithm.rounding import SavedCopies, use_dither
+from oncurve.constants import MODEL_FILES
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.observe.run_model import check_place
 from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
@@ -228,17 +229,13 @@ def write_around(model: PreTrainedModel, folder: Path, files: Mapping[str, str])
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text, encoding="utf-8")
 
 
-MARKS = ("config.json", "adapter_config.json")
-"""Files by which a folder is known to be a model or an adapter."""
-
-
 def save_model(model: Savable, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
     """Write an ordinary Hugging Face checkpoint, or peft's for an adapter; the folder appears only when it is whole.
 
     Raises CheckpointError if it cannot be written; an older checkpoint of that name is then still there. A folder that
     holds something else is refused: an older checkpoint is replaced as a whole.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in MARKS):
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in MODEL_FILES):
         raise CheckpointError(
             f"{folder}: exists and is no model, and saving would replace all of it. Name a new or an empty folder"
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncurve.observe.record import read_rows, recorded_steps, rollouts_path
 
-MAX_CHARACTERS = 20_000
+MAX_SHOWN_CHARACTERS = 20_000
 """Most characters of a prompt or completion; a note takes the place of the rest."""
 TEXT_BUDGET = 19 * 2**20
 """Bytes of all blocks with texts in a page; steps that do not fit are left out evenly, and the page says so."""
@@ -110,7 +110,7 @@ def finite(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def shorten(text: Any, limit: int = MAX_CHARACTERS) -> str:
+def shorten(text: Any, limit: int = MAX_SHOWN_CHARACTERS) -> str:
     """A text as far as a page shows it."""
     whole = text if isinstance(text, str) else "" if text is None else str(text)
     if len(whole) <= limit:
@@ -157,7 +157,7 @@ def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
     segments = row.get("segments")
     if not isinstance(segments, list):
         return {}
-    shown, left = _segments_shown(segments, MAX_CHARACTERS)
+    shown, left = _segments_shown(segments, MAX_SHOWN_CHARACTERS)
     branches = []
     for branch in row.get("branches") or ():
         own, left = _segments_shown(branch["segments"], left)

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from oncurve import __version__
+from oncurve.constants import LOOPBACK
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import METRICS
 from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json
@@ -31,7 +32,6 @@ from oncurve.report.write import Reading, read_run, report_page
 from oncurve.wording import counted
 
 PORT = 8420
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE = "oncurve_token"
 HEADERS = {
     "x-content-type-options": "nosniff", "x-frame-options": "DENY", "referrer-policy": "no-referrer",

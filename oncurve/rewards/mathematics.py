@@ -19,7 +19,7 @@ from oncurve.rewards.places import PLACES, AnswerPlace, FoundAnswer, FoundIn, lo
 from oncurve.rewards.references import reference_text, typed_reference
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.thinking import said_by
-from oncurve.rewards.worker_pool import Outcome, WorkerPool
+from oncurve.rewards.worker_pool import QUICK_SECONDS, Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
 """Verdict on an answer; "over_limit" means that comparing it took too long or too much memory, which counts as wrong.
@@ -31,8 +31,6 @@ Scale = Literal["binary", "signed", "graded"]
 """Values for right and wrong: 1 and 0; 1 and -1; or 1, ``partial`` for the right value in the wrong place, and 0."""
 
 MAX_CACHED_VERDICTS = 100_000
-QUICK_SECONDS = 0.5
-"""Processor time after which a comparison waits until all others of its batch are done."""
 
 
 class _NeedsAlgebraError(Exception):

@@ -27,7 +27,7 @@ from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.statement import formulas
 from oncurve.wording import shortened
 
-MAX_WORDS = 12
+MAX_PROSE_WORDS = 12
 """A reference with more words around its mathematics is a whole solution, whose answer nobody marked."""
 _SENTENCE = re.compile(r"[.;:]\s+[A-Z]|\n")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
@@ -49,7 +49,7 @@ def marked_reference(text: str) -> str | None:
     if marked is not None or not re.search(r"\d|\\", text):
         return marked or text
     words = _WORD.findall(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", _outside(text)))
-    if len(words) > MAX_WORDS or (len(words) > 4 and _SENTENCE.search(text.strip())):
+    if len(words) > MAX_PROSE_WORDS or (len(words) > 4 and _SENTENCE.search(text.strip())):
         return None
     return text
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import BaseModel, ValidationError
 
 from oncurve.core.errors import Failure, attempt
-from oncurve.rewards.worker_pool import Outcome, WorkerPool
+from oncurve.rewards.worker_pool import QUICK_SECONDS, Outcome, WorkerPool
 
 if TYPE_CHECKING:
     import jsonschema  # takes as long as the rest of a recipe, and few recipes need it
@@ -30,8 +30,6 @@ The last three are failures of ours: the schema cannot be used, the batch ran ou
 """
 
 RECURSION_LIMIT = 5000
-QUICK_SECONDS = 0.5
-"""Processor time after which a validation waits until all others of its batch are done."""
 
 
 class UnusableSchemaError(ValueError):

@@ -16,10 +16,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from oncurve.constants import PR_SET_PDEATHSIG
 from oncurve.core.errors import Failure, attempt
 from oncurve.sandbox.inside.frames import Frame, receive, send
-
-_PR_SET_PDEATHSIG = 1
 
 
 class OverTime(BaseException):
@@ -67,7 +66,7 @@ def _limit(memory_bytes: int, parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes its pool
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 

@@ -26,6 +26,8 @@ from oncurve.sandbox.inside.frames import Frame
 
 log = logging.getLogger(__name__)
 
+QUICK_SECONDS = 0.5
+"""Processor time after which an item waits until all others of its batch are done."""
 START_SECONDS = 60.0
 """A worker that has not imported its handler by then counts as dead."""
 MAX_FRAME_BYTES = 128 * 2**20

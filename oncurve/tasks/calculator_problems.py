@@ -15,10 +15,10 @@ from typing import Literal
 from zlib import crc32
 
 from oncurve.core.errors import DataError
+from oncurve.tasks.program_problems import PROMPT
 from oncurve.tasks.stories import NAMES, STORIES, THINGS, Source
 from oncurve.tasks.word_problems import MIXTURE, SOURCES, SPLIT_OF_TENTH, Split
 
-PROMPT = "User: {question}\nAssistant:"
 TAGS = ("<tool>", "</tool>", "<result>", "</result>")
 """Tags of calls and their answers, besides those of every small tokenizer."""
 UNREADABLE = "error: ValueError: not an arithmetic expression"

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 from zlib import crc32
 
 from oncurve.core.errors import DataError
-
-Split = Literal["train", "validation", "test"]
+from oncurve.tasks.word_problems import SPLIT_OF_TENTH, Split
 
 PROMPT = "User: {question}\nAssistant:"
 """The prompt of a demonstration: the template named ``program``."""
@@ -24,8 +22,6 @@ FENCED = " ```python\n{code}\n```"
 NUM_TESTS = 5
 LARGEST = 50
 """Arguments of the tests lie between minus this and this."""
-SPLIT_OF_TENTH: tuple[Split, ...] = ("train",) * 7 + ("validation",) + ("test",) * 2
-"""Which split owns each tenth of all (first, second, number) combinations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """May a module import what it imports?
 
     0  core
-    1  chat_messages   version_spans   wording   run_errors   stats   tables   section   extensions
+    1  chat_messages   version_spans   wording   run_errors   constants   stats   tables   section   extensions
     2  algorithm   sandbox   observe   recipes   user_code
     3  model   rewards   tasks
     4  sample   data
@@ -36,7 +36,7 @@ from oncurve.extensions import TABLE
 
 LAYERS = (
     ("core",),
-    ("chat_messages", "version_spans", "wording", "run_errors", "stats", "tables", "section", "extensions"),
+    ("chat_messages", "version_spans", "wording", "run_errors", "constants", "stats", "tables", "section", "extensions"),
     ("algorithm", "sandbox", "observe", "recipes", "user_code"),
     ("model", "rewards", "tasks"),
     ("sample", "data"),

@@ -14,7 +14,7 @@ from source import PACKAGE, files, imports, known, module_name, modules
 
 TOP_LEVEL = {
     "__init__", "__main__", "stats", "tables", "section", "extensions", "user_code", "chat_messages", "version_spans",
-    "wording", "run_errors",
+    "wording", "run_errors", "constants",
 }  # fmt: skip
 """The only files at the top level of the package; everything else stands in a folder."""
 TWICE = {"grading": {"core.grading", "doctor.grading"}}

@@ -20,12 +20,11 @@ from vllm.lora.worker_manager import WorkerLoRAManager  # pyright: ignore[report
 from vllm.model_executor.layers import utils  # pyright: ignore[reportMissingImports]
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod  # pyright: ignore[reportMissingImports]
 
+from oncurve.algorithm.precision import HALF
+from oncurve.fleet.servers.protocol import ADAPTER_MODEL as NAME
 from oncurve.model.lora_weights import AnotherModel, LoraWeights
 
-NAME = "oncurve-adapter"
-"""The adapter's name, and the path that stands for it; the trainer asks for it in each request."""
 OPTIONS = f"--enable-lora --max-lora-rank RANK --lora-modules {NAME}={NAME}"
-HALF = (torch.bfloat16, torch.float16)
 
 
 class Held:

@@ -13,8 +13,6 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
 )
 
 WAY = "nccl"
-SAME_NCCL = "same_nccl"
-"""No way: the trainer asks whether both sides have the same NCCL."""
 
 
 def check_nccl(theirs: list[int | str]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from oncurve.constants import PR_SET_PDEATHSIG
 from oncurve.run_errors import LostProcess
 
 COMMAND = (sys.executable, "-m", "oncurve")
@@ -20,7 +21,6 @@ GRACE_SECONDS = 20.0
 """Time that the others have to notice that one of them failed, and to report it."""
 CRASHED = 1
 """Exit code of an error that nobody expected: another try may pass."""
-_PR_SET_PDEATHSIG = 1
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -86,7 +86,7 @@ class ProcessSupervisor:
 
         def die_with_parent() -> None:
             if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(CRASHED)
 

@@ -11,18 +11,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from oncurve.constants import LOOPBACK
 from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers.children import free_ports
 from oncurve.fleet.servers.client import ServerFailed, ServerLost
+from oncurve.fleet.servers.protocol import SAME_NCCL
 from oncurve.fleet.servers.rollout_server import RolloutServer
 from oncurve.fleet.weights.endpoints import NcclEnd, packing
 from oncurve.fleet.weights.side_thread import aside
 from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.wording import counted
 
-SAME_NCCL = "same_nccl"
-"""The question to a server before it joins, in the place of a way: it refuses another version of NCCL than its own."""
-HERE = ("127.0.0.1", "localhost", "::1")
 MAX_FAILURES = 3
 """So many versions in a row that did not arrive end the attempts: the fault is not that of one server."""
 _ERRORS = (ServerLost, ServerFailed, SamplerError)
@@ -60,7 +59,7 @@ class GroupPush:
             if one.state == "ready"
             and not one.takes_keys
             and one.declined is None
-            and (self._address is not None or urlsplit(one.url).hostname in HERE)
+            and (self._address is not None or urlsplit(one.url).hostname in LOOPBACK)
         ]
 
     async def hand_over(self, members: Sequence[RolloutServer], shipment: Shipment) -> None:

@@ -36,6 +36,8 @@ NO_NUMBER = -9999.0
 """vLLM's log-probability of what has none: minus infinity or no number."""
 TOKEN_VARIABLE = "ONCURVE_SERVER_TOKEN"
 """Environment variable with the secret that servers and trainer share."""
+SAME_NCCL = "same_nccl"
+"""The question to a server before it joins, in the place of a way: it refuses another version of NCCL than its own."""
 ADAPTER_MODEL = "oncurve-adapter"
 """The model that vLLM is asked for where an adapter is beside its base."""
 WITHOUT_ADAPTER = "oncurve_without_adapter"

@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from oncurve.agents.conversation_frames import Frames
+from oncurve.constants import MAX_BODY
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.sampler import PolicyView
 from oncurve.fleet.servers import protocol
@@ -25,9 +26,6 @@ from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
 from oncurve.model.same_model import told_config
-
-MAX_BODY = 64 * 2**20
-"""Bytes of a request; prompts are far shorter."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

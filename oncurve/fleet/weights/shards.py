@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import SAFETENSORS_TYPES
+from oncurve.constants import FILE_BYTES
 from oncurve.fleet.weights.weight_manifest import SIDE_BY_SIDE, WeightFile
 from oncurve.fleet.weights.weight_stream import Shipment
 
-FILE_BYTES = 2**25
-"""Approximate size of a file; a larger weight has a file of its own."""
 MOST_FILES = 256
 Result = TypeVar("Result")
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oncurve.constants import GB
 from oncurve.core.errors import SamplerError
 from oncurve.fleet.weights.weight_manifest import Manifest, WeightFile, label_of
 from oncurve.observe.checksums import flush
 
-GB = 1e9
 ROOM = 0.5
 """Share of the free memory that the versions of a store may take; the rest is for other programs."""
 Contents = tuple[Sequence[WeightFile], Sequence[str]]

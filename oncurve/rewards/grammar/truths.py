@@ -9,7 +9,7 @@ from oncurve.rewards.grammar.brackets import closing, split, top
 from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.values import Truths
 
-MAX_LETTERS = 6
+MAX_VARIABLES = 6
 _RANKS = (("⇔",), ("⇒", "→"), ("∨", "∪"), ("∧", "∩", "∖"))
 """Signs of an algebra, the loosest first."""
 
@@ -18,7 +18,7 @@ def read_truths(found: Sequence[Token], letters: Sequence[str] = ()) -> Truths:
     """The algebra of sets or statements that tokens write, over its letters and those given. Raises Unreadable."""
     own = {token.text for token in found if token.kind == "name"}
     names = tuple(sorted(own | set(letters)))
-    if not own or len(names) > MAX_LETTERS or any(len(name) != 1 or not name.isascii() for name in names):
+    if not own or len(names) > MAX_VARIABLES or any(len(name) != 1 or not name.isascii() for name in names):
         raise Unreadable("no algebra of letters")
     is_logic = any(token.is_sign("∧", "∨", "¬", "⇒", "⇔", "→") for token in found)
     kind: Literal["sets", "statements"] = "statements" if is_logic else "sets"
