@@ -47,7 +47,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
 
 @cache
 def _own_code() -> Mapping[str, Any]:
-    """Of this package, asked once: what a process runs stays what it imported."""
+    """The code of this package, asked once: what a process runs stays what it imported."""
     return describe_code(Path(oncurve.__file__).parent)
 
 
