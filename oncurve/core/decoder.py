@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from oncurve.core.records import USUAL_ROWS, DecodeCall, SamplingParams
 from oncurve.core.requests import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes, KeptPrompt, KeptRow
 from oncurve.core.sampler import PolicyView, padding_id
 
-T = TypeVar("T")
 Chosen = tuple[np.ndarray, np.ndarray]
 """Tokens and their log-probabilities, on the CPU."""
 
@@ -135,7 +134,7 @@ class Decoders(Protocol):
         """For each token id, whether it can end one of these strings behind any text; None where that is not known."""
         ...
 
-    def batch_type(self, plain: type[T]) -> type[T]:
+    def batch_type(self, plain: type[Any]) -> type[Any]:
         """The class of batches that suits these decoders: the plain one, or one that is derived from it."""
         ...
 
@@ -431,7 +430,7 @@ class ModuleDecoders:
     def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> None:
         """Not known."""
 
-    def batch_type(self, plain: type[T]) -> type[T]:
+    def batch_type(self, plain: type[Any]) -> type[Any]:
         """The plain one."""
         return plain
 

@@ -47,7 +47,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
 
 @cache
 def _own_code() -> Mapping[str, Any]:
-    """Commit of this package, read once in a process: what it imported does not change."""
+    """The code of this package, asked once: what a process runs stays what it imported."""
     return describe_code(Path(oncurve.__file__).parent)
 
 
