@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from oncurve.report.dashboard import LOOPBACK, Server, Site
+from oncurve.constants import LOOPBACK
+from oncurve.report.dashboard import Server, Site
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"

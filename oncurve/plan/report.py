@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from oncurve.constants import GIB
 from oncurve.model.decode_memory import OWN_FAMILIES
 from oncurve.plan.constants import GPU_MARGIN, MEMORY_ERROR
 from oncurve.plan.cost import (
@@ -21,7 +22,7 @@ from oncurve.plan.cost import (
 )
 from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
 from oncurve.plan.from_recipe import longest_row
-from oncurve.plan.hardware import GIB, Device
+from oncurve.plan.hardware import Device
 from oncurve.plan.memory import (
     PHASES,
     Memory,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from oncurve.constants import GB
 from oncurve.observe.ahead import block_steps
 from oncurve.plan import constants
-from oncurve.plan.hardware import GB, Device
+from oncurve.plan.hardware import Device
 from oncurve.plan.memory import samples_by_modules, trained_parameters
 from oncurve.plan.setup import Setup, Work
 from oncurve.plan.shape import ModelShape

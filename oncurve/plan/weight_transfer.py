@@ -7,9 +7,9 @@ from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oncurve.constants import FILE_BYTES
+from oncurve.constants import FILE_BYTES, GB
 from oncurve.plan import constants
-from oncurve.plan.hardware import GB, Device
+from oncurve.plan.hardware import Device
 from oncurve.plan.setup import Setup
 from oncurve.plan.shape import ModelShape
 

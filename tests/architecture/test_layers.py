@@ -36,7 +36,17 @@ from oncurve.extensions import TABLE
 
 LAYERS = (
     ("core",),
-    ("chat_messages", "version_spans", "wording", "run_errors", "constants", "stats", "tables", "section", "extensions"),
+    (
+        "chat_messages",
+        "version_spans",
+        "wording",
+        "run_errors",
+        "constants",
+        "stats",
+        "tables",
+        "section",
+        "extensions",
+    ),
     ("algorithm", "sandbox", "observe", "recipes", "user_code"),
     ("model", "rewards", "tasks"),
     ("sample", "data"),

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from made_runs import CONFIG, write_step
 
+from oncurve.constants import LOOPBACK
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import RunFolder
-from oncurve.report.dashboard import LOOPBACK, MAX_COMPARED, Server, Site, find_runs, is_loopback, recipe_of, serve
+from oncurve.report.dashboard import MAX_COMPARED, Server, Site, find_runs, is_loopback, recipe_of, serve
 
 MakeRun = Callable[..., Path]
 Asked = tuple[int, str, Any]

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from made_runs import CONFIG, write_step
 
+from oncurve.constants import LOOPBACK
 from oncurve.observe.record import RunFolder
 from oncurve.report import dashboard
-from oncurve.report.dashboard import LOOPBACK, Server, Site
+from oncurve.report.dashboard import Server, Site
 
 MakeRun = Callable[..., Path]
 OpenPage = Callable[..., Any]
