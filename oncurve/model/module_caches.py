@@ -43,21 +43,22 @@ class RoundedMatrices:
         if not torch.is_autocast_enabled(kind):
             yield
             return
-        if self._rounded is None:
+        held = self._rounded
+        if held is None:
             head, dtype = self.model.get_output_embeddings(), torch.get_autocast_dtype(kind)
             with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
-                self._rounded = [
+                held = self._rounded = [
                     (part.weight, narrow(part.weight.detach(), dtype, weight_key(part)))
                     for part in linear_layers(self.model)
                     if part is not head and part.weight.dtype == torch.float32
                 ]
-        exact = [weight.data for weight, _ in self._rounded]
-        for weight, rounded in self._rounded:
+        exact = [weight.data for weight, _ in held]
+        for weight, rounded in held:
             weight.data = rounded
         try:
             yield
         finally:
-            for (weight, _), whole in zip(self._rounded, exact, strict=True):
+            for (weight, _), whole in zip(held, exact, strict=True):
                 weight.data = whole
 
 

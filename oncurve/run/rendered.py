@@ -121,7 +121,8 @@ def _held_out(rows: Rows, asked: int, key: str, needed: int) -> int:
 def check_thinking(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ConfigError where a reward reads what the model says, and its marks of thinking are unknown."""
     if any(reward.says_correct() or reward.is_form for reward in config.rewards):
-        refuse_unknown_marks(config.model, tokenizer.chat_template, map(str, tokenizer.get_added_vocab()))
+        added = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
+        refuse_unknown_marks(config.model, tokenizer.chat_template, map(str, added))
 
 
 def make_prompts(
