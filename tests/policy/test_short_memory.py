@@ -143,7 +143,7 @@ def test_the_command_line_says_a_lack_of_memory_in_one_message(
     def loading(**options: Any) -> None:
         raise torch.OutOfMemoryError(f"{SAID}. GPU 0 has a total capacity\nand more")
 
-    monkeypatch.setattr(app, "app", loading)
+    monkeypatch.setattr(app, "make_app", lambda command: loading)
     with pytest.raises(SystemExit) as left:
         app.main()
     said = capsys.readouterr().err
@@ -157,7 +157,7 @@ def test_the_command_line_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch
     def broken(**options: Any) -> None:
         raise RuntimeError("a shape is wrong")
 
-    monkeypatch.setattr(app, "app", broken)
+    monkeypatch.setattr(app, "make_app", lambda command: broken)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         app.main()
 
