@@ -66,7 +66,7 @@ check: $(CHECK)/.ready  ## format, lint, types, who imports whom: under two minu
 	  -o pythonpath="$(CURDIR) $(CURDIR)/tests" $(ARCHITECTURE)
 	$(CHECK)/bin/pyright --pythonpath $(CHECK)/bin/python --threads 2
 
-test: $(VENV)/.ready-test  ## what decides, without a network, an engine or a browser
+test: $(VENV)/.ready-test  ## lint and the tests that must pass before a merge: no network, engine or browser
 	$(RUN)/ruff format --check --quiet $(CODE)
 	$(RUN)/ruff check --quiet $(CODE)
 	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not nightly and not gpu" --durations=40 $(ARGS)

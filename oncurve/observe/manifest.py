@@ -47,7 +47,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
 
 @cache
 def _own_code() -> Mapping[str, Any]:
-    """The code of this package, asked once: what a process runs stays what it imported."""
+    """Commit of this package, read once for a process, which goes on with the code that it imported."""
     return describe_code(Path(oncurve.__file__).parent)
 
 

@@ -128,7 +128,7 @@ def make_policy(
     """
     device = own_device(config.policy.device)
     if device.type == "cuda":
-        import oncurve.model.dither_triton  # noqa: F401  # lazy, and makes copies
+        import oncurve.model.dither_triton  # noqa: F401  # lazy; a GPU makes copies with it
     if device.type == "cpu":
         keep_freed_memory(always=not config.policy.gradient_checkpointing)
     compute = own_compute_type(config.policy, device)

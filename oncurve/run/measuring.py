@@ -196,8 +196,9 @@ def _measured(
 
 def _copied_as_in_training(config: Config) -> Config:
     """The recipe with the seed of the run that trained the model, so that copies in 16 bits are those of the run."""
-    run = Path(config.model).expanduser().parent
-    if not is_run(run):
+    model = Path(config.model).expanduser()
+    run = next((folder for folder in model.parents[:2] if is_run(folder)), None)  # also of a checkpoint's folder
+    if run is None or not model.is_dir():
         return config
     recorded = run / "config.yaml"
     seed = read_run_config(recorded.read_text(encoding="utf-8"), source=str(recorded)).run.seed

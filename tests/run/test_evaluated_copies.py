@@ -18,6 +18,7 @@ RUN = (
     "run.steps=2",
     "run.prompts_per_step=2",
     "run.seed=5",
+    "run.save_every_steps=2",
     "run.name=one",
     "algorithm.group_size=2",
     "evaluation.num_prompts=8",
@@ -45,8 +46,12 @@ def test_the_copies_of_the_run_are_evaluated(kind: str, said: str, tmp_path: Pat
     measured = completions(tmp_path / "one" / "evaluations" / "trained.jsonl")
     # a recipe with another seed: the copies are those of the run in whose folder the model lies
     words = ("word_problems", "run.seed=7", "evaluation.num_prompts=8", "policy.device=cpu")
-    model = ("--model", str(tmp_path / "one" / "model"), "policy.compute_type=bfloat16")
-    for place, target in (("run", (str(tmp_path / "one"),)), ("recipe", (*words, *model))):
+    run = tmp_path / "one"
+    model, checkpoint = (("--model", str(folder)) for folder in (run / "model", run / "checkpoints" / "step_000002"))
+    targets = {"run": (str(run),), "recipe": (*words, "policy.compute_type=bfloat16", *model)}
+    if kind == "float32":  # a checkpoint has float32 weights, whatever the final model's type
+        targets["checkpoint"] = (*words, "policy.compute_type=bfloat16", *checkpoint)
+    for place, target in targets.items():
         output = tmp_path / place
         assert said in call("evaluate", *target, "--output", str(output))
         assert completions(output / "evaluations" / "evaluation.jsonl") == measured
