@@ -4,6 +4,7 @@
     python benchmarks/learning/rounding.py learn --seeds 0 1 2     three runs each on the embedded model
     python benchmarks/learning/rounding.py learn --sums FOLDER     the same on sums, with SmolLM2-135M (fetch_models.py)
     python benchmarks/learning/rounding.py final                   models saved in bfloat16, read by plain transformers
+    python benchmarks/learning/rounding.py speed [--sums FOLDER]   seconds of a step, the three in turn on one work
     python benchmarks/learning/rounding.py picture                 the figure of docs/precision.md
 
 A finished run is kept in the folder of --runs and not made again. ``learn`` trains every mode with one seed before the
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -67,8 +69,10 @@ def embedded_on_grid(place: Path) -> Path:
     return place
 
 
-def make_trainer(mode: str, seed: int, runs: Path, sums: Path | None, **run: Any) -> oncurve.Trainer:
-    """A run of 16 steps; the embedded model at a rate of 2e-5, or sums at 1e-5."""
+def make_trainer(
+    mode: str, seed: int, runs: Path, sums: Path | None, *, rate: float | None = None, **run: Any
+) -> oncurve.Trainer:
+    """A run of 16 steps; the embedded model at a rate of 2e-5, or sums at 1e-5. Unmeasured at another rate."""
     policy = {"compute_type": "float32"} if mode == "float32" else {"compute_type": "bfloat16", "rounding": mode}
     name = f"{'embedded' if sums is None else 'sums'}_{mode}_{seed}"
     shared = {"steps": STEPS[-1], "prompts_per_step": 16, "seed": seed, "save_every_steps": 0, "folder": str(runs)}
@@ -79,10 +83,10 @@ def make_trainer(mode: str, seed: int, runs: Path, sums: Path | None, **run: Any
             "r1_zero",
             algorithm={"group_size": 8, "clip_high": 0.28},
             rollouts={"type": "engine", "max_completion_tokens": 96},
-            optimizer={"learning_rate": 2e-5, "warmup_updates": 2},
+            optimizer={"learning_rate": rate or 2e-5, "warmup_updates": 2},
             policy=policy,
             run={**shared, "name": name, **run},
-            evaluation={
+            evaluation={"num_prompts": 1} if rate else {
                 "data": {"type": "word_problems", "split": "test", "limit": 400},
                 "num_prompts": 300, "every_steps": 4, "num_prompts_during": 300,
             },
@@ -97,10 +101,10 @@ def make_trainer(mode: str, seed: int, runs: Path, sums: Path | None, **run: Any
         {"type": "mathematics", "answer_from": "prose"},
         algorithm={"type": "grpo", "group_size": 8},
         rollouts={"type": "engine", "max_completion_tokens": 16},
-        optimizer={"learning_rate": 1e-5, "warmup_updates": 4},
+        optimizer={"learning_rate": rate or 1e-5, "warmup_updates": 4},
         policy=policy,
         run={**shared, "name": name, **run},
-        evaluation={
+        evaluation={"num_prompts": 1} if rate else {
             "data": {**rows, "split": "test"}, "num_prompts": 99, "every_steps": 4, "num_prompts_during": 60,
         },
     )  # fmt: skip
@@ -268,6 +272,35 @@ def final(seeds: list[int], runs: Path, steps: int = 8) -> None:
     write("rounding_final.json", {"problems": len(measured), "rows": rows})
 
 
+def speed(seeds: list[int], runs: Path, sums: Path | None) -> None:
+    """Tokens per second of the three ways, which take their steps in turn in one process.
+
+    The rate is so low that no float32 weight moves: the copies of a model on the grid are the same by either rounding,
+    so both ways sample and train the same tokens and differ in what the rounding costs.
+    """
+    name = "embedded" if sums is None else "sums"
+    loops = {}
+    for mode in MODES:
+        run_name, num_steps = f"{name}_speed_{mode}_{time.time_ns()}", 64 if sums is None else 10
+        loops[mode] = make_trainer(mode, seeds[0], runs, sums, rate=1e-30, name=run_name, steps=num_steps)
+    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    steps = {mode: trainer.steps() for mode, trainer in loops.items()}
+    for turn in range(num_steps):
+        for mode in sorted(MODES, key=lambda mode: (MODES.index(mode) + turn) % len(MODES)):
+            step = next(steps[mode])
+            found[mode].append({key: step.metrics[f"speed/{key}_tokens_per_second"] for key in ("sampled", "trained")})
+    medians = {
+        mode: {key: median(row[key] for row in rows[2:]) for key in ("sampled", "trained")}
+        for mode, rows in found.items()
+    }
+    ratios = {
+        key: median(a[key] / b[key] for a, b in zip(found["dither"][2:], found["nearest"][2:], strict=True))
+        for key in ("sampled", "trained")
+    }
+    print(medians, ratios)
+    write(f"rounding_speed_{name}.json", {"medians": medians, "dither_by_nearest": ratios, "steps": found})
+
+
 def picture() -> None:
     """Held-out accuracy and what arrives, step by step, of every run of ``rounding_embedded.json``."""
     import matplotlib.pyplot as plt
@@ -300,7 +333,7 @@ def write(name: str, found: dict[str, Any]) -> None:
 def main() -> None:
     """Choose one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("arrive", "learn", "final", "picture", "one"))
+    parser.add_argument("study", choices=("arrive", "learn", "final", "speed", "picture", "one"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--mode", choices=MODES, help="of one run")
     parser.add_argument("--sums", type=Path, help="folder of SmolLM2-135M: train on sums")
@@ -315,6 +348,8 @@ def main() -> None:
         arrive(given.seeds, given.runs, given.sums)
     elif given.study == "final":
         final(given.seeds, given.runs)
+    elif given.study == "speed":
+        speed(given.seeds, given.runs, given.sums)
     elif given.study == "picture":
         picture()
 

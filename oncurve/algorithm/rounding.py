@@ -1,4 +1,4 @@
-"""PlacedCopies of float32 weights in 16 bits that are right on average: a fixed dither.
+"""Copies of float32 weights in 16 bits that are right on average: a fixed dither.
 
 A published model lies on bfloat16's grid. With float32 master weights and copies that are rounded to the nearest, an
 update of less than half a step of the grid does not exist for the policy that samples, nor for its gradient, until
@@ -104,9 +104,14 @@ def narrow(weight: Tensor, dtype: torch.dtype, key: int | None, first: int = 0) 
     return dithered(weight, dtype, key, first)
 
 
-def narrow_at(weights: Tensor, dtype: torch.dtype, key: int | None, indices: Tensor) -> Tensor:
-    """The copies of some numbers of a weight, which have these flat indices in it."""
-    return weights.to(dtype) if key is None else _dithered(weights, dtype, _thresholds(indices, key))
+def thresholds_at(indices: Tensor, key: int | None) -> Tensor | None:
+    """The thresholds of some numbers of a weight, which have these flat indices in it; None without a key."""
+    return None if key is None else _thresholds(indices, key)
+
+
+def narrow_by(numbers: Tensor, dtype: torch.dtype, thresholds: Tensor | None) -> Tensor:
+    """The copies of float32 numbers by their thresholds, or to the nearest without."""
+    return numbers.to(dtype) if thresholds is None else _dithered(numbers, dtype, thresholds.clone())
 
 
 def saved_name(name: str) -> str:
@@ -140,7 +145,7 @@ def seed_of(model: nn.Module) -> int | None:
 
 
 def set_dither(model: nn.Module, seed: int | None) -> None:
-    """PlacedCopies of the model's weights are dithered by this seed, or to the nearest if it is None."""
+    """Copies of the model's weights are dithered by this seed, or to the nearest if it is None."""
     if seed is not None:
         return use_dither(model, seed)
     _SEEDS.pop(model, None)
@@ -211,7 +216,7 @@ class PlacedCopies:
 
 
 class SavedCopies:
-    """PlacedCopies of a model's weights under the names of a checkpoint.
+    """Copies of a model's weights under the names of a checkpoint.
 
     What lies in the model's memory, also under another name or cut into pieces, is copied as the model itself does it.
     Weights that were made for the checkpoint, such as those with an adapter added, have thresholds by their names.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from oncurve.algorithm.rounding import narrow_at, parameter_keys
+from oncurve.algorithm.rounding import narrow_by, parameter_keys, thresholds_at
 from oncurve.core.records import Mean
 from oncurve.policy.dithered_parts import plain
 from oncurve.policy.sharding import own_rows_of
@@ -25,13 +25,20 @@ class _Sampled:
     matrix: nn.Parameter
     places: Tensor
     """Flat indices in this process's part."""
-    indices: Tensor
-    """Flat indices in the whole matrix."""
-    key: int | None
+    thresholds: Tensor | None
+    """Of their dither; None where copies are rounded to the nearest."""
     weight: float
     """Weights of the matrix that each of these stands for."""
     start: Tensor
     """The weights before training."""
+
+    def now(self) -> Tensor:
+        """The weights as they are."""
+        return _part(self.matrix)[self.places]
+
+    def copies(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+        """The copies of these weights, if they are ``numbers``, in float32."""
+        return narrow_by(numbers, dtype, self.thresholds).float()
 
 
 class Arrivals:
@@ -51,14 +58,12 @@ class Arrivals:
             and id(weight) not in looked_up
         ]
         self.samples = [sample for sample in self.samples if len(sample.places)]
+        self.start_copies = [sample.copies(sample.start, dtype) for sample in self.samples]
 
     @torch.no_grad()
     def copies(self) -> list[Tensor]:
         """The copies of the sampled weights as they are now."""
-        return [self._copy(_part(sample.matrix)[sample.places], sample) for sample in self.samples]
-
-    def _copy(self, weights: Tensor, sample: _Sampled) -> Tensor:
-        return narrow_at(weights, self.dtype, sample.key, sample.indices).float()
+        return [sample.copies(sample.now(), self.dtype) for sample in self.samples]
 
     @torch.no_grad()
     def measure(self, before: list[Tensor]) -> Mapping[str, Mean]:
@@ -68,10 +73,10 @@ class Arrivals:
         if self.samples:
             device = before[0].device
             sums = torch.zeros(4, dtype=torch.float64, device=device)
-        for sample, old in zip(self.samples, before, strict=True):
-            now = _part(sample.matrix)[sample.places]
-            copy = self._copy(now, sample)
-            change, seen = (now - sample.start).double(), (copy - self._copy(sample.start, sample)).double()
+        for sample, start_copy, old in zip(self.samples, self.start_copies, before, strict=True):
+            now = sample.now()
+            copy = sample.copies(now, self.dtype)
+            change, seen = (now - sample.start).double(), (copy - start_copy).double()
             moved = (copy != old).sum(dtype=torch.float64)
             sums += sample.weight * torch.stack(
                 [(seen * change).sum(), (change * change).sum(), moved, moved.new_tensor(float(len(copy)))]
@@ -104,4 +109,5 @@ def _sample(matrix: nn.Parameter, key: int | None) -> _Sampled:
     places = torch.randperm(len(own), generator=draw)[:count].sort().values.to(own.device)
     rows = own_rows_of(matrix) if isinstance(matrix, DTensor) else slice(0)
     first = rows.start * matrix.shape[1:].numel() if isinstance(matrix, DTensor) else 0
-    return _Sampled(matrix, places, places + first, key, len(own) / max(count, 1), own[places].clone())
+    thresholds = thresholds_at(places + first, key)
+    return _Sampled(matrix, places, thresholds, len(own) / max(count, 1), own[places].clone())
