@@ -78,7 +78,6 @@ def build(
         uses_ratio=LOSSES[row.loss].level is not None,
         is_custom=row.loss == "custom",
         ratio_level="sequence" if LOSSES[row.loss].level == "geometric" else "token",
-        limited=find_limit(row),
     )
 
 
@@ -111,18 +110,6 @@ def find_loss(row: Preset) -> TokenLoss:
             return partial(losses.LOSSES[row.loss], ratio_max=row.ratio_max or RATIO_CAP)
         case None:
             return losses.LOSSES[row.loss]
-
-
-def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Which tokens the loss of a row clips or caps; None for a loss without limit."""
-    match LOSSES[row.loss].limit:
-        case "clip":
-            bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
-            return partial(losses.is_clipped, **bounds)
-        case "cap":
-            return partial(losses.is_capped, ratio_max=row.ratio_max or RATIO_CAP)
-        case None:
-            return None
 
 
 def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:
