@@ -2,8 +2,8 @@
 
 Every function here has the same signature, so that a row of the table of algorithms can name any of them. They return
 one number per token, also on masked tokens, and those that clip or cap also say where; a normalizer turns the numbers
-into a scalar. w_t = exp(log p_t - log p_old,t) is
-the ratio of a token, |o| the number of tokens of its completion, sg[.] what is taken as a constant.
+into a scalar. w_t = exp(log p_t - log p_old,t) is the ratio of a token, |o| the number of tokens of its completion,
+sg[.] what is taken as a constant.
 """
 
 from __future__ import annotations
@@ -226,6 +226,23 @@ LOSSES: dict[str, TokenLoss] = {
 def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], ratio_max: float) -> Bool[Tensor, "B T"]:
     """Tokens whose weight truncated importance holds back; their gradient is smaller, not gone."""
     return (ratio > ratio_max) & (advantages[:, None] != 0)
+
+
+def high_entropy(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float) -> Bool[Tensor, "B T"]:
+    """The given fraction of the tokens under the mask, those of highest entropy; ties may add some.
+
+        H_t >= quantile(H, 1 - share)                 Beyond the 80/20 rule, arXiv:2506.01939
+
+    Give it all tokens of a step: over a microbatch the threshold would depend on how rows were put together.
+    """
+    values = entropy[mask]
+    if not len(values):
+        return torch.zeros_like(mask)
+    ordered = values.sort().values  # torch.quantile takes at most 2^24 values
+    place = (1 - share) * (len(values) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    threshold = low + (high - low) * (place - math.floor(place))
+    return mask & (entropy >= threshold)
 
 
 def _gate(ratio: Tensor, weight: Tensor, sharpness_positive: float, sharpness_negative: float) -> Tensor:

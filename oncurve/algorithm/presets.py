@@ -73,7 +73,7 @@ def build(
         if row.off_policy_threshold is None
         else partial(correction.without_off_policy, threshold=row.off_policy_threshold),
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
-        high_entropy_share=row.high_entropy_share,
+        choose=partial(losses.high_entropy, share=row.high_entropy_share) if row.high_entropy_share < 1 else None,
         old_logprobs=row.old_logprobs,
         uses_ratio=LOSSES[row.loss].level is not None,
         is_custom=row.loss == "custom",

@@ -14,7 +14,6 @@ from torch import Tensor
 from oncurve.core.batch import Batch, Rewards
 from oncurve.core.formulas import (
     EntropyBonus,
-    high_entropy,
     importance_corrected,
     k3,
     per_completion,
@@ -69,7 +68,8 @@ class Algorithm:
     leave_out: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     """(logprobs, sampler_logprobs, advantages, mask) to a weight of each token, 0 on what is left out."""
     entropy: EntropyBonus = field(default_factory=EntropyBonus)
-    high_entropy_share: float = 1.0
+    choose: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(entropy, mask) of all tokens of a step to those that the policy loss trains; None: all of them."""
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     uses_ratio: bool = True
     """The token loss compares with the old log-probabilities."""
@@ -85,7 +85,7 @@ class Algorithm:
     @property
     def needs_entropy(self) -> bool:
         """The entropies of all tokens of the step are asked for before its first update."""
-        return self.high_entropy_share < 1
+        return self.choose is not None
 
     @property
     def needs_every_row(self) -> bool:
@@ -139,12 +139,10 @@ class Algorithm:
             penalty = self.kl.coefficient * kl.reshape(rewards.values.shape).to(rewards.values)
             shifted = replace(rewards, values=torch.where(rewards.graded, rewards.values - penalty, 0.0))
             batch = replace(batch, advantages=self.advantage(shifted).reshape(-1)[owners].to(batch.advantages))
-        if self.needs_entropy:
-            entropy = batch.old_entropy
-            if entropy is None:
+        if self.choose is not None:
+            if batch.old_entropy is None:
                 raise ValueError("training on tokens of high entropy needs the entropies of the batch, and it has none")
-            chosen = high_entropy(entropy, batch.mask, share=self.high_entropy_share)
-            batch = replace(batch, policy_mask=chosen)
+            batch = replace(batch, policy_mask=self.choose(batch.old_entropy, batch.mask))
         return batch
 
     def loss(

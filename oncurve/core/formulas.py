@@ -249,20 +249,3 @@ class EntropyBonus:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from what a checkpoint holds."""
         self.coefficient, self.measured = float(state["coefficient"]), float(state["measured"])
-
-
-def high_entropy(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float) -> Bool[Tensor, "B T"]:
-    """The given fraction of the tokens under the mask, those of highest entropy; ties may add some.
-
-        H_t >= quantile(H, 1 - share)                 Beyond the 80/20 rule, arXiv:2506.01939
-
-    Give it all tokens of a step: over a microbatch the threshold would depend on how rows were put together.
-    """
-    values = entropy[mask]
-    if not len(values):
-        return torch.zeros_like(mask)
-    ordered = values.sort().values  # torch.quantile takes at most 2^24 values
-    place = (1 - share) * (len(values) - 1)
-    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    threshold = low + (high - low) * (place - math.floor(place))
-    return mask & (entropy >= threshold)

@@ -17,6 +17,7 @@ from oncurve.core.batch import Rewards, stack_rewards
 from oncurve.core.errors import ConfigError, RewardError, TrainingError
 from oncurve.core.formulas import group_relative
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.weighted_sum import Term, WeightedSum
@@ -99,7 +100,7 @@ def test_a_statistic_of_an_own_loss_is_in_the_log(tmp_path: Path, monkeypatch: A
 def test_what_is_no_statistic_is_refused(returned: str, said: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(LOSS.replace("RETURNED", returned))
-    config = load_config("word_problems", ["algorithm.type=custom", "algorithm.function=own.py:formula"])
+    config = load_config(find_recipe("word_problems"), ["algorithm.type=custom", "algorithm.function=own.py:formula"])
     zeros = torch.zeros(2, 3)
     with pytest.raises(TrainingError, match=f"algorithm.function: own.py:formula {said}"):
         make_algorithm(config).token_loss(zeros, zeros, torch.ones(2), zeros == 0)
