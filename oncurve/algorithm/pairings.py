@@ -21,9 +21,8 @@ class Choices:
     """Optimizer updates on one batch of rollouts."""
     max_staleness: int
     """Greatest age of a completion in steps when it is trained on."""
-    top_p: float
-    top_k: int
-    min_p: float
+    cuts_sampling: bool
+    """Completions are drawn from a part of the distribution."""
     max_completion_tokens: int
     sampler_is_trainer: bool
     """Sampling and training run the same code in the same number format."""
@@ -45,11 +44,6 @@ class Choices:
     def is_stale(self) -> bool:
         """Some completions are trained on by a policy that did not sample them."""
         return self.updates_per_step > 1 or self.max_staleness > 0
-
-    @property
-    def cuts_sampling(self) -> bool:
-        """Completions are drawn from a part of the distribution."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def kl_in_loss(self) -> bool:

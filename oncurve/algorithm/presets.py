@@ -73,12 +73,11 @@ def build(
         if row.off_policy_threshold is None
         else partial(correction.without_off_policy, threshold=row.off_policy_threshold),
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
-        high_entropy_share=row.high_entropy_share,
+        choose=partial(losses.high_entropy, share=row.high_entropy_share) if row.high_entropy_share < 1 else None,
         old_logprobs=row.old_logprobs,
         uses_ratio=LOSSES[row.loss].level is not None,
         is_custom=row.loss == "custom",
         ratio_level="sequence" if LOSSES[row.loss].level == "geometric" else "token",
-        limited=find_limit(row),
     )
 
 
@@ -111,18 +110,6 @@ def find_loss(row: Preset) -> TokenLoss:
             return partial(losses.LOSSES[row.loss], ratio_max=row.ratio_max or RATIO_CAP)
         case None:
             return losses.LOSSES[row.loss]
-
-
-def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Which tokens the loss of a row clips or caps; None for a loss without limit."""
-    match LOSSES[row.loss].limit:
-        case "clip":
-            bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
-            return partial(losses.is_clipped, **bounds)
-        case "cap":
-            return partial(losses.is_capped, ratio_max=row.ratio_max or RATIO_CAP)
-        case None:
-            return None
 
 
 def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:

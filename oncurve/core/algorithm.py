@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from oncurve.core.batch import Batch, Rewards
 from oncurve.core.formulas import (
     EntropyBonus,
-    high_entropy,
     importance_corrected,
     k3,
     per_completion,
@@ -23,8 +22,11 @@ from oncurve.core.formulas import (
 )
 from oncurve.core.records import Mean
 
-TokenLoss = Callable[..., Tensor]
-"""(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T]."""
+Statistics = Mapping[str, Tensor]
+"""Values of every token [B, T] by the name of the metric, which is their mean over the trained tokens."""
+TokenLoss = Callable[..., Tensor | tuple[Tensor, Statistics]]
+"""(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T], alone or with
+statistics of the loss."""
 Normalizer = Callable[..., Tensor]
 """(loss [B, T], mask [B, T], of=Size, prompt_tokens=, row_tokens=) to a scalar: what these rows contribute to the loss
 of the update, whose denominators are handed in."""
@@ -66,15 +68,14 @@ class Algorithm:
     leave_out: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     """(logprobs, sampler_logprobs, advantages, mask) to a weight of each token, 0 on what is left out."""
     entropy: EntropyBonus = field(default_factory=EntropyBonus)
-    high_entropy_share: float = 1.0
+    choose: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(entropy, mask) of all tokens of a step to those that the policy loss trains; None: all of them."""
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     uses_ratio: bool = True
     """The token loss compares with the old log-probabilities."""
     is_custom: bool = False
     """The token loss is none of ours: nothing is known of it."""
     ratio_level: Literal["token", "sequence"] = "token"
-    limited: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(ratio, advantages) to the tokens that the loss clips or caps, for the statistic; None for a loss without one."""
 
     @property
     def needs_reference(self) -> bool:
@@ -84,7 +85,7 @@ class Algorithm:
     @property
     def needs_entropy(self) -> bool:
         """The entropies of all tokens of the step are asked for before its first update."""
-        return self.high_entropy_share < 1
+        return self.choose is not None
 
     @property
     def needs_every_row(self) -> bool:
@@ -138,12 +139,10 @@ class Algorithm:
             penalty = self.kl.coefficient * kl.reshape(rewards.values.shape).to(rewards.values)
             shifted = replace(rewards, values=torch.where(rewards.graded, rewards.values - penalty, 0.0))
             batch = replace(batch, advantages=self.advantage(shifted).reshape(-1)[owners].to(batch.advantages))
-        if self.needs_entropy:
-            entropy = batch.old_entropy
-            if entropy is None:
+        if self.choose is not None:
+            if batch.old_entropy is None:
                 raise ValueError("training on tokens of high entropy needs the entropies of the batch, and it has none")
-            chosen = high_entropy(entropy, batch.mask, share=self.high_entropy_share)
-            batch = replace(batch, policy_mask=chosen)
+            batch = replace(batch, policy_mask=self.choose(batch.old_entropy, batch.mask))
         return batch
 
     def loss(
@@ -168,7 +167,9 @@ class Algorithm:
         reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         advantages = self._advantages(microbatch, old, reference)
         now, before, kept = (_rows(values, advantages) for values in (logprobs, old, mask))
-        per_token = self.token_loss(now, before, advantages, kept).reshape(mask.shape)
+        result = self.token_loss(now, before, advantages, kept)
+        per_token, own = result if isinstance(result, tuple) else (result, {})
+        per_token = per_token.reshape(mask.shape)
         weights = self._weights(logprobs, trainer, microbatch)
         per_token = self._weigh(per_token, weights, microbatch)
         if reference is not None and self.kl.place == "loss":
@@ -177,7 +178,7 @@ class Algorithm:
         loss = self.normalize(per_token, mask, of=microbatch.size, **tokens)
         if self.entropy.applied:
             loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
-        return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, advantages, microbatch)
+        return loss, self._statistics(loss, own, logprobs, old, trainer, entropy, reference, weights, microbatch)
 
     def _advantages(self, microbatch: Batch, old: Tensor, reference: Tensor | None) -> Tensor:
         """Advantages by completion [B], or by token [B T], which the token loss then takes as completions."""
@@ -225,13 +226,13 @@ class Algorithm:
     def _statistics(
         self,
         loss: Tensor,
+        own: Statistics,
         logprobs: Tensor,
         old: Tensor,
         trainer: Tensor,
         entropy: Tensor,
         reference: Tensor | None,
         weights: Tensor | None,
-        advantages: Tensor,
         microbatch: Batch,
     ) -> dict[str, Mean]:
         """Everything that is measured, with one transfer from the device."""
@@ -240,11 +241,7 @@ class Algorithm:
         gap = torch.where(mask, trainer - microbatch.sampler_logprobs, 0.0)  # log p_trainer / p_sampler
         mismatch = torch.exp(gap)
         summed = {"policy/entropy": entropy, "policy/ratio_mean": ratio, "mismatch/kl": mismatch - gap - 1}
-        if self.limited is not None:
-            measured = ratio if self.ratio_level == "token" else sequence_ratio(logprobs - old, mask).expand_as(ratio)
-            limited = self.limited(_rows(measured, advantages), advantages)
-            summed["policy/clip_fraction"] = limited.reshape(mask.shape)
-            summed["policy/clip_high_fraction"] = (limited & (advantages[:, None] > 0)).reshape(mask.shape)
+        summed |= {name: values.detach().reshape(mask.shape) for name, values in own.items()}
         if weights is not None:
             summed |= {"mismatch/weight_mean": weights, "mismatch/dropped_fraction": weights == 0}
         if reference is not None and self.has_token_advantages:

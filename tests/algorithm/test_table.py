@@ -19,7 +19,7 @@ from oncurve.algorithm.table import COURSE_LOSSES, LOSSES, PRESETS, Preset, reso
 from oncurve.core.formulas import clipped
 
 Choices = partial(
-    pairings.Choices, group_size=8, updates_per_step=1, max_staleness=0, top_p=1.0, top_k=0, min_p=0.0,
+    pairings.Choices, group_size=8, updates_per_step=1, max_staleness=0, cuts_sampling=False,
     max_completion_tokens=256, sampler_is_trainer=True, masks_truncated=False, punishes_length=False, lora=False,
     negative_rewards=False, num_reward_parts=2,
 )  # fmt: skip
@@ -58,7 +58,8 @@ def test_every_name_of_the_table_can_be_built():
 def of_a_loss(name: str, *, old_of_the_second_token: float) -> tuple[float, float, float]:
     """What both tokens of a completion contribute, and the gradient of the first at the second."""
     logprobs, old = torch.tensor([[-0.5, -0.7]]), torch.tensor([[-0.5001, old_of_the_second_token]])
-    [both] = losses.LOSSES[name](logprobs.requires_grad_(), old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    result = losses.LOSSES[name](logprobs.requires_grad_(), old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    [both] = result[0] if isinstance(result, tuple) else result
     [gradient] = torch.autograd.grad(both[0], logprobs)
     return both[0].item(), both[1].item(), gradient[0, 1].item()
 
@@ -189,11 +190,11 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("dapo", correction="truncate"), max_staleness=1),
     ),
     "top_p below 1, top_k or min_p where the loss compares with the sampler": (
-        Choices(row=resolve("dapo", correction="truncate"), top_p=0.9),
+        Choices(row=resolve("dapo", correction="truncate"), cuts_sampling=True),
         Choices(row=resolve("dapo", correction="truncate")),
     ),
     "top_p below 1, top_k or min_p in training": (
-        Choices(row=resolve("dapo"), top_k=20),
+        Choices(row=resolve("dapo"), cuts_sampling=True),
         Choices(row=resolve("dapo")),
     ),
     "loss policy_gradient with several updates per step": (

@@ -296,6 +296,8 @@ class ServerPool:
         """
         if job.labels is None and (self._target is None or self._target.label != job.label):
             raise SamplerError(f"completions of {job.label} were asked for, and the servers have newer weights by now")
+        if not server.takes_keys:
+            protocol.refuse_unknown_cuts(job.params)
         name = uuid.uuid4().hex
         body = protocol.request_body(
             job.prompt_ids,
