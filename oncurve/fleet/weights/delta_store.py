@@ -139,7 +139,7 @@ class DeltaStore(WeightStore):
             return self.published[-1]
 
     def metrics(self) -> dict[str, float]:
-        """What was sent of the last version, and what it took to find it."""
+        """The share of the last version that was sent, and the seconds it took to find it."""
         last = self.last
         return (
             {}

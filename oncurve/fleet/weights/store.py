@@ -82,7 +82,7 @@ class WeightStore:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """What was sent of the last version, where that is not all of it."""
+        """The share of the last version that was sent, where that is not all of it; otherwise nothing."""
         return {}
 
     def publish(
