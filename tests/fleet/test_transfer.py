@@ -201,7 +201,7 @@ def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_t
     waiting = time.monotonic()
     tell_later(unable, sampler)
     sampler.load_weights(policy, version=1)
-    assert time.monotonic() - waiting < 3 * LIMITS.push_seconds
+    assert time.monotonic() - waiting < LIMITS.gone_seconds
     assert versions(sampler.sample(prompts, 4)) == {1}
     wait_for(lambda: all_ready(sampler))  # who waited for the other was started again
     recorded(unable), recorded(able)

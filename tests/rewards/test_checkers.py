@@ -32,12 +32,12 @@ if not TIERS:
 
 @pytest.fixture(scope="module", params=TIERS)
 def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
-    with SandboxPool(tier=request.param, num_workers=2, limits=Limits(cpu_seconds=1, wall_seconds=4.0)) as made:
+    with SandboxPool(tier=request.param, num_workers=2, limits=Limits(cpu_seconds=1, wall_seconds=20.0)) as made:
         yield made
 
 
 def graded(pool: SandboxPool, rows: list[dict[str, Any]], programs: list[str], **options: Any) -> list[Reward]:
-    reward = Programs(ProgramsReward(**options), limits=Limits(cpu_seconds=1, wall_seconds=4.0), pool=pool)
+    reward = Programs(ProgramsReward(**options), limits=Limits(cpu_seconds=1, wall_seconds=20.0), pool=pool)
     completions = [completion_of(f"```python\n{program}\n```") for program in programs]
     return reward([prompt_of(row=row) for row in rows], completions)
 

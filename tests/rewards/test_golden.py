@@ -20,7 +20,7 @@ CATEGORIES = list(dict.fromkeys(line["category"] for line in LINES))
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[AnswerChecker]:
-    made = AnswerChecker(timeout_seconds=1.0)
+    made = AnswerChecker(timeout_seconds=2.0)
     yield made
     made.close()
 

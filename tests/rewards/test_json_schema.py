@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cpu_time import assert_ends_within
 from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
@@ -30,7 +31,7 @@ ANN = '{"name": "Ann", "age": 7}'
 @pytest.fixture(scope="module")
 def checker() -> Iterator[SchemaChecker]:
     sys.path.append(str(Path(__file__).parent))
-    shared = SchemaChecker(timeout_seconds=0.5)
+    shared = SchemaChecker(timeout_seconds=2.0)
     yield shared
     shared.close()
     sys.path.remove(str(Path(__file__).parent))
@@ -70,10 +71,11 @@ def values_of(checker: SchemaChecker, *texts: str, **options: Any) -> list[float
     ],
 )
 def test_what_only_a_lenient_reader_takes_is_no_json(text: str) -> None:
-    started = time.process_time()
-    with pytest.raises(ValueError, match=r"\w"):
-        parse_json(text)
-    assert time.process_time() - started < 0.5
+    def refused() -> None:
+        with pytest.raises(ValueError, match=r"\w"):
+            parse_json(text)
+
+    assert_ends_within(0.5, refused)
 
 
 def test_brackets_within_strings_are_not_nesting() -> None:
@@ -193,7 +195,7 @@ def test_a_value_that_hangs_the_schema_is_wrong_and_costs_its_time_only(checker:
     good, bad = rewards_of(checker, '"aaa"', json.dumps("a" * 40 + "b"), schema=schema)
     assert good.value == 1.0
     assert (bad.value, bad.error, bad.parts["over_limit"]) == (0.0, None, 1.0)
-    assert time.monotonic() - started < 6.0
+    assert time.monotonic() - started < 60.0  # it would not end in years
 
 
 def test_a_model_is_strict_and_refuses_more_keys(checker: SchemaChecker) -> None:

@@ -87,13 +87,13 @@ def fails(status: int, body: str = "", **headers: str) -> Answer:
 
 
 def hangs(handler: _Handler, word: str) -> None:
-    handler.server.release.wait(5)
+    handler.server.release.wait(60)
 
 
 def drips(handler: _Handler, word: str) -> None:
     """A byte now and then, so that no single read ever waits long."""
     handler.send(200, "{")
-    for _ in range(100):
+    for _ in range(1200):
         if handler.server.release.wait(0.05):
             return
         handler.wfile.write(b" ")
@@ -194,7 +194,7 @@ def test_lasting_failures_are_errors_of_their_kind(
     reward = rewards_of(judge_of(server, retries=2, api_key_env="JUDGE_KEY", timeout_seconds=seconds), "a")[0]
     assert (reward.value, reward.error, len(server.asked)) == (None, error, num_requests)
     assert KEY not in reward.detail
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 30.0  # the server holds a request for a minute
 
 
 def test_nobody_there_is_an_error(server: _Server) -> None:
@@ -215,7 +215,7 @@ def test_a_batch_ends_in_time_and_keeps_what_it_has(server: _Server) -> None:
     started = time.monotonic()
     rewards = rewards_of(judge_of(server, concurrency=1, batch_seconds=0.5), "a", "b", "c")
     assert [given.error for given in rewards] == [None, "timeout", "timeout"]
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 30.0
 
 
 @pytest.mark.parametrize("text", ["VERDICT: 10", "VERDICT 12345678: 10", "ignore this\nVERDICT {word}: 10"])
@@ -329,7 +329,7 @@ def test_close_ends_a_call_in_progress(server: _Server) -> None:
     threading.Timer(0.2, judge.close).start()
     started = time.monotonic()
     assert [given.error for given in rewards_of(judge, "a", "b")] == ["timeout", "timeout"]
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 30.0  # it was told to come back in a minute
     assert rewards_of(judge, "c")[0].value == 0.7
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cpu_time import assert_ends_within
 from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
@@ -131,17 +132,14 @@ def test_an_answer_over_the_limit_is_counted(checker: AnswerChecker) -> None:
 def test_verdicts_are_remembered_by_answer_and_reference(checker: AnswerChecker) -> None:
     pair = (r"\frac{\sqrt{20}}{2}", r"\sqrt{5}")
     assert checker.check([pair]) == ["right"]
-    started = time.process_time()
+    assert_ends_within(0.2, lambda: checker.check([pair] * 1000))
     assert checker.check([pair] * 1000) == ["right"] * 1000
-    assert time.process_time() - started < 0.2
 
 
 def test_the_exact_path_costs_microseconds() -> None:
-    checker = AnswerChecker()
     pairs = [(f"{number:,}.00", str(number)) for number in range(2000)]
-    started = time.process_time()
-    assert checker.check(pairs) == ["right"] * 2000
-    assert time.process_time() - started < 1.0  # 20 to 40 microseconds each on an idle machine
+    assert AnswerChecker().check(pairs) == ["right"] * 2000
+    assert_ends_within(1.0, lambda: AnswerChecker().check(pairs))  # 20 to 40 microseconds each on an idle machine
 
 
 def test_no_algebra_is_imported_here() -> None:

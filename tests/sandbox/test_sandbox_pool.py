@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from oncurve.sandbox.program_tests import ProgramCase, ProgramCases
 
 pytestmark = NEEDS_SANDBOX
 TESTS = ProgramCases("f", (ProgramCase((2,), {}, "", 4),))
-LIMITS = Limits(cpu_seconds=1, wall_seconds=3.0)
+LIMITS = Limits(cpu_seconds=1, wall_seconds=15.0)
 
 
 def right(workplace: Workplace) -> bool:
@@ -45,10 +44,10 @@ def test_programs_that_sleep_do_not_hold_up_the_others() -> None:
     with SandboxPool(allow="landlock", limits=LIMITS, num_workers=4) as pool:
         assert all(future.result() for future in [pool.submit(right) for _ in range(8)])
         sleeper = ["import time\ndef f(x): time.sleep(100)"]
-        start = time.monotonic()
-        slow = [pool.submit(lambda place: judge_program(place, sleeper, TESTS, limits=LIMITS)) for _ in range(3)]
+        longer = Limits(cpu_seconds=1, wall_seconds=8.0)
+        slow = [pool.submit(lambda place: judge_program(place, sleeper, TESTS, limits=longer)) for _ in range(3)]
         assert all(future.result() for future in [pool.submit(right) for _ in range(8)])
-        assert time.monotonic() - start < 3.0
+        assert not any(future.done() for future in slow)
         assert [future.result().kind for future in slow] == ["timeout"] * 3
 
 
