@@ -331,17 +331,11 @@ class ServerSampler:
         shares = [server.adapter for server in have if server.adapter is not None and server.adapter.is_known]
         if shares:
             found["mismatch/adapter_fraction"] = min(one.fraction for one in shares)
-        sent = self._store.metrics()
-        if not sent:
-            return found
-        return (
-            found
-            | sent
-            | {
-                "weights/sync_seconds": max((server.sync_seconds for server in have), default=0.0),
-                "weights/late_servers": float(self._num_late),
-            }
-        )
+        if sent := self._store.metrics():
+            found |= sent
+            found["weights/sync_seconds"] = max((server.sync_seconds for server in have), default=0.0)
+            found["weights/late_servers"] = float(self._num_late)
+        return found
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> ServerTurns:
         """Turns of the weights that were loaded last."""
