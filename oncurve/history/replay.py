@@ -22,7 +22,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import grade
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import PolicyView, Sampler
-from oncurve.data.given import NOTHING
+from oncurve.data.given import NOTHING, Given
 from oncurve.history.again import AgainSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
@@ -38,6 +38,7 @@ from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
+from oncurve.run.interruption import Interruption
 from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
 from oncurve.run.training import joined, recipe_steps
@@ -334,19 +335,21 @@ class _Opener:
     again: AgainSampler | None = None
     """Samples again the completions that servers of the run had sampled."""
 
-    def load(self, config: Config, *others: Any, **options: Any) -> Parts:
+    def load(
+        self, config: Config, processes: Processes, interruption: Interruption | None = None, given: Given = NOTHING
+    ) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
         if self.is_recorded:
             alone = config.model_copy(update={"rollouts": config.rollouts.in_process()})
-            made = make_parts(alone, *others, **options)
+            made = make_parts(alone, processes, interruption, given)
             made.sampler.close()
             parts = replace(made, config=config, sampler=self._known(made), servers=None, ahead=None)
         else:
-            parts = make_parts(config, *others, **options)
+            parts = make_parts(config, processes, interruption, given)
         annotate = parts.policy.annotate
 
-        def annotated(batch: Batch, **asked: bool) -> Batch:
-            found = annotate(batch, **asked)
+        def annotated(batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
+            found = annotate(batch, old=old, entropy=entropy, reference=reference)
             if self.is_armed:
                 self.is_armed = False
                 self._look(parts, batch, found)
@@ -361,8 +364,8 @@ class _Opener:
         if not self.samples_again or not samples_alike(self.run.config, made.policy):
             return _RecordedSampler(self.run, measuring)
         done = [number for number, _ in checkpoints_in(self.folder / "checkpoints")]
-        words = {"first": max(done, default=0), "last": self.step - 1}
-        self.again = AgainSampler(self.run, made.config.sampling(), measuring, **words)
+        first, last = max(done, default=0), self.step - 1
+        self.again = AgainSampler(self.run, made.config.sampling(), measuring, first=first, last=last)
         return self.again
 
     def _look(self, parts: Parts, plain: Batch, batch: Batch) -> None:

@@ -17,6 +17,7 @@ from oncurve.model.module_caches import OwnHead, way_of
 from oncurve.model.row_budget import RowBudget
 from oncurve.model.row_memory import LayerKeeper, RowMemory
 from oncurve.model.stop_table import ending_tokens
+from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import Backbone, head_key, head_matrix
 
 
@@ -60,7 +61,7 @@ class LayerDecoders:
     ) -> ModuleDecoder:
         """Through the model's modules; where nobody else reads its matrices, they are rounded once."""
         kind, pad_id = way_of(policy.model), padding_id(policy, end_ids)
-        return ModuleDecoder(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
+        return TracedModules(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
 
     def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
         """See ``Decoders``."""
@@ -79,6 +80,14 @@ class LayerDecoders:
         self.budget.limit = None
 
 
+class TracedModules(ModuleDecoder):
+    """The decoder of a model's modules, with ranges in a trace."""
+
+    prefill = traced("prefill")(ModuleDecoder.prefill)
+    hidden = traced("decode")(ModuleDecoder.hidden)
+
+
+@traced("load")
 def _by_layers(policy: PolicyView, backbone: Backbone, sizes: BufferSizes, *, apart: bool) -> LayerDecoder:
     decoder = LayerDecoder(
         backbone,

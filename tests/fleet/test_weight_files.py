@@ -24,7 +24,7 @@ from oncurve.core.records import SamplingParams
 from oncurve.fleet import inside_vllm
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.weights import shards, store
-from oncurve.fleet.weights.fetch import fetched
+from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import WeightStore, free_bytes, is_memory
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
@@ -129,12 +129,12 @@ def test_one_damaged_file_of_many_is_found(
 ) -> None:
     monkeypatch.setattr(shards, "FILE_BYTES", 2**12)
     message = message_of(policy, tmp_path)
-    with fetched(message) as paths:
+    with Fetcher().fetch(message) as paths:
         assert len(paths) > 3
     data = bytearray(paths[2].read_bytes())
     data[-1] ^= 1
     paths[2].write_bytes(data)
-    with pytest.raises(ValueError, match=f"{paths[2].name}: its content changed"), fetched(message):
+    with pytest.raises(ValueError, match=f"{paths[2].name}: its content changed"), Fetcher().fetch(message):
         pass
 
 
@@ -142,7 +142,7 @@ def test_a_manifest_without_checksums_is_refused_with_a_word(policy: TrainedPoli
     message = message_of(policy, tmp_path)
     for file in message["files"]:  # type: ignore[attr-defined]
         del file["sha256"]
-    with pytest.raises(ValueError, match="the trainer is of another oncurve"), fetched(message):
+    with pytest.raises(ValueError, match="the trainer is of another oncurve"), Fetcher().fetch(message):
         pass
 
 
