@@ -287,6 +287,11 @@ class SamplingParams:
         """Some tokens may not be drawn, however the uniform numbers fall."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
+    def limited_to(self, tokens: int) -> SamplingParams:
+        """The same parameters for completions of at most so many tokens."""
+        least = min(self.min_completion_tokens, tokens)
+        return replace(self, max_completion_tokens=tokens, min_completion_tokens=least)
+
 
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal."""
@@ -382,6 +387,10 @@ class DecodeCall:
         """Completions."""
         return self.num_prompts * self.group_size
 
+    def groups(self, rows: int) -> int:
+        """Groups that so many completions belong to."""
+        return -(-rows // self.group_size)
+
     def prompts(self, rows: int) -> int:
         """Prompts that are held while so many completions run: groups that end keep theirs to their last row."""
-        return rows if self.is_open else min(self.num_prompts, 2 * -(-rows // self.group_size) + 1)
+        return rows if self.is_open else min(self.num_prompts, 2 * self.groups(rows) + 1)

@@ -162,7 +162,7 @@ CHANGES: tuple[MemorySaving, ...] = (
     MemorySaving(
         ("rollouts.max_rows=/2",),
         "sampling takes longer",
-        lambda run: run.layout.placement == "colocated" and run.rows_at_once > run.config.algorithm.group_size,
+        lambda run: run.layout.placement == "colocated" and run.groups_at_once > 1,
     ),
     MemorySaving(
         ("rollouts.cuda_graphs=false",),

@@ -14,7 +14,7 @@ Placement = Literal["colocated", "split", "disaggregated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLayout:
-    """What no recipe says of the devices of a run. By default there is one GPU, which trains and samples."""
+    """The devices of a run, as far as no recipe says. By default there is one GPU, which trains and samples."""
 
     is_gpu: bool = True
     ranks: int = 1

@@ -301,7 +301,7 @@ def cpu_room(run: PlannedRun) -> tuple[float, float]:
     rows = -(-run.rows_at_once // run.layout.ranks)
     length = run.lengths.prompt_tokens + run.longest_tokens
     logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * run.shape.vocabulary
-    prompts = rows / run.config.algorithm.group_size * run.lengths.prompt_tokens
+    prompts = rows * run.groups_at_once / run.rows_at_once * run.lengths.prompt_tokens
     reading = run.width * prompts * 3 * run.shape.mlp
     repeated = 2.0 * run.width * rows * length * run.shape.query_size if run.shape.heads != run.shape.kv_heads else 0.0
     return kv_bytes(run, rows * length), logits + max(reading, repeated)
@@ -339,13 +339,8 @@ def room_of(run: PlannedRun) -> tuple[decode_memory.Widths, decode_memory.Decode
         compute_bytes=run.width,
         heads_per_kv=run.shape.heads // run.shape.kv_heads,
     )
-    call = decode_memory.DecodeCall(
-        num_prompts=-(-run.config.run.prompts_per_step // run.layout.ranks),
-        group_size=run.config.algorithm.group_size,
-        prompt_tokens=run.lengths.prompt_tokens,
-        completion_tokens=run.held_tokens,
-    )
-    return widths, call, run.shape.family not in decode_memory.OWN_FAMILIES or run.policy.quantization is not None
+    by_module = run.shape.family not in decode_memory.OWN_FAMILIES or run.policy.quantization is not None
+    return widths, run.decode_call, by_module
 
 
 def rows_that_fit(run: PlannedRun, *, memory_bytes: float) -> int:

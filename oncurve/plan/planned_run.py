@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from oncurve.core.errors import ConfigError
-from oncurve.core.records import USUAL_ROWS
+from oncurve.core.records import USUAL_ROWS, DecodeCall
 from oncurve.data.settings import DemonstrationsData
 from oncurve.plan.layout import DeviceLayout
 from oncurve.plan.shape import ModelShape
@@ -169,10 +169,24 @@ class PlannedRun:
         return self.rollouts.max_rows
 
     @property
+    def groups_at_once(self) -> int:
+        """Groups sampled together: those of at most ``max_rows`` completions, at least one."""
+        return min(self.config.run.prompts_per_step, max(1, self.max_rows // self.config.algorithm.group_size))
+
+    @property
     def rows_at_once(self) -> int:
-        """Completions sampled together: whole groups, at most ``max_rows``, at least one group."""
-        group = self.config.algorithm.group_size
-        return min(self.config.completions_per_step, max(1, self.max_rows // group) * group)
+        """Completions sampled together: whole groups."""
+        return self.groups_at_once * self.config.algorithm.group_size
+
+    @property
+    def decode_call(self) -> DecodeCall:
+        """Rows and lengths that the engine of a device that trains is made for."""
+        return DecodeCall(
+            num_prompts=-(-self.config.run.prompts_per_step // self.layout.ranks),
+            group_size=self.config.algorithm.group_size,
+            prompt_tokens=self.lengths.prompt_tokens,
+            completion_tokens=self.held_tokens,
+        )
 
     # -- the model in training
 
@@ -201,12 +215,8 @@ class PlannedRun:
 
         An adapter's base is the reference without a copy.
         """
-        return self.trainer == "DPO" or (self._measures_kl and self.config.algorithm.teacher is None)
-
-    @property
-    def _measures_kl(self) -> bool:
-        """A KL term whose other side is not the policy that sampled."""
-        return bool(self.config.algorithm.kl_coef) and self.config.algorithm.reference != "old"
+        algorithm = self.config.algorithm
+        return self.trainer == "DPO" or (algorithm.measures_kl and algorithm.teacher is None)
 
     @property
     def extra_passes(self) -> int:
@@ -215,7 +225,7 @@ class PlannedRun:
         if self.trainer == "DPO":
             return 1
         recomputes_old = self.config.updates_per_step > 1 and self.config.algorithm.old_logprobs == "trainer"
-        return int(self._measures_kl) + int(recomputes_old) + int(self.trainer == "PPO")
+        return int(self.config.algorithm.measures_kl) + int(recomputes_old) + int(self.trainer == "PPO")
 
     @property
     def loads_by_parts(self) -> bool:
