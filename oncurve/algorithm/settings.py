@@ -21,6 +21,7 @@ from oncurve.algorithm.table import (
     ReferenceName,
     resolve,
 )
+from oncurve.core.errors import ConfigError
 from oncurve.section import Section
 
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
@@ -122,6 +123,29 @@ class AlgorithmSection(Section):
     def row(self) -> Preset:
         """That row with what is replaced in it. Raises ValueError for what does not exist."""
         return resolve(self.row_name, **self.choices())
+
+    @property
+    def measures_kl(self) -> bool:
+        """There is a KL term, whose other side is not the policy that sampled; of a resolved recipe."""
+        return bool(self.kl_coef) and self.reference != "old"
+
+    def check_teacher(self, row: Preset) -> None:
+        """Raises ConfigError for a teacher without a KL to it, and for a KL to a teacher that is not named."""
+        if (row.reference == "teacher" and row.kl_coef > 0) != (self.teacher is not None):
+            raise ConfigError(
+                f"algorithm.reference is {row.reference}, algorithm.kl_coef {row.kl_coef:g} and algorithm.teacher "
+                f"{self.teacher}: a teacher belongs to reference teacher with kl_coef above 0, and they need it. Set "
+                f"algorithm.teacher to a run, a folder or a Hugging Face Hub name, or leave it out"
+            )
+
+    def check_hint(self, row: Preset) -> None:
+        """Raises ConfigError for a hint to a reference that does not teach."""
+        is_taught = row.kl_in == "advantage" and row.kl_coef > 0 and row.reference != "old"
+        if self.teacher_hint is not None and not is_taught:
+            raise ConfigError(
+                "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use "
+                "algorithm.type distil, with reference teacher, base or frozen"
+            )
 
     @property
     def has_served_teacher(self) -> bool:

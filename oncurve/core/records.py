@@ -300,6 +300,11 @@ class SamplingParams:
 CUTS: Mapping[str, Any] = {each.name: each.default for each in fields(SamplingParams) if "is_cut" in each.metadata}
 """Every parameter that can leave tokens out, with the default at which it keeps all."""
 
+    def limited_to(self, tokens: int) -> SamplingParams:
+        """The same parameters for completions of at most so many tokens."""
+        least = min(self.min_completion_tokens, tokens)
+        return replace(self, max_completion_tokens=tokens, min_completion_tokens=least)
+
 
 EQUAL_WITHIN = 1e-6
 """Rewards of a group that differ by less than this count as equal."""
@@ -395,6 +400,10 @@ class DecodeCall:
         """Completions."""
         return self.num_prompts * self.group_size
 
+    def groups(self, rows: int) -> int:
+        """Groups that so many completions belong to."""
+        return -(-rows // self.group_size)
+
     def prompts(self, rows: int) -> int:
         """Prompts that are held while so many completions run: groups that end keep theirs to their last row."""
-        return rows if self.is_open else min(self.num_prompts, 2 * -(-rows // self.group_size) + 1)
+        return rows if self.is_open else min(self.num_prompts, 2 * self.groups(rows) + 1)

@@ -138,7 +138,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self.state.max_steps = config.run.steps * config.updates_per_step
         self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
         if SETTINGS.instead_of_training is None:
-            make_schedule(self.args, self.state.max_steps, rates_only(self.args.learning_rate))
+            make_schedule(self.args, self.state.max_steps, rates_only(self.args))
         self._window = LogWindow(self.args, self.state.max_steps)
         self.state.logging_steps = self._window.every
 
@@ -171,7 +171,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             raise ConfigError(f"trainer.{name} cannot be changed while it trains. Set it before train()")
         asked = replace(self.translation.asked, **{name: value})
         if self.oncurve.result is not None:  # the weights of the run before go on
-            if self.oncurve.config.algorithm.kl_coef and asked.peft_config is None:
+            if self.oncurve.config.algorithm.measures_kl and asked.peft_config is None:
                 raise ConfigError(
                     f"trainer.{name} is set after training, with beta > 0: the KL would be measured "
                     f"against the weights of now, in TRL against those of the start. Make a new GRPOTrainer"
