@@ -296,14 +296,14 @@ class SamplingParams:
         """Some tokens may not be drawn, however the uniform numbers fall."""
         return bool(self.active_cuts)
 
-
-CUTS: Mapping[str, Any] = {each.name: each.default for each in fields(SamplingParams) if "is_cut" in each.metadata}
-"""Every parameter that can leave tokens out, with the default at which it keeps all."""
-
     def limited_to(self, tokens: int) -> SamplingParams:
         """The same parameters for completions of at most so many tokens."""
         least = min(self.min_completion_tokens, tokens)
         return replace(self, max_completion_tokens=tokens, min_completion_tokens=least)
+
+
+CUTS: Mapping[str, Any] = {each.name: each.default for each in fields(SamplingParams) if "is_cut" in each.metadata}
+"""Every parameter that can leave tokens out, with the default at which it keeps all."""
 
 
 EQUAL_WITHIN = 1e-6

@@ -22,7 +22,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Group, Reward
 from oncurve.core.sampler import Sampler
-from oncurve.data.given import NOTHING
+from oncurve.data.given import NOTHING, Given
 from oncurve.history.again import AgainSampler, RecordedSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
