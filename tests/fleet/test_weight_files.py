@@ -297,3 +297,18 @@ def test_vllm_knows_every_word_by_which_a_version_is_announced() -> None:
     announced = {*manifest.message(address=None, token=None), *manifest.message(address="http://here", token="secret")}
     assert announced <= known | {"chain"}
     assert "chain" in known
+
+
+def test_the_part_inside_vllm_imports_names_that_there_are() -> None:
+    """It is not imported here, so that a name that has moved would be missed only where vLLM starts."""
+    folder = Path(inside_vllm.__file__).parent
+    package = folder.parents[2]
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("oncurve."):
+                source = package / f"{str(node.module).replace('.', '/')}.py"
+                body = ast.parse(source.read_text(encoding="utf-8")).body
+                known = {one.name for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+                targets = [each for one in body if isinstance(one, ast.Assign) for each in one.targets]
+                known |= {name.id for each in targets for name in ast.walk(each) if isinstance(name, ast.Name)}
+                assert {alias.name for alias in node.names} <= known, f"{path.name}: {node.module}"

@@ -31,8 +31,9 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
 from oncurve.fleet.inside_vllm.adapter import HELD, check_adapter, install
-from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
+from oncurve.fleet.inside_vllm.device import DeviceWay, check_nccl
 from oncurve.fleet.inside_vllm.own_files import OwnFiles
+from oncurve.fleet.servers.protocol import SAME_NCCL
 from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
 from oncurve.model.same_model import told_config
