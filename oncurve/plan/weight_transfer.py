@@ -89,7 +89,7 @@ def way_of_weights(run: PlannedRun, device: Device, *, network_gbit: float) -> t
 
 
 def _differences(size: float, whole: float, run: PlannedRun, *, network_gbit: float) -> tuple[Part, ...]:
-    """As ``fleet/weights/delta_store.py`` writes them and ``mirror.py`` applies them."""
+    """As ``fleet/weights/delta_store.py`` writes them and ``delta_copy.py`` applies them."""
     threads = _threads(whole)
     sums = whole / (threads * constants.SUM_RATE)
     copied, fetched = _copied(whole, run), _fetched(size, run, network_gbit)
@@ -105,8 +105,8 @@ def _differences(size: float, whole: float, run: PlannedRun, *, network_gbit: fl
 
 
 def _files(size: float, whole: float, run: PlannedRun, *, network_gbit: float) -> tuple[Part, ...]:
-    """As ``fleet/weights/shards.py`` writes them and ``fetch.py`` reads them. An adapter is one file, and is added
-    to all of the base."""
+    """As ``fleet/weights/shards.py`` writes them and ``file_download.py`` reads them. An adapter is one file, and is
+    added to all of the base."""
     threads = 1 if run.trains_adapter else _threads(size)
     sums = size / (threads * constants.SUM_RATE)
     copied, fetched = _copied(size, run), _fetched(size, run, network_gbit)
