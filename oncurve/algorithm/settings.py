@@ -42,6 +42,8 @@ class AlgorithmSection(Section):
     """How rewards become advantages."""
     loss: LossName | Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
     """The loss of a token."""
+    loss_options: dict[str, float | bool | str] = Field(default_factory=dict)
+    """Further parameters of the loss by name, of ``function`` too: {sharpness_negative: 1.2} of soft_gated."""
     scale_by_std: bool | None = None
     """Divide advantages by the standard deviation of the group."""
     std_ddof: Literal[0, 1] | None = None
@@ -108,6 +110,7 @@ class AlgorithmSection(Section):
                 "group_size",
                 "function",
                 "advantage_function",
+                "loss_options",
                 "mask_truncated",
                 "teacher",
                 "teacher_hint",
