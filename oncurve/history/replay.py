@@ -363,7 +363,7 @@ class _Opener:
                 config = config.model_copy(update={"rewards": graded_by.rewards})
                 said.append(f"reward {described}")
             else:
-                function = make_reward_function(config.rewards, seed=config.run.seed)
+                function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps)
             prompts = [group.prompt for group in groups for _ in group.completions]
             completions = [one for group in groups for one in group.completions]
             graded = parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions))

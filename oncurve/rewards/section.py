@@ -20,6 +20,8 @@ class Surroundings:
     """Functions of a Python program by the names of their sections."""
     columns: Sequence[str] | None = None
     """Columns of the data, which functions of the user's may ask for; None checks nothing."""
+    total_steps: int | None = None
+    """Steps of the run; None where nothing is trained."""
 
 
 class RewardSection(Section):

@@ -22,6 +22,7 @@ def make_reward_function(
     seed: int = 0,
     given: Mapping[str, Any] | None = None,
     columns: Sequence[str] | None = None,
+    total_steps: int | None = None,
 ) -> RewardFunction:
     """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
 
@@ -32,7 +33,7 @@ def make_reward_function(
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
     if all(reward.weight == 0 for reward in rewards if not reward.held_out):
         raise ConfigError("rewards: the weight of every one is 0, so nothing pays. Give at least one another weight")
-    around = Surroundings(given or {}, columns)
+    around = Surroundings(given or {}, columns, total_steps)
     total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()
     for reward in rewards:

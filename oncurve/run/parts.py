@@ -124,7 +124,11 @@ def make_parts(
         )
     rows = split_rows(config, given)  # what a user can mistake is found before the model is loaded
     reward_function = make_reward_function(
-        config.rewards, seed=config.run.seed, given=given.rewards, columns=shared_columns(rows)
+        config.rewards,
+        seed=config.run.seed,
+        total_steps=config.run.steps,
+        given=given.rewards,
+        columns=shared_columns(rows),
     )
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)

@@ -398,7 +398,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         config = self.oncurve.config
         count = self.args.num_generations_eval or self.args.num_generations
         given = {str(one.name): reward for one, (reward, _) in zip(config.rewards, self._taken_rewards(), strict=False)}
-        function = make_reward_function(config.rewards, seed=config.run.seed, given=given)
+        function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps, given=given)
         measured: dict[str, float] = {}
         self._mode = "eval"
         for prefix, rows in sets.items():
