@@ -26,6 +26,12 @@ def check_algorithm(config: Config) -> list[Rule]:
             f"rollouts.temperature is {config.rollouts.temperature:g}. Set it to 1, or load the teacher in this process"
         )
     config.algorithm.check_hint(row)
+    scheduled = [reward.key for reward in config.rewards if reward.weight_by_step and not reward.held_out]
+    if scheduled and row.advantage == "multi_objective":
+        raise ConfigError(
+            f"rewards: {scheduled[0]} has weight_by_step, and advantage multi_objective weighs the parts of the reward "
+            f"by themselves, the same in every step. Leave it out, or choose another advantage"
+        )
     choices = Choices(
         row=row,
         group_size=config.algorithm.group_size,
