@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from torch import Tensor
 
 from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
 from oncurve.core.records import DecodeCall
@@ -83,8 +86,15 @@ class LayerDecoders:
 class TracedModules(ModuleDecoder):
     """The decoder of a model's modules, with ranges in a trace."""
 
-    prefill = traced("prefill")(ModuleDecoder.prefill)
-    hidden = traced("decode")(ModuleDecoder.hidden)
+    @traced("prefill")
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
+        """See ``Decoder``."""
+        return super().prefill(prompts, slots)
+
+    @traced("decode")
+    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+        """See ``Decoder``."""
+        return super().hidden(tokens, positions, places)
 
 
 @traced("load")
