@@ -42,7 +42,7 @@ class KLTerm:
     """0 means that there is no such term and no reference in memory."""
     estimator: Callable[[Tensor, Tensor], Tensor] = k3
     place: Literal["loss", "reward", "advantage"] = "loss"
-    """advantage: of each token, which the token loss then sees as a completion of its own."""
+    """advantage: subtracted from that of each token; the token loss then gets every token as a row of its own."""
     importance: bool = True
     """Multiply the estimate by the ratio, so that k1 and k3 have the gradient of the KL."""
     reference: Literal["frozen", "refreshed", "average", "old", "base", "teacher"] = "frozen"
@@ -54,7 +54,7 @@ class KLTerm:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row of the table of algorithms."""
+    """An algorithm: its functions and their settings."""
 
     name: str
     advantage: Callable[[Rewards], Float[Tensor, "P G"]]
@@ -181,7 +181,7 @@ class Algorithm:
         return loss, self._statistics(loss, own, logprobs, old, trainer, entropy, reference, weights, microbatch)
 
     def _advantages(self, microbatch: Batch, old: Tensor, reference: Tensor | None) -> Tensor:
-        """Advantages by completion [B], or by token [B T], which the token loss then takes as completions."""
+        """Advantages by completion [B], or by token [B*T], which the token loss then takes as rows of one token."""
         if reference is None or not self.has_token_advantages:
             return microbatch.advantages
         return (microbatch.advantages[:, None] - self.kl.coefficient * self.kl.estimator(old, reference)).reshape(-1)
@@ -256,14 +256,14 @@ class Algorithm:
         statistics = {key: Mean(number, tokens) for key, number in zip(summed, numbers, strict=True)}
         statistics["mismatch/effective_sample_fraction"] = EffectiveFraction(total, tokens, squares)
         statistics["mismatch/max_ratio"] = Largest.of(top)
-        statistics["policy/loss"] = Mean(value, 0)  # parts of one sum; the update itself counts as one
+        statistics["policy/loss"] = Mean(value, 0)  # parts of one sum, counted once by DevicePolicy.update
         if self.entropy.applied or self.entropy.target is not None:
             statistics["policy/entropy_coef"] = Mean(self.entropy.applied, 1)
         return statistics
 
 
 def _rows(values: Tensor, advantages: Tensor) -> Tensor:
-    """Values of all tokens [B, T] with one row for each advantage: as they are, or [B T, 1]."""
+    """Values of all tokens [B, T] with one row for each advantage: as they are, or [B*T, 1]."""
     return values.reshape(len(advantages), values.numel() // max(len(advantages), 1))
 
 

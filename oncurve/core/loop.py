@@ -31,7 +31,7 @@ def train(
 ) -> Iterator[int]:
     """Run every step that is left: sample groups, grade them, move the policy toward the better completions.
 
-    Yields the number of each step after it, so that whoever trains can look, plot, or stop between two steps.
+    Yields the number of each step after it, so that the caller can look, plot, or stop between two steps.
     """
     schedule = run.schedule
     for step in run.steps():
@@ -39,7 +39,7 @@ def train(
         sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
 
         prompts = data.at(step)  # q ~ P(Q), a function of (seed, step)
-        with run.timed("sample"), grading(sampler, reward_function) as early:  # what is whole is graded meanwhile
+        with run.timed("sample"), grading(sampler, reward_function) as early:  # full groups are graded early
             groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
             graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
@@ -57,7 +57,7 @@ def train(
         run.observe(step, groups, graded, advantages)  # what is trained on
 
         with run.timed("train"):
-            batch = collate(groups, advantages, mask_truncated=schedule.mask_truncated)  # [B, T], B = P * G
+            batch = collate(groups, advantages, mask_truncated=schedule.mask_truncated)  # [B, T], B >= P * G
             batch = policy.annotate(  # only what is asked for: log pi_old, its entropy, log pi_ref
                 batch,
                 old=algorithm.needs_old(schedule.updates_per_step),
@@ -68,7 +68,7 @@ def train(
 
             for update in schedule.updates(batch):  # one or more optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
-                # the gradient over all microbatches; then clip it, AdamW, schedule
+                # the gradient over all microbatches; then clip it, set the learning rate, step the optimizer
                 run.update(policy, trained, partial(add_gradient, policy, algorithm))
 
         statistics = run.add_up()  # over all processes
@@ -81,7 +81,7 @@ def train(
 def add_gradient(policy: DevicePolicy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
     """Add the gradient of a microbatch to that of its update; (sum, count) pairs, exact over microbatches.
 
-    A function of its own: if memory runs out in it, nothing that it made is left when smaller parts are tried.
+    A function of its own: if memory runs out in it, nothing that it made is left, and the caller may try smaller parts.
     """
     logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
     loss, statistics = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
