@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from oncurve.plan.cost import fits
 from oncurve.plan.find_shape import find_shape
-from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work
 from oncurve.plan.hardware import find_device, load_devices
+from oncurve.plan.layout import make_layout
 from oncurve.plan.memory import plan_memory, rows_that_fit
+from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.step_time import step_time
+from oncurve.plan.token_lengths import guess_lengths
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 
@@ -45,13 +45,12 @@ def _cell(model: str, name: str, count: int) -> str:
         if count > 1 and way == "QLoRA":  # FSDP cuts no weights of few bits
             continue
         config = load_config(find_recipe("gsm8k"), [f"model={model}", *overrides])
-        request = PlanRequest(gpus=count, shard="zero3" if count > 1 else None, is_gpu=True)
-        work, setup = make_work(config, request), make_setup(config, request)
-        rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
-        work = replace(work, max_rows=rows) if rows >= work.group_size else work
-        memory = plan_memory(shape, work, setup)
+        layout = make_layout(gpus=count)
+        run = PlannedRun(config=config, shape=shape, layout=layout, lengths=guess_lengths(config))
+        run = run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
+        memory = plan_memory(run)
         if fits(memory, device):
-            hours = step_time(shape, work, setup, device, network_gbit=100).total * work.steps / 3600
+            hours = step_time(run, device, network_gbit=100).total * run.steps / 3600
             time = f"{hours:.1f}&nbsp;h" if hours >= 1 else f"{hours * 60:.0f}&nbsp;min"
             return f"**{way}**<br>{memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB<br>{time}"
     return "-"

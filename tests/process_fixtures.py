@@ -31,6 +31,12 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     made.close()
 
 
+@pytest.fixture
+def starts_forks(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process starts with ``sys.executable`` is forked too: servers of a run, runs of several seeds."""
+    monkeypatch.setattr(sys, "executable", str(nursery.stand_in(tmp_path / "forking-python")))
+
+
 @pytest.fixture(scope="session")
 def deepspeed_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     """The same in the Python that has DeepSpeed: this one, or that of ONCURVE_DEEPSPEED_PYTHON."""

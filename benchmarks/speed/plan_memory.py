@@ -27,9 +27,12 @@ from typing import Any
 
 from oncurve.observe.terminal import LIBRARY_OPTIONS
 from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch, layer_buffers
-from oncurve.plan.memory import plan_memory, trained_parameters
-from oncurve.plan.setup import Setup, Work
+from oncurve.plan.layout import DeviceLayout
+from oncurve.plan.memory import plan_memory
+from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.shape import ModelShape, shape_of_config
+from oncurve.plan.token_lengths import TokenLengths
+from oncurve.recipe.load import parse_config
 
 MIB = 2**20
 RESULT = Path(__file__).resolve().parents[1] / "results" / "plan_memory.json"
@@ -197,7 +200,7 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
         section=PolicySection(gradient_checkpointing=setting.checkpointing, packing=setting.packed),
         adapter=add_adapter(model, LoraSettings(rank=rank), base=str(folder)) if rank else None,
     )
-    batch = largest_microbatch(make_work(setting), make_setup(setting))
+    batch = largest_microbatch(planned_run(setting, folder))
     rows = round(batch.trained_tokens / setting.new_tokens)
     groups = torch.arange(setting.prompts).repeat_interleave(setting.group_size)[:rows]
     prompts = torch.randint(300, model.config.vocab_size, (setting.prompts, setting.prompt_tokens))[groups]
@@ -221,28 +224,22 @@ def live(setting: Setting, folder: Path) -> dict[str, int]:
     return {"kept": kept, "peak": peak}
 
 
-def make_work(setting: Setting) -> Work:
-    """The work of a configuration, as the planner sees it."""
-    return Work(
-        prompts=setting.prompts,
-        group_size=setting.group_size,
-        prompt_tokens=setting.prompt_tokens,
-        completion_tokens=setting.new_tokens,
-        mean_completion_tokens=setting.new_tokens,
-    )
-
-
-def make_setup(setting: Setting) -> Setup:
-    """How a configuration trains, as the planner sees it."""
-    return Setup(
-        method="lora" if setting.lora_rank else "full",
-        rank=setting.lora_rank or 16,
-        compute="float32",
-        is_gpu=False,
-        packed=setting.packed,
-        checkpointing=setting.checkpointing,
-        tokens_per_microbatch=setting.tokens_per_microbatch,
-        has_reference=setting.reference,
+def planned_run(setting: Setting, folder: Path) -> PlannedRun:
+    """A configuration as the planner sees it."""
+    overrides = [
+        f"run.prompts_per_step={setting.prompts}",
+        f"algorithm={{group_size: {setting.group_size}, kl_coef: {0.04 if setting.reference else 0}}}",
+        f"rollouts.max_completion_tokens={setting.new_tokens}",
+        f"policy.packing={setting.packed}",
+        f"policy.gradient_checkpointing={setting.checkpointing}",
+        f"policy.tokens_per_microbatch={setting.tokens_per_microbatch}",
+        *([f"policy.lora.rank={setting.lora_rank}"] if setting.lora_rank else []),
+    ]
+    return PlannedRun(
+        config=parse_config("{model: random, data: {type: gsm8k}}", overrides),
+        shape=read_shape(setting, folder),
+        layout=DeviceLayout(is_gpu=False),
+        lengths=TokenLengths(prompt_tokens=setting.prompt_tokens, completion_tokens=setting.new_tokens),
     )
 
 
@@ -253,15 +250,14 @@ def read_shape(setting: Setting, folder: Path) -> ModelShape:
 
 def predict(setting: Setting, folder: Path) -> dict[str, float]:
     """What the planner says: the peak of the process, and of the tensors of one forward and backward pass."""
-    shape = read_shape(setting, folder)
-    work, setup = make_work(setting), make_setup(setting)
-    batch = largest_microbatch(work, setup)
-    kept, buffers = kept_bytes(shape, setup, batch), layer_buffers(shape, setup, batch)
-    own = 4.0 * trained_parameters(shape, setup)
+    run = planned_run(setting, folder)
+    batch = largest_microbatch(run)
+    kept, buffers = kept_bytes(run, batch), layer_buffers(run, batch)
+    own = 4.0 * run.trained_parameters
     return {
-        "process": plan_memory(shape, work, setup).trainer.peak_bytes,
+        "process": plan_memory(run).trainer.peak_bytes,
         "kept": kept,
-        "peak": max(kept + max(head_bytes(shape, setup, batch), buffers), buffers + own),
+        "peak": max(kept + max(head_bytes(run, batch), buffers), buffers + own),
     }
 
 

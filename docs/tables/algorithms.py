@@ -82,7 +82,7 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
     ),
     "Entropy": (
         "`algorithm.entropy_coef`, `entropy_target`, `high_entropy_share`.",
-        {"entropy_coef, entropy_target": formulas.EntropyBonus, "high_entropy_share": formulas.high_entropy},
+        {"entropy_coef, entropy_target": formulas.EntropyBonus, "high_entropy_share": losses.high_entropy},
     ),
 }
 INTRODUCTION = """# Algorithms

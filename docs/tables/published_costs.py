@@ -13,11 +13,15 @@ from pathlib import Path
 from oncurve.plan.cost import fewest_ranks, fits, method_memory
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.hardware import load_devices
+from oncurve.plan.layout import DeviceLayout
 from oncurve.plan.memory import plan_memory
-from oncurve.plan.setup import Setup, Work
+from oncurve.plan.planned_run import PlannedRun, Trainer
+from oncurve.plan.token_lengths import TokenLengths
 from oncurve.plan.weight_transfer import sync_bytes
+from oncurve.recipe.load import parse_config
 
 GB = 1e9
+ONE_GPU = DeviceLayout()
 BEGIN, END = "<!-- published:begin -->", "<!-- published:end -->"
 
 
@@ -30,30 +34,49 @@ class PublishedRow:
     said: str
     """As it was published."""
     model: str
-    setup: Setup
+    overrides: tuple[str, ...]
+    """Of ``RECIPE``."""
+    layout: DeviceLayout = ONE_GPU
     completion_tokens: int = 1024
-    group_size: int = 8
     error: str = ""
     """What is wrong with the published number; "" where it is right."""
 
+    @property
+    def run(self) -> PlannedRun:
+        """The same run, planned here."""
+        return planned_run(self.model, self.overrides, self.layout, completion_tokens=self.completion_tokens)
 
-def work_of(row: PublishedRow) -> Work:
-    """One prompt with its group in a step, prompts of 256 tokens: the guides count no more."""
-    return Work(
-        prompts=8,
-        group_size=row.group_size,
-        prompt_tokens=256,
-        completion_tokens=row.completion_tokens,
-        mean_completion_tokens=row.completion_tokens / 2,
-        max_rows=row.group_size,
+
+RECIPE = """
+data: {type: gsm8k}
+algorithm: {group_size: 8, kl_coef: 0}
+rollouts: {max_rows: 8}
+policy: {gradient_checkpointing: true, tokens_per_microbatch: 2048}
+run: {prompts_per_step: 8}
+"""
+
+
+def planned_run(
+    model: str, overrides: tuple[str, ...], layout: DeviceLayout, *, completion_tokens: int = 1024
+) -> PlannedRun:
+    """Eight prompts of 256 tokens in a step, of which one with its group is sampled at a time: the guides count no
+    more."""
+    limit = f"rollouts.max_completion_tokens={completion_tokens}"
+    return PlannedRun(
+        config=parse_config(RECIPE, (f"model={model}", limit, *overrides)),
+        shape=find_shape(model),
+        layout=layout,
+        lengths=TokenLengths(prompt_tokens=256, completion_tokens=completion_tokens / 2),
     )
 
 
-LEAN = Setup(checkpointing=True, tokens_per_microbatch=2048)
-FULL = replace(LEAN, has_reference=True)
-LORA = replace(LEAN, method="lora", rank=64)
-QLORA = replace(LORA, quantization="nf4")
-APART = {"placement": "disaggregated", "sampler_devices": 1}
+LEAN: tuple[str, ...] = ()
+FULL = ("algorithm.kl_coef=0.1",)
+LORA = ("policy.lora.rank=64",)
+LORA_16 = ("policy.lora.rank=16",)
+QLORA = (*LORA, "policy.quantization=nf4")
+APART = DeviceLayout(placement="disaggregated", sampler_devices=1)
+TWO = DeviceLayout(ranks=2, shard="zero2")
 
 MEMORY: tuple[PublishedRow, ...] = (
     PublishedRow(
@@ -65,9 +88,7 @@ MEMORY: tuple[PublishedRow, ...] = (
         completion_tokens=512,
         error="all weights need four times that: gradients are left out; the range is that of LoRA",
     ),
-    PublishedRow(
-        "Spheron", "the same with LoRA", "-", "Qwen/Qwen2.5-7B", replace(LORA, rank=16), completion_tokens=512
-    ),
+    PublishedRow("Spheron", "the same with LoRA", "-", "Qwen/Qwen2.5-7B", LORA_16, completion_tokens=512),
     PublishedRow(
         "Spheron",
         "32B, GRPO on one node, by its formula: 2 x 64 + 384 GB",
@@ -90,7 +111,8 @@ MEMORY: tuple[PublishedRow, ...] = (
         "32B, trainer alone, samplers on other machines",
         "64-80 GB",
         "Qwen/Qwen2.5-32B",
-        replace(FULL, **APART),
+        FULL,
+        APART,
         error="16-bit weights alone are 65.5 GB; master weights, gradients and moments stay with the trainer",
     ),
     PublishedRow(
@@ -98,7 +120,8 @@ MEMORY: tuple[PublishedRow, ...] = (
         "70B, trainer alone on one H200",
         "140-160 GB",
         "meta-llama/Meta-Llama-3-70B",
-        replace(FULL, **APART),
+        FULL,
+        APART,
         error="16-bit weights alone fill the card",
     ),
     PublishedRow(
@@ -106,7 +129,8 @@ MEMORY: tuple[PublishedRow, ...] = (
         "1.5B, training phase",
         "12 GB",
         "Qwen/Qwen2.5-Math-1.5B",
-        replace(LEAN, placement="split", sampler_devices=1),
+        LEAN,
+        DeviceLayout(placement="split", sampler_devices=1),
         error="3 + 6 + (2 to 4) GB leaves out the gradients, 3 GB there; and in pure bfloat16 most updates are lost, "
         "so that master weights in float32 are needed",
     ),
@@ -127,13 +151,14 @@ MEMORY: tuple[PublishedRow, ...] = (
         LEAN,
         error="near 16 bytes per weight without copies, activations and logits",
     ),
-    PublishedRow("1.5B ladder", "+ LoRA", "16 GB", "Qwen/Qwen2.5-1.5B", replace(LORA, rank=16), error="too much"),
+    PublishedRow("1.5B ladder", "+ LoRA", "16 GB", "Qwen/Qwen2.5-1.5B", LORA_16, error="too much"),
     PublishedRow(
         "1.5B ladder",
         "+ ZeRO-2 (two GPUs)",
         "12 GB",
         "Qwen/Qwen2.5-1.5B",
-        replace(LORA, rank=16, ranks=2, shard="zero2"),
+        LORA_16,
+        TWO,
         error="ZeRO-2 cuts gradients and moments, which an adapter hardly has",
     ),
     PublishedRow(
@@ -141,7 +166,8 @@ MEMORY: tuple[PublishedRow, ...] = (
         "+ CPU offload",
         "8 GB",
         "Qwen/Qwen2.5-1.5B",
-        replace(LORA, rank=16, ranks=2, shard="zero2", offloads_optimizer=True),
+        LORA_16,
+        replace(TWO, offloads_optimizer=True),
         error="the same: there is little to offload; 4-bit weights and smaller chunks of logits help",
     ),
     PublishedRow(
@@ -162,12 +188,11 @@ def memory_table() -> Iterator[str]:
     devices = load_devices()
     order = sorted((each for each in devices.values() if each.is_gpu), key=lambda each: each.memory_bytes)
     for row in MEMORY:
-        shape, work = find_shape(row.model), work_of(row)
-        memory = plan_memory(shape, work, row.setup)
+        run = row.run
+        memory = plan_memory(run)
         alone = next((device.name for device in order if fits(memory, device)), None)
         if alone is None:
-            chosen = fewest_ranks("GRPO", shape, work, row.setup, devices["H200"])
-            alone = f"{chosen.ranks} x H200 (ZeRO-3)"
+            alone = f"{fewest_ranks(run, devices['H200']).layout.ranks} x H200 (ZeRO-3)"
         peak = memory.trainer.peak_bytes / GB
         yield f"| {row.source} | {row.what} | {row.said} | {peak:.0f} | {alone} | {row.error or '-'} |"
 
@@ -182,8 +207,8 @@ def sync_table() -> Iterator[str]:
         ("Qwen/Qwen2.5-7B", "-", LEAN, "all weights"),
         ("Qwen/Qwen2.5-1.5B", "-", LEAN, "all weights"),
     )
-    for model, said, setup, what in cases:
-        size = sync_bytes(find_shape(model), replace(setup, placement="disaggregated", sampler_devices=1))
+    for model, said, overrides, what in cases:
+        size = sync_bytes(planned_run(model, overrides, APART))
         times = " | ".join(f"{size / (rate / 8 * GB):.2g} s" for rate in (10, 100, 400))
         yield f"| {model}, {what} | {said} | {size / GB:.3g} GB | {times} |"
 
@@ -192,28 +217,45 @@ def cost_table() -> Iterator[str]:
     """A day of each method for a 32B model at the guide's own prices, on the devices that hold it."""
     yield "| method | published devices | on demand / spot | ours: devices | on demand | spot | what is wrong |"
     yield "|---|---|---|---|---|---|---|"
-    shape, h200 = find_shape("Qwen/Qwen2.5-32B"), load_devices()["H200"]
+    h200 = load_devices()["H200"]
     assert h200.on_demand is not None
     assert h200.spot is not None
-    cases = (
-        ("DPO", "1 x H200", "$95.04 / $28.56", "DPO", FULL, "holds for an adapter only"),
-        ("DPO, LoRA over 4 bits", "-", "-", "DPO", QLORA, "-"),
-        ("PPO", "2 x H200", "$190.08 / $190.08", "PPO", FULL, "two sets of weights, gradients and moments"),
-        ("GRPO, one node", "1 x H200", "$95.04 / none", "GRPO", FULL, "see above; a run that resumes may use spot"),
-        ("GRPO, LoRA over 4 bits", "-", "-", "GRPO", QLORA, "-"),
+    two_samplers = replace(APART, sampler_devices=2)
+    cases: tuple[tuple[str, str, str, Trainer, tuple[str, ...], DeviceLayout, str], ...] = (
+        ("DPO", "1 x H200", "$95.04 / $28.56", "DPO", FULL, ONE_GPU, "holds for an adapter only"),
+        ("DPO, LoRA over 4 bits", "-", "-", "DPO", QLORA, ONE_GPU, "-"),
+        (
+            "PPO",
+            "2 x H200",
+            "$190.08 / $190.08",
+            "PPO",
+            FULL,
+            DeviceLayout(),
+            "two sets of weights, gradients and moments",
+        ),
+        (
+            "GRPO, one node",
+            "1 x H200",
+            "$95.04 / none",
+            "GRPO",
+            FULL,
+            DeviceLayout(),
+            "see above; a run that resumes may use spot",
+        ),
+        ("GRPO, LoRA over 4 bits", "-", "-", "GRPO", QLORA, ONE_GPU, "-"),
         (
             "GRPO, samplers apart",
             "1 + 2 x H200",
             "$285.12 / $152.16",
             "GRPO",
-            replace(FULL, placement="disaggregated", sampler_devices=2),
+            FULL,
+            two_samplers,
             "$285 is dearer than PPO's $190, which the text calls the most expensive",
         ),
     )
-    work = work_of(MEMORY[2])
-    for name, theirs, said, method, setup, error in cases:
-        chosen = fewest_ranks(method, shape, work, setup, h200)  # type: ignore[arg-type]
-        enough = fits(method_memory(method, shape, work, chosen), h200)  # type: ignore[arg-type]
+    for name, theirs, said, trainer, overrides, layout, error in cases:
+        run = fewest_ranks(replace(planned_run("Qwen/Qwen2.5-32B", overrides, layout), trainer=trainer), h200)
+        chosen, enough = run.layout, fits(method_memory(run), h200)
         samplers = f" + {chosen.sampler_devices}" if chosen.sampler_devices else ""
         count = f"{chosen.ranks}{samplers} x H200" if enough else "more than 64"
         total = chosen.ranks + chosen.sampler_devices

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncurve.core.errors import one_line
+from oncurve.core.records import CUTS
 from oncurve.episodes.tools import Tool
 
-DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+DRAWING = ("temperature", *CUTS, "seed", "presence_penalty", "frequency_penalty")
 """Settings of sampling, which the recipe decides in training."""
 HARMLESS = (
     "user", "metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",

@@ -1,21 +1,22 @@
 """Token losses: what one token of a completion contributes to the loss.
 
 Every function here has the same signature, so that a row of the table of algorithms can name any of them. They return
-one number per token, also on masked tokens; a normalizer turns them into a scalar. w_t = exp(log p_t - log p_old,t) is
-the ratio of a token, |o| the number of tokens of its completion, sg[.] what is taken as a constant.
+one number per token, also on masked tokens, and those that clip or cap also say where; a normalizer turns the numbers
+into a scalar. w_t = exp(log p_t - log p_old,t) is the ratio of a token, |o| the number of tokens of its completion,
+sg[.] what is taken as a constant.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oncurve.algorithm.table import RATIO_CAP
-from oncurve.core.formulas import clip, clipped, sequence_ratio
+from oncurve.core.algorithm import TokenLoss
+from oncurve.core.formulas import clip, clip_fractions, clipped, is_clipped, sequence_ratio
 
 
 def policy_gradient(
@@ -58,7 +59,7 @@ def sequence_clipped(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     ratio_max: float | None = None,
-) -> Float[Tensor, "B T"]:
+) -> tuple[Float[Tensor, "B T"], dict[str, Bool[Tensor, "B T"]]]:
     """The clipped surrogate of the whole completion, the same number on each of its tokens.
 
         s = (p(o) / p_old(o))^(1/|o|) = exp(1/|o| sum_t log w_t)
@@ -67,8 +68,9 @@ def sequence_clipped(
     Take sequence_mean with it, which gives the objective of the paper; sequence_sum gives that of LUSPO,
     arXiv:2602.05261. A geometric mean moves far less than a token's ratio, hence bounds of a few 1e-4.
     """
-    ratio = sequence_ratio(logprobs - old_logprobs, mask)
-    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max).expand_as(logprobs)
+    ratio = sequence_ratio(logprobs - old_logprobs, mask).expand_as(logprobs)
+    is_limited = is_clipped(ratio, advantages, clip_low, clip_high, ratio_max)
+    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max), clip_fractions(is_limited, advantages)
 
 
 def sequence_clipped_token(
@@ -80,7 +82,7 @@ def sequence_clipped_token(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
     ratio_max: float | None = None,
-) -> Float[Tensor, "B T"]:
+) -> tuple[Float[Tensor, "B T"], dict[str, Bool[Tensor, "B T"]]]:
     """The ratio of the completion as the value, the token's own probability as the gradient.
 
         s_t = sg[s] p_t / sg[p_t], s as in sequence_clipped
@@ -89,9 +91,10 @@ def sequence_clipped_token(
     Summed over a completion, value and gradient are those of ``sequence_clipped``: it differs once the tokens of a
     completion have different advantages.
     """
-    log_ratio = torch.log(sequence_ratio((logprobs - old_logprobs).detach(), mask))
-    ratio = torch.exp(log_ratio + logprobs - logprobs.detach())
-    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
+    whole = sequence_ratio((logprobs - old_logprobs).detach(), mask)
+    ratio = torch.exp(torch.log(whole) + logprobs - logprobs.detach())
+    is_limited = is_clipped(whole.expand_as(logprobs), advantages, clip_low, clip_high, ratio_max)
+    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max), clip_fractions(is_limited, advantages)
 
 
 def truncated_importance(
@@ -101,7 +104,7 @@ def truncated_importance(
     mask: Bool[Tensor, "B T"],
     *,
     ratio_max: float = RATIO_CAP,
-) -> Float[Tensor, "B T"]:
+) -> tuple[Float[Tensor, "B T"], dict[str, Bool[Tensor, "B T"]]]:
     """The policy gradient weighted by the capped ratio, which is a constant: no token loses its gradient.
 
         l_t = -sg[min(w_t, ratio_max)] A log p_t      CISPO, MiniMax-M1, arXiv:2506.13585
@@ -109,8 +112,9 @@ def truncated_importance(
     The cap is the largest ratio itself, not its distance from 1: below 1 it would scale every token. The paper also has
     a lower bound and does not use it. ScaleRL, arXiv:2510.13786, found caps from 4 to 8 equal.
     """
-    weight = torch.exp(logprobs - old_logprobs).clamp(max=ratio_max).detach()
-    return -weight * advantages[:, None] * logprobs
+    ratio = torch.exp(logprobs - old_logprobs).detach()
+    loss = -ratio.clamp(max=ratio_max) * advantages[:, None] * logprobs
+    return loss, clip_fractions(is_capped(ratio, advantages, ratio_max), advantages)
 
 
 def sequence_truncated_importance(
@@ -120,7 +124,7 @@ def sequence_truncated_importance(
     mask: Bool[Tensor, "B T"],
     *,
     ratio_max: float = RATIO_CAP,
-) -> Float[Tensor, "B T"]:
+) -> tuple[Float[Tensor, "B T"], dict[str, Bool[Tensor, "B T"]]]:
     """Truncated importance with one ratio per completion: its tokens share a weight, which is a constant.
 
         s = (p(o) / p_old(o))^(1/|o|), as in sequence_clipped
@@ -128,8 +132,9 @@ def sequence_truncated_importance(
 
     The geometric mean stays close to 1, so that a usual cap rarely holds anything back.
     """
-    weight = sequence_ratio((logprobs - old_logprobs).detach(), mask).clamp(max=ratio_max)
-    return -weight * advantages[:, None] * logprobs
+    ratio = sequence_ratio((logprobs - old_logprobs).detach(), mask).expand_as(logprobs)
+    loss = -ratio.clamp(max=ratio_max) * advantages[:, None] * logprobs
+    return loss, clip_fractions(is_capped(ratio, advantages, ratio_max), advantages)
 
 
 def soft_gated(
@@ -200,7 +205,7 @@ def sequence_gated(
     return -phi * weight * logprobs
 
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
+LOSSES: dict[str, TokenLoss] = {
     function.__name__: function
     for function in (
         policy_gradient,
@@ -218,24 +223,26 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
 """The functions by the names of the table, which says of each whose ratio it takes and what limits it."""
 
 
-def is_clipped(
-    ratio: Float[Tensor, "B T"],
-    advantages: Float[Tensor, " B"],
-    *,
-    clip_low: float,
-    clip_high: float,
-    ratio_max: float | None = None,
-) -> Bool[Tensor, "B T"]:
-    """Tokens whose gradient a clipped loss removes: the ratio left the bounds in the direction of the advantage."""
-    weight = advantages[:, None]
-    highest = 1 + clip_high if ratio_max is None else min(1 + clip_high, ratio_max)
-    removed = ((ratio > highest) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
-    return removed if ratio_max is None else removed | ((ratio > max(1 + clip_high, ratio_max)) & (weight < 0))
-
-
-def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], *, ratio_max: float) -> Bool[Tensor, "B T"]:
+def is_capped(ratio: Float[Tensor, "B T"], advantages: Float[Tensor, " B"], ratio_max: float) -> Bool[Tensor, "B T"]:
     """Tokens whose weight truncated importance holds back; their gradient is smaller, not gone."""
     return (ratio > ratio_max) & (advantages[:, None] != 0)
+
+
+def high_entropy(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float) -> Bool[Tensor, "B T"]:
+    """The given fraction of the tokens under the mask, those of highest entropy; ties may add some.
+
+        H_t >= quantile(H, 1 - share)                 Beyond the 80/20 rule, arXiv:2506.01939
+
+    Give it all tokens of a step: over a microbatch the threshold would depend on how rows were put together.
+    """
+    values = entropy[mask]
+    if not len(values):
+        return torch.zeros_like(mask)
+    ordered = values.sort().values  # torch.quantile takes at most 2^24 values
+    place = (1 - share) * (len(values) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    threshold = low + (high - low) * (place - math.floor(place))
+    return mask & (entropy >= threshold)
 
 
 def _gate(ratio: Tensor, weight: Tensor, sharpness_positive: float, sharpness_negative: float) -> Tensor:

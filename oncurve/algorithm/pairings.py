@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oncurve.algorithm.table import LOSSES, LossTraits, Preset
+from oncurve.core.records import SamplingParams
 
 Severity = Literal["refuse", "warn"]
 
@@ -17,14 +18,11 @@ class Choices:
 
     row: Preset
     group_size: int
+    sampling: SamplingParams
     updates_per_step: int
     """Optimizer updates on one batch of rollouts."""
     max_staleness: int
     """Greatest age of a completion in steps when it is trained on."""
-    top_p: float
-    top_k: int
-    min_p: float
-    max_completion_tokens: int
     sampler_is_trainer: bool
     """Sampling and training run the same code in the same number format."""
     masks_truncated: bool
@@ -45,11 +43,6 @@ class Choices:
     def is_stale(self) -> bool:
         """Some completions are trained on by a policy that did not sample them."""
         return self.updates_per_step > 1 or self.max_staleness > 0
-
-    @property
-    def cuts_sampling(self) -> bool:
-        """Completions are drawn from a part of the distribution."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def kl_in_loss(self) -> bool:
@@ -196,7 +189,9 @@ RULES: tuple[Rule, ...] = (
         "warn",
         "correction_level sequence with completions of 2048 tokens or more",
         lambda c: (
-            c.row.correction != "none" and c.row.correction_level == "sequence" and c.max_completion_tokens >= 2048
+            c.row.correction != "none"
+            and c.row.correction_level == "sequence"
+            and c.sampling.max_completion_tokens >= 2048
         ),
         "The product over that many tokens leaves every band by rounding noise alone: long completions are lost first.",
         "Set algorithm.correction_level to geometric or token.",
@@ -219,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refuse",
         "top_p below 1, top_k or min_p where the loss compares with the sampler",
-        lambda c: c.cuts_sampling and c.measures_sampler,
+        lambda c: c.sampling.cuts and c.measures_sampler,
         "Tokens were drawn from the top of the distribution and are compared with the whole of it: every ratio is off "
         "by the share that was kept.",
         "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",
@@ -227,7 +222,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "top_p below 1, top_k or min_p in training",
-        lambda c: c.cuts_sampling and not c.measures_sampler,
+        lambda c: c.sampling.cuts and not c.measures_sampler,
         "The gradient is that of the whole distribution, the samples are from its top: tokens below the cut change "
         "without ever being sampled.",
         "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",

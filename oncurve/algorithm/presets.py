@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -35,15 +36,16 @@ def build(
     group_size: int,
     max_completion_tokens: int,
     loss: str | TokenLoss | None = None,
+    loss_options: Mapping[str, Any] | None = None,
     advantage: str | Advantage | None = None,
     part_weights: Mapping[str, float] | None = None,
     **choices: Any,
 ) -> Algorithm:
     """The algorithm of a name, with the choices that are given in place of its row's.
 
-    ``loss`` and ``advantage`` are names, or functions of your own with the same signature. ``part_weights`` says which
-    parts of the reward count for multi_objective. The other choices are the fields of ``table.Preset``; None takes the
-    row's.
+    ``loss`` and ``advantage`` are names, or functions of your own with the same signature; ``loss_options`` are further
+    parameters of the loss. ``part_weights`` says which parts of the reward count for multi_objective. The other choices
+    are the fields of ``table.Preset``; None takes the row's.
 
     >>> build("dapo", group_size=8, max_completion_tokens=512, clip_low=0.1).name
     'dapo'
@@ -56,7 +58,7 @@ def build(
     return Algorithm(
         name=name,
         advantage=advantage if callable(advantage) else find_advantage(row, part_weights),
-        token_loss=loss if callable(loss) else find_loss(row),
+        token_loss=with_options(loss if callable(loss) else find_loss(row), loss_options or {}),
         normalize=find_normalizer(row, max_completion_tokens),
         group_size=group_size,
         kl=KLTerm(
@@ -73,13 +75,16 @@ def build(
         if row.off_policy_threshold is None
         else partial(correction.without_off_policy, threshold=row.off_policy_threshold),
         entropy=EntropyBonus(row.entropy_coef, row.entropy_target, row.entropy_coef_step, row.entropy_coef_max),
-        high_entropy_share=row.high_entropy_share,
+        choose=partial(losses.high_entropy, share=row.high_entropy_share) if row.high_entropy_share < 1 else None,
         old_logprobs=row.old_logprobs,
         uses_ratio=LOSSES[row.loss].level is not None,
         is_custom=row.loss == "custom",
         ratio_level="sequence" if LOSSES[row.loss].level == "geometric" else "token",
-        limited=find_limit(row),
     )
+
+
+NUM_ARGUMENTS = 4
+"""Arguments that every token loss has: logprobs, old_logprobs, advantages and mask."""
 
 
 def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None) -> Advantage:
@@ -113,16 +118,19 @@ def find_loss(row: Preset) -> TokenLoss:
             return losses.LOSSES[row.loss]
 
 
-def find_limit(row: Preset) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Which tokens the loss of a row clips or caps; None for a loss without limit."""
-    match LOSSES[row.loss].limit:
-        case "clip":
-            bounds = {"clip_low": row.clip_low, "clip_high": row.clip_high, "ratio_max": row.ratio_max}
-            return partial(losses.is_clipped, **bounds)
-        case "cap":
-            return partial(losses.is_capped, ratio_max=row.ratio_max or RATIO_CAP)
-        case None:
-            return None
+def with_options(loss: TokenLoss, options: Mapping[str, Any]) -> TokenLoss:
+    """A token loss with further parameters bound, those behind the four that every loss has.
+
+    Raises ValueError for a parameter that it does not have, or that has a key of its own.
+    """
+    if not options:
+        return loss
+    bound = {*loss.keywords} if isinstance(loss, partial) else set()
+    free = [name for name in [*inspect.signature(loss).parameters][NUM_ARGUMENTS:] if name not in bound]
+    if unknown := [name for name in options if name not in free]:
+        why = "has a key of its own" if unknown[0] in bound else "is no parameter of the loss"
+        raise ValueError(f"loss_options: {unknown[0]} {why}. Parameters of the loss: {', '.join(free) or 'none'}")
+    return partial(loss, **options)
 
 
 def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:

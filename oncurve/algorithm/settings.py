@@ -21,6 +21,7 @@ from oncurve.algorithm.table import (
     ReferenceName,
     resolve,
 )
+from oncurve.core.errors import ConfigError
 from oncurve.section import Section
 
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
@@ -41,6 +42,8 @@ class AlgorithmSection(Section):
     """How rewards become advantages."""
     loss: LossName | Literal["no_baseline", "reinforce_with_baseline", "grpo_clip"] | None = None
     """The loss of a token."""
+    loss_options: dict[str, float | bool | str] = Field(default_factory=dict)
+    """Further parameters of the loss by name, of ``function`` too: {sharpness_negative: 1.2} of soft_gated."""
     scale_by_std: bool | None = None
     """Divide advantages by the standard deviation of the group."""
     std_ddof: Literal[0, 1] | None = None
@@ -107,6 +110,7 @@ class AlgorithmSection(Section):
                 "group_size",
                 "function",
                 "advantage_function",
+                "loss_options",
                 "mask_truncated",
                 "teacher",
                 "teacher_hint",
@@ -122,6 +126,29 @@ class AlgorithmSection(Section):
     def row(self) -> Preset:
         """That row with what is replaced in it. Raises ValueError for what does not exist."""
         return resolve(self.row_name, **self.choices())
+
+    @property
+    def measures_kl(self) -> bool:
+        """There is a KL term, whose other side is not the policy that sampled; of a resolved recipe."""
+        return bool(self.kl_coef) and self.reference != "old"
+
+    def check_teacher(self, row: Preset) -> None:
+        """Raises ConfigError for a teacher without a KL to it, and for a KL to a teacher that is not named."""
+        if (row.reference == "teacher" and row.kl_coef > 0) != (self.teacher is not None):
+            raise ConfigError(
+                f"algorithm.reference is {row.reference}, algorithm.kl_coef {row.kl_coef:g} and algorithm.teacher "
+                f"{self.teacher}: a teacher belongs to reference teacher with kl_coef above 0, and they need it. Set "
+                f"algorithm.teacher to a run, a folder or a Hugging Face Hub name, or leave it out"
+            )
+
+    def check_hint(self, row: Preset) -> None:
+        """Raises ConfigError for a hint to a reference that does not teach."""
+        is_taught = row.kl_in == "advantage" and row.kl_coef > 0 and row.reference != "old"
+        if self.teacher_hint is not None and not is_taught:
+            raise ConfigError(
+                "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use "
+                "algorithm.type distil, with reference teacher, base or frozen"
+            )
 
     @property
     def has_served_teacher(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -16,8 +16,7 @@ from oncurve.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from oncurve.plan.hardware import Device
-    from oncurve.plan.setup import Setup, Work
-    from oncurve.plan.shape import ModelShape
+    from oncurve.plan.planned_run import PlannedRun
 
 
 def plan(
@@ -79,31 +78,19 @@ DEFAULT_GPU = "H100"
 class PlanInputs:
     """Everything that a plan is made from."""
 
-    shape: ModelShape
-    work: Work
-    setup: Setup
+    run: PlannedRun
     device: Device
     devices: Mapping[str, Device]
-    rows_by_memory: bool
-    """As many rows are sampled at a time as fit; the recipe names no number."""
 
 
 def plan_recipe(
-    recipe: Path, overrides: Sequence[str], *, network_gbit: float = 100.0, as_json: bool = False, **asked: Any
+    recipe: Path, overrides: Sequence[str], *, network_gbit: float = 100.0, as_json: bool = False, **options: Any
 ) -> str:
-    """The plan of a recipe as text or JSON; what is ``asked`` goes to ``plan_inputs``."""
+    """The plan of a recipe as text or JSON; the other options go to ``plan_inputs``."""
     from oncurve.plan.report import as_data, as_text, make_plan  # lazy
 
-    found = plan_inputs(recipe, overrides, **asked)
-    made = make_plan(
-        found.shape,
-        found.work,
-        found.setup,
-        found.device,
-        devices=found.devices,
-        network_gbit=network_gbit,
-        rows_by_memory=found.rows_by_memory,
-    )
+    inputs = plan_inputs(recipe, overrides, **options)
+    made = make_plan(inputs.run, inputs.device, devices=inputs.devices, network_gbit=network_gbit)
     return json.dumps(as_data(made), indent=2) if as_json else as_text(made)
 
 
@@ -113,48 +100,56 @@ def plan_inputs(
     *,
     gpu: str | None = None,
     devices: Path | None = None,
+    gpus: int = 1,
+    shard: str | None = None,
+    offloads_optimizer: bool = False,
     placement: str | None = None,
     sampler_gpus: int = 0,
-    **asked: Any,
+    **lengths: Any,
 ) -> PlanInputs:
-    """Model, work, setup and device of a recipe. No torch, no weights; an unknown model's config.json is fetched.
+    """The run of a recipe and its device. No torch, no weights; an unknown model's config.json is fetched.
 
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
     Without ``placement``, samplers are where the recipe has them, and without ``sampler_gpus`` as many as it names.
-    The rest of what is ``asked`` are the fields of ``PlanRequest``.
+    ``lengths`` are those that were measured, as ``guess_lengths`` takes them.
 
     Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
     """
     from oncurve.observe.run_model import locate  # lazy
     from oncurve.plan.find_shape import find_shape  # lazy
-    from oncurve.plan.from_recipe import PlanRequest, check_ranks, make_setup, make_work, placement_of  # lazy
     from oncurve.plan.hardware import find_device, load_devices  # lazy
+    from oncurve.plan.layout import Placement, Shard, make_layout, placement_of  # lazy
     from oncurve.plan.memory import rows_that_fit  # lazy
-    from oncurve.plan.setup import Placement, Shard  # lazy
+    from oncurve.plan.planned_run import PlannedRun  # lazy
+    from oncurve.plan.token_lengths import guess_lengths  # lazy
     from oncurve.recipe.load import load_config  # lazy
 
     config = load_config(recipe, overrides)
     table = load_devices(devices)
     is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
     device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
-    own_placement, own_samplers = placement_of(config, is_gpu=device.is_gpu)
-    placed = {"placement": placement or own_placement, "sampler_gpus": sampler_gpus}
-    if placed["placement"] == own_placement:
-        placed["sampler_gpus"] = sampler_gpus or own_samplers
-    request = PlanRequest(**asked, **placed, is_gpu=device.is_gpu)
-    if request.shard is not None and request.shard not in get_args(Shard):
-        raise ConfigError(f"--shard {request.shard}: choose one of {', '.join(get_args(Shard))}")
-    if request.placement not in get_args(Placement):
-        raise ConfigError(f"--placement {request.placement}: choose one of {', '.join(get_args(Placement))}")
+    own_placement, own_samplers = placement_of(config.rollouts, is_gpu=device.is_gpu)
+    if shard is not None and shard not in get_args(Shard):
+        raise ConfigError(f"--shard {shard}: choose one of {', '.join(get_args(Shard))}")
+    if placement is not None and placement not in get_args(Placement):
+        raise ConfigError(f"--placement {placement}: choose one of {', '.join(get_args(Placement))}")
+    teacher = None if config.algorithm.has_served_teacher else config.algorithm.teacher
     shape = find_shape(config.model, revision=config.policy.revision)
-    work, setup = make_work(config, request, context_tokens=shape.max_tokens), make_setup(config, request)
-    if config.algorithm.teacher is not None and not config.algorithm.has_served_teacher:
-        setup = replace(setup, teacher=find_shape(locate(config.algorithm.teacher)))
-    if shape.is_mixture:  # whose experts transformers joins when it loads them
-        setup = replace(setup, loads_by_parts=False)
-    check_ranks(work, setup)
-    by_memory = config.rollouts.max_rows == "auto"
-    if by_memory and device.is_gpu:
-        rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
-        work = replace(work, max_rows=rows) if rows >= work.group_size else work  # else it does not fit, and is told so
-    return PlanInputs(shape, work, setup, device, table, by_memory)
+    run = PlannedRun(
+        config=config,
+        shape=shape,
+        lengths=guess_lengths(config, context_tokens=shape.max_tokens, **lengths),
+        layout=make_layout(
+            is_gpu=device.is_gpu,
+            gpus=gpus,
+            shard=cast("Shard | None", shard),
+            offloads_optimizer=offloads_optimizer,
+            placement=cast("Placement", placement or own_placement),
+            sampler_gpus=sampler_gpus or (own_samplers if placement in (None, own_placement) else 0),
+        ),
+        teacher=None if teacher is None else find_shape(locate(teacher)),
+    )
+    run.check_ranks()
+    if config.rollouts.max_rows == "auto" and device.is_gpu:  # rows that do not fit are seen in the plan
+        run = run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
+    return PlanInputs(run, device, table)

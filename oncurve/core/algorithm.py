@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from oncurve.core.batch import Batch, Rewards
 from oncurve.core.formulas import (
     EntropyBonus,
-    high_entropy,
     importance_corrected,
     k3,
     per_completion,
@@ -23,8 +22,11 @@ from oncurve.core.formulas import (
 )
 from oncurve.core.records import Mean
 
-TokenLoss = Callable[..., Tensor]
-"""(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T]."""
+Statistics = Mapping[str, Tensor]
+"""Values of every token [B, T] by the name of the metric, which is their mean over the trained tokens."""
+TokenLoss = Callable[..., Tensor | tuple[Tensor, Statistics]]
+"""(logprobs [B, T], old_logprobs [B, T], advantages [B], mask [B, T]) to one number per token [B, T], alone or with
+statistics of the loss."""
 Normalizer = Callable[..., Tensor]
 """(loss [B, T], mask [B, T], of=Size, prompt_tokens=, row_tokens=) to a scalar: what these rows contribute to the loss
 of the update, whose denominators are handed in."""
@@ -40,7 +42,7 @@ class KLTerm:
     """0 means that there is no such term and no reference in memory."""
     estimator: Callable[[Tensor, Tensor], Tensor] = k3
     place: Literal["loss", "reward", "advantage"] = "loss"
-    """advantage: of each token, which the token loss then sees as a completion of its own."""
+    """advantage: subtracted from that of each token; the token loss then gets every token as a row of its own."""
     importance: bool = True
     """Multiply the estimate by the ratio, so that k1 and k3 have the gradient of the KL."""
     reference: Literal["frozen", "refreshed", "average", "old", "base", "teacher"] = "frozen"
@@ -52,7 +54,7 @@ class KLTerm:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row of the table of algorithms."""
+    """An algorithm: its functions and their settings."""
 
     name: str
     advantage: Callable[[Rewards], Float[Tensor, "P G"]]
@@ -66,15 +68,14 @@ class Algorithm:
     leave_out: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None
     """(logprobs, sampler_logprobs, advantages, mask) to a weight of each token, 0 on what is left out."""
     entropy: EntropyBonus = field(default_factory=EntropyBonus)
-    high_entropy_share: float = 1.0
+    choose: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(entropy, mask) of all tokens of a step to those that the policy loss trains; None: all of them."""
     old_logprobs: Literal["trainer", "sampler"] = "trainer"
     uses_ratio: bool = True
     """The token loss compares with the old log-probabilities."""
     is_custom: bool = False
     """The token loss is none of ours: nothing is known of it."""
     ratio_level: Literal["token", "sequence"] = "token"
-    limited: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(ratio, advantages) to the tokens that the loss clips or caps, for the statistic; None for a loss without one."""
 
     @property
     def needs_reference(self) -> bool:
@@ -84,7 +85,7 @@ class Algorithm:
     @property
     def needs_entropy(self) -> bool:
         """The entropies of all tokens of the step are asked for before its first update."""
-        return self.high_entropy_share < 1
+        return self.choose is not None
 
     @property
     def needs_every_row(self) -> bool:
@@ -124,7 +125,7 @@ class Algorithm:
         A KL in the reward is subtracted from it and the advantages are made anew; training on tokens of high entropy
         marks them. Most algorithms need neither and get the batch back as it is.
 
-            r_i <- r_i - kl_coef sum_t kl_it          RLOO, arXiv:2402.14740
+            r_i <- r_i - coefficient sum_t kl_it          RLOO, arXiv:2402.14740
 
         Raises ValueError if the rows are not those of the rewards, in their order.
         """
@@ -138,12 +139,10 @@ class Algorithm:
             penalty = self.kl.coefficient * kl.reshape(rewards.values.shape).to(rewards.values)
             shifted = replace(rewards, values=torch.where(rewards.graded, rewards.values - penalty, 0.0))
             batch = replace(batch, advantages=self.advantage(shifted).reshape(-1)[owners].to(batch.advantages))
-        if self.needs_entropy:
-            entropy = batch.old_entropy
-            if entropy is None:
+        if self.choose is not None:
+            if batch.old_entropy is None:
                 raise ValueError("training on tokens of high entropy needs the entropies of the batch, and it has none")
-            chosen = high_entropy(entropy, batch.mask, share=self.high_entropy_share)
-            batch = replace(batch, policy_mask=chosen)
+            batch = replace(batch, policy_mask=self.choose(batch.old_entropy, batch.mask))
         return batch
 
     def loss(
@@ -154,8 +153,8 @@ class Algorithm:
     ) -> tuple[Float[Tensor, ""], dict[str, Mean]]:
         """The microbatch's share of the update's loss, and statistics that add up over microbatches.
 
-            L = normalize(correction * token_loss + kl_coef kl) - entropy_coef H
-            A_it = A_i - kl_coef (log p_old,t - log p_ref,t)        where the KL is part of the advantage; k1
+            L = normalize(correction * token_loss + coefficient kl) - entropy_coef H
+            A_it = A_i - coefficient (log p_old,t - log p_ref,t)        where the KL is part of the advantage; k1
 
         Without stored old log-probabilities the current ones stand for them, detached: with one update per batch of
         rollouts they are the same numbers, and the second forward pass is saved.
@@ -168,7 +167,9 @@ class Algorithm:
         reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         advantages = self._advantages(microbatch, old, reference)
         now, before, kept = (_rows(values, advantages) for values in (logprobs, old, mask))
-        per_token = self.token_loss(now, before, advantages, kept).reshape(mask.shape)
+        result = self.token_loss(now, before, advantages, kept)
+        per_token, own = result if isinstance(result, tuple) else (result, {})
+        per_token = per_token.reshape(mask.shape)
         weights = self._weights(logprobs, trainer, microbatch)
         per_token = self._weigh(per_token, weights, microbatch)
         if reference is not None and self.kl.place == "loss":
@@ -177,10 +178,10 @@ class Algorithm:
         loss = self.normalize(per_token, mask, of=microbatch.size, **tokens)
         if self.entropy.applied:
             loss = loss - self.entropy.applied * token_mean(entropy, mask, of=microbatch.size)
-        return loss, self._statistics(loss, logprobs, old, trainer, entropy, reference, weights, advantages, microbatch)
+        return loss, self._statistics(loss, own, logprobs, old, trainer, entropy, reference, weights, microbatch)
 
     def _advantages(self, microbatch: Batch, old: Tensor, reference: Tensor | None) -> Tensor:
-        """Advantages by completion [B], or by token [B T], which the token loss then takes as completions."""
+        """Advantages by completion [B], or by token [B*T], which the token loss then takes as rows of one token."""
         if reference is None or not self.has_token_advantages:
             return microbatch.advantages
         return (microbatch.advantages[:, None] - self.kl.coefficient * self.kl.estimator(old, reference)).reshape(-1)
@@ -225,13 +226,13 @@ class Algorithm:
     def _statistics(
         self,
         loss: Tensor,
+        own: Statistics,
         logprobs: Tensor,
         old: Tensor,
         trainer: Tensor,
         entropy: Tensor,
         reference: Tensor | None,
         weights: Tensor | None,
-        advantages: Tensor,
         microbatch: Batch,
     ) -> dict[str, Mean]:
         """Everything that is measured, with one transfer from the device."""
@@ -240,11 +241,7 @@ class Algorithm:
         gap = torch.where(mask, trainer - microbatch.sampler_logprobs, 0.0)  # log p_trainer / p_sampler
         mismatch = torch.exp(gap)
         summed = {"policy/entropy": entropy, "policy/ratio_mean": ratio, "mismatch/kl": mismatch - gap - 1}
-        if self.limited is not None:
-            measured = ratio if self.ratio_level == "token" else sequence_ratio(logprobs - old, mask).expand_as(ratio)
-            limited = self.limited(_rows(measured, advantages), advantages)
-            summed["policy/clip_fraction"] = limited.reshape(mask.shape)
-            summed["policy/clip_high_fraction"] = (limited & (advantages[:, None] > 0)).reshape(mask.shape)
+        summed |= {name: values.detach().reshape(mask.shape) for name, values in own.items()}
         if weights is not None:
             summed |= {"mismatch/weight_mean": weights, "mismatch/dropped_fraction": weights == 0}
         if reference is not None and self.has_token_advantages:
@@ -259,14 +256,14 @@ class Algorithm:
         statistics = {key: Mean(number, tokens) for key, number in zip(summed, numbers, strict=True)}
         statistics["mismatch/effective_sample_fraction"] = EffectiveFraction(total, tokens, squares)
         statistics["mismatch/max_ratio"] = Largest.of(top)
-        statistics["policy/loss"] = Mean(value, 0)  # parts of one sum; the update itself counts as one
+        statistics["policy/loss"] = Mean(value, 0)  # parts of one sum, counted once by DevicePolicy.update
         if self.entropy.applied or self.entropy.target is not None:
             statistics["policy/entropy_coef"] = Mean(self.entropy.applied, 1)
         return statistics
 
 
 def _rows(values: Tensor, advantages: Tensor) -> Tensor:
-    """Values of all tokens [B, T] with one row for each advantage: as they are, or [B T, 1]."""
+    """Values of all tokens [B, T] with one row for each advantage: as they are, or [B*T, 1]."""
     return values.reshape(len(advantages), values.numel() // max(len(advantages), 1))
 
 

@@ -48,7 +48,7 @@ class Size:
     """
 
     num_rows: int
-    """Completions in the update; one that has several rows is one."""
+    """Completions in the update, each counted once however many rows it has."""
     num_tokens: int
     """Completion tokens that are trained on."""
     num_prompts: int

@@ -68,7 +68,7 @@ class Decoder(Protocol):
         ...
 
     def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
-        """One more token per row [R]; what ``logits`` makes logits of, a row each."""
+        """Read one more token of each row [R]; the input of ``logits``, [R, any width]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ algorithms that are made of them, stand in ``oncurve/algorithm/``.
 
 Advantages take the rewards of a step [P, G]. Completions without a reward are left out of every mean and get zero, and
 so does a group without signal. Token losses take log-probabilities [B, T] and give one number per token, also on masked
-ones; w_t = exp(log p_t - log p_old,t) is the ratio of a token, |o| the number of tokens of its completion. Normalizers
-turn them into a scalar; the denominator is always an argument, never taken from a microbatch. l_it is the loss of token
-t of completion i, N the number of completions of the update.
+ones, and, if they measure something, its value on each token by the name of the metric; w_t = exp(log p_t - log
+p_old,t) is the ratio of a token, |o| the number of tokens of its completion. Normalizers turn them into a scalar; the
+denominator is always an argument, never taken from a microbatch. l_it is the loss of token t of completion i, N the
+number of completions of the update.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def clipped(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     ratio_max: float | None = None,
-) -> Float[Tensor, "B T"]:
+) -> tuple[Float[Tensor, "B T"], dict[str, Bool[Tensor, "B T"]]]:
     """PPO's clipped surrogate: no gain from moving a token's ratio further than the bounds.
 
         l_t = -min(w_t A, clip(w_t, 1 - clip_low, 1 + clip_high) A)     PPO, arXiv:1707.06347, equation 7
@@ -91,14 +92,15 @@ def clipped(
     the loss of a bad completion's token, which min leaves unbounded: w_t becomes min(w_t, ratio_max) first (dual
     clipping, arXiv:1912.09729; INTELLECT-2, arXiv:2505.07291); below 1 + clip_high it is the upper bound of good ones,
     and 1 + clip_high that of bad ones. With one update per batch w_t is 1 and the gradient is that of the plain policy
-    gradient.
+    gradient. Its statistics are the tokens whose gradient the clipping removes.
 
     >>> zero = torch.zeros(1, 1)
-    >>> round(clipped(zero + 0.4, zero, torch.ones(1), zero == 0).item(), 3)  # exp(0.4) = 1.49 is cut to 1.2
-    -1.2
+    >>> loss, statistics = clipped(zero + 0.4, zero, torch.ones(1), zero == 0)  # exp(0.4) = 1.49 is cut to 1.2
+    >>> round(loss.item(), 3), statistics["policy/clip_fraction"].item()
+    (-1.2, True)
     """
-    ratio = torch.exp(logprobs - old_logprobs)
-    return clip(ratio, advantages[:, None], clip_low, clip_high, ratio_max)
+    ratio, bounds = torch.exp(logprobs - old_logprobs), (clip_low, clip_high, ratio_max)
+    return clip(ratio, advantages[:, None], *bounds), clip_fractions(is_clipped(ratio, advantages, *bounds), advantages)
 
 
 def clip(ratio: Tensor, weight: Tensor, clip_low: float, clip_high: float, ratio_max: float | None) -> Tensor:
@@ -106,6 +108,26 @@ def clip(ratio: Tensor, weight: Tensor, clip_low: float, clip_high: float, ratio
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     unclipped = ratio if ratio_max is None else ratio.clamp(max=ratio_max)
     return -torch.minimum(unclipped * weight, bounded * weight)
+
+
+def is_clipped(
+    ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    clip_low: float,
+    clip_high: float,
+    ratio_max: float | None = None,
+) -> Bool[Tensor, "B T"]:
+    """Tokens whose gradient a clipped loss removes: the ratio left the bounds in the direction of the advantage."""
+    weight = advantages[:, None]
+    highest = 1 + clip_high if ratio_max is None else min(1 + clip_high, ratio_max)
+    removed = ((ratio > highest) & (weight > 0)) | ((ratio < 1 - clip_low) & (weight < 0))
+    return removed if ratio_max is None else removed | ((ratio > max(1 + clip_high, ratio_max)) & (weight < 0))
+
+
+def clip_fractions(is_limited: Bool[Tensor, "B T"], advantages: Float[Tensor, " B"]) -> dict[str, Bool[Tensor, "B T"]]:
+    """The statistics of a loss that clips or caps tokens: all of those, and those of good completions."""
+    is_good = advantages[:, None] > 0
+    return {"policy/clip_fraction": is_limited, "policy/clip_high_fraction": is_limited & is_good}
 
 
 def sequence_ratio(log_ratio: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
@@ -227,20 +249,3 @@ class EntropyBonus:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Go on from what a checkpoint holds."""
         self.coefficient, self.measured = float(state["coefficient"]), float(state["measured"])
-
-
-def high_entropy(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, share: float) -> Bool[Tensor, "B T"]:
-    """The given fraction of the tokens under the mask, those of highest entropy; ties may add some.
-
-        H_t >= quantile(H, 1 - share)                 Beyond the 80/20 rule, arXiv:2506.01939
-
-    Give it all tokens of a step: over a microbatch the threshold would depend on how rows were put together.
-    """
-    values = entropy[mask]
-    if not len(values):
-        return torch.zeros_like(mask)
-    ordered = values.sort().values  # torch.quantile takes at most 2^24 values
-    place = (1 - share) * (len(values) - 1)
-    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    threshold = low + (high - low) * (place - math.floor(place))
-    return mask & (entropy >= threshold)

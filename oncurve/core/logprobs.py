@@ -15,7 +15,7 @@ def from_logits(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Log-probability of each target and entropy of each distribution, in float32 or better, at the temperature.
 
-    log p = z_target / T - logsumexp(z / T);  H = logsumexp(z / T) - sum(p z / T)
+    With z the logits over the temperature: log p = z_target - logsumexp(z);  H = logsumexp(z) - sum(p z)
     """
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     normalizer = torch.logsumexp(scaled, dim=-1)
@@ -37,7 +37,7 @@ class PaddedScorer(nn.Module):
     def forward(
         self, batch: Batch, temperature: float, is_training: bool
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Log-probabilities and entropies of the completion tokens, 0 outside the mask."""
+        """Log-probabilities and entropies of the completion tokens, 0 outside the mask, in training as without."""
         device = self.model.device
         ids, predicts = join_rows(batch)
         logits = self.model(input_ids=ids.to(device), use_cache=False).logits[predicts.to(device)]
@@ -59,7 +59,7 @@ def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Log-probabilities and entropies of the trained tokens [M] at their places, 0 elsewhere."""
+    """Log-probabilities and entropies of the trained tokens [N] at their places, 0 elsewhere."""
     mask = batch.mask.to(of_tokens[0].device)
     first, second = (torch.zeros(mask.shape, dtype=part.dtype, device=part.device) for part in of_tokens)
     return first.masked_scatter(mask, of_tokens[0]), second.masked_scatter(mask, of_tokens[1])

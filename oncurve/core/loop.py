@@ -9,6 +9,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.core.algorithm import Algorithm
@@ -30,7 +31,7 @@ def train(
 ) -> Iterator[int]:
     """Run every step that is left: sample groups, grade them, move the policy toward the better completions.
 
-    Yields the number of each step after it, so that whoever trains can look, plot, or stop between two steps.
+    Yields the number of each step after it, so that the caller can look, plot, or stop between two steps.
     """
     schedule = run.schedule
     for step in run.steps():
@@ -38,11 +39,11 @@ def train(
         sampler.load_weights(policy, version=step)  # pi_old <- pi_theta
 
         prompts = data.at(step)  # q ~ P(Q), a function of (seed, step)
-        with run.timed("sample"), grading(sampler, reward_function) as early:  # what is whole is graded meanwhile
+        with run.timed("sample"), grading(sampler, reward_function) as early:  # full groups are graded early
             groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
             graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
-        run.measure(step, groups, graded)  # before any filter
+        run.observe(step, groups, graded)  # before any filter
         data.observe(groups, graded, step=step)
         if schedule.refill_rounds:  # DAPO: other groups in the place of those without a signal
             with run.timed("refill"):
@@ -53,10 +54,10 @@ def train(
 
         rewards = stack_rewards(groups, graded)  # r_i    [P, G]
         advantages = algorithm.advantages(rewards)  # A_i    [P, G]
-        run.keep(step, groups, graded, advantages)
+        run.observe(step, groups, graded, advantages)  # what is trained on
 
         with run.timed("train"):
-            batch = collate(groups, advantages, mask_truncated=schedule.mask_truncated)  # [B, T], B = P * G
+            batch = collate(groups, advantages, mask_truncated=schedule.mask_truncated)  # [B, T], B >= P * G
             batch = policy.annotate(  # only what is asked for: log pi_old, its entropy, log pi_ref
                 batch,
                 old=algorithm.needs_old(schedule.updates_per_step),
@@ -67,8 +68,8 @@ def train(
 
             for update in schedule.updates(batch):  # one or more optimizer updates on this batch of rollouts
                 trained = update if algorithm.needs_every_row else update.with_signal()  # the others have gradient 0
-                run.accumulate(policy, trained, partial(add_gradient, policy, algorithm))  # over its microbatches
-                run.end_update(policy.update())  # clip the gradient, AdamW, schedule
+                # the gradient over all microbatches; then clip it, set the learning rate, step the optimizer
+                run.update(policy, trained, partial(add_gradient, policy, algorithm))
 
         statistics = run.add_up()  # over all processes
         policy.move_reference(algorithm.reference_share(step))  # 0 while it is frozen
@@ -80,7 +81,7 @@ def train(
 def add_gradient(policy: DevicePolicy, algorithm: Algorithm, microbatch: Batch) -> dict[str, Mean]:
     """Add the gradient of a microbatch to that of its update; (sum, count) pairs, exact over microbatches.
 
-    A function of its own: if memory runs out in it, nothing that it made is left when smaller parts are tried.
+    A function of its own: if memory runs out in it, nothing that it made is left, and the caller may try smaller parts.
     """
     logprobs, entropy = policy.logprobs(microbatch)  # log pi_theta(o_t | q, o_<t)   [b, T]
     loss, statistics = algorithm.loss(logprobs, entropy, microbatch.to(logprobs.device))
@@ -136,22 +137,18 @@ class Observer(Protocol):
         """The surroundings of a phase of the step: sample, grade, refill, train."""
         ...
 
-    def measure(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
-        """Look at everything that was sampled."""
-        ...
-
-    def keep(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor) -> None:
-        """Look at what is trained on."""
-        ...
-
-    def accumulate(
-        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    def observe(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        graded: Sequence[Sequence[Reward]],
+        advantages: Float[Tensor, "P G"] | None = None,
     ) -> None:
-        """Add up the gradient of an update over microbatches, and the statistics of each."""
+        """Look at everything that was sampled, and once more, with advantages, at what is trained on."""
         ...
 
-    def end_update(self, statistics: Mapping[str, Mean]) -> None:
-        """Take note of an update that was made."""
+    def update(self, policy: DevicePolicy, rows: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
+        """Make an optimizer update on these rows, microbatch by microbatch, and note its statistics."""
         ...
 
     def add_up(self) -> Mapping[str, Mean]:
@@ -183,27 +180,27 @@ class History:
         """Nothing is timed."""
         return nullcontext()
 
-    def measure(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
-        """Note the mean reward, and the share of completions that could not be graded."""
-        rewards = [reward for row in graded for reward in row]
-        self.end_update(
-            {
-                "reward/mean": mean_of([reward.value for reward in rewards if reward.value is not None]),
-                "reward/error_fraction": mean_of([float(reward.is_failure) for reward in rewards]),
-            }
-        )
-
-    def keep(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor) -> None:
-        """Everything was measured already."""
-
-    def accumulate(
-        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
+    def observe(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        graded: Sequence[Sequence[Reward]],
+        advantages: Float[Tensor, "P G"] | None = None,
     ) -> None:
-        """Add up the gradient and the statistics."""
-        for microbatch in policy.microbatches(update):
-            self.end_update(add_gradient(microbatch))
+        """Note the mean reward of all that was sampled, and the share of completions that could not be graded."""
+        if advantages is not None:
+            return
+        rewards = [reward for row in graded for reward in row]
+        self.add({"reward/mean": mean_of([reward.value for reward in rewards if reward.value is not None])})
+        self.add({"reward/error_fraction": mean_of([float(reward.is_failure) for reward in rewards])})
 
-    def end_update(self, statistics: Mapping[str, Mean]) -> None:
+    def update(self, policy: DevicePolicy, rows: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
+        """Add up the gradient over microbatches, and move the policy."""
+        for microbatch in policy.microbatches(rows):
+            self.add(add_gradient(microbatch))
+        self.add(policy.update())
+
+    def add(self, statistics: Mapping[str, Mean]) -> None:
         """Add statistics to those of the step."""
         for key, mean in statistics.items():
             self._sums[key] = self._sums[key] + mean if key in self._sums else mean

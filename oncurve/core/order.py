@@ -52,8 +52,8 @@ class Order:
         place = step * prompts_per_step + 0 ... prompts_per_step - 1
         index = permutation(seed, place // num_prompts)[place % num_prompts]
 
-    An epoch may end inside a step. The next permutation then starts with prompts that this step does not have yet,
-    because two groups of one prompt in one step would draw the same random numbers.
+    An epoch may end inside a step. The next permutation then starts with prompts that this step does not have yet: no
+    prompt stands twice in a step.
 
     Nothing here remembers what was asked before; a permutation is only kept for the next call.
 

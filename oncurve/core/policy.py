@@ -173,7 +173,7 @@ class DevicePolicy:
         reference: PreTrainedModel | None = None,
         processes: OneProcess | None = None,
     ) -> None:
-        """``rate`` is the learning rate, or that of each update, counted from 0."""
+        """``rate`` is the learning rate, or that of each update, counted from 0; ``temperature`` is the sampler's."""
         self._model, self._tokenizer, self.backend, self.reference = model, tokenizer, backend, reference
         self.rate_of: Callable[[int], float] = rate if callable(rate) else lambda update: rate
         self.temperature = temperature or 1.0
@@ -293,7 +293,7 @@ class DevicePolicy:
         momentum, and the update is counted as skipped. So is one whose loss or gradient is not finite.
         """
         rate = self.last_rate = self.rate_of(self.num_scheduled)
-        self.num_scheduled += 1  # without a signal too: the plan is of steps
+        self.num_scheduled += 1  # skipped updates also advance the schedule of the learning rate
         is_finite = self.processes.all_true(self._is_loss_finite)
         norm = self._move(rate, is_allowed=is_finite)
         is_finite, self._is_loss_finite = is_finite and math.isfinite(norm), True

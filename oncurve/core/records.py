@@ -6,7 +6,7 @@ import html
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, overload
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -263,6 +263,10 @@ class Group:
         return html_text(self.prompt.text) + html_table(("", "completion", "tokens"), rows)
 
 
+CUT: Mapping[str, bool] = {"is_cut": True}
+"""Marks a parameter that leaves tokens out of the distribution unless it has its default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of sampling. The neutral setting samples from the policy itself, which GRPO's gradient assumes."""
@@ -272,20 +276,34 @@ class SamplingParams:
     max_completion_tokens: int = 256
     min_completion_tokens: int = 0
     """The end token and stop strings cannot end a completion before it has this many tokens."""
-    top_p: float = 1.0
+    top_p: float = field(default=1.0, metadata=CUT)
     """Smallest set of tokens with at least this probability; 1 keeps all."""
-    top_k: int = 0
+    top_k: int = field(default=0, metadata=CUT)
     """Number of most likely tokens to keep; 0 keeps all."""
-    min_p: float = 0.0
+    min_p: float = field(default=0.0, metadata=CUT)
     """Drop tokens less likely than this share of the most likely one; 0 keeps all."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion; they stay in its text and tokens."""
     seed: int = 0
 
     @property
+    def active_cuts(self) -> tuple[str, ...]:
+        """Names of the parameters that leave tokens out."""
+        return tuple(name for name, neutral in CUTS.items() if getattr(self, name) != neutral)
+
+    @property
     def cuts(self) -> bool:
         """Some tokens may not be drawn, however the uniform numbers fall."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return bool(self.active_cuts)
+
+    def limited_to(self, tokens: int) -> SamplingParams:
+        """The same parameters for completions of at most so many tokens."""
+        least = min(self.min_completion_tokens, tokens)
+        return replace(self, max_completion_tokens=tokens, min_completion_tokens=least)
+
+
+CUTS: Mapping[str, Any] = {each.name: each.default for each in fields(SamplingParams) if "is_cut" in each.metadata}
+"""Every parameter that can leave tokens out, with the default at which it keeps all."""
 
 
 EQUAL_WITHIN = 1e-6
@@ -382,6 +400,10 @@ class DecodeCall:
         """Completions."""
         return self.num_prompts * self.group_size
 
+    def groups(self, rows: int) -> int:
+        """Groups that so many completions belong to."""
+        return -(-rows // self.group_size)
+
     def prompts(self, rows: int) -> int:
         """Prompts that are held while so many completions run: groups that end keep theirs to their last row."""
-        return rows if self.is_open else min(self.num_prompts, 2 * -(-rows // self.group_size) + 1)
+        return rows if self.is_open else min(self.num_prompts, 2 * self.groups(rows) + 1)

@@ -169,7 +169,7 @@ class Rows:
         self.running = np.zeros(0, dtype=np.int64)
         """Rows that run, in the order of the batch."""
         self.places = np.zeros((count, 4), dtype=np.int64)
-        """Arguments of ``LayerDecoder.step`` for each: slot, decoded tokens, prompt's slot, prompt's tokens."""
+        """``places`` of ``Decoder.hidden``: slot, decoded tokens, slot of the prompt, tokens of the prompt."""
         self.tokens = np.zeros((count, sizes.completion_tokens), dtype=np.int64)
         self.logprobs = np.zeros((count, sizes.completion_tokens), dtype=np.float32)
         self.lengths, self.begins, self.limits = np.zeros((3, count), dtype=np.int64)

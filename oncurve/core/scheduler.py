@@ -54,8 +54,8 @@ class RowBatch:
         version: str | None = None,
         can_end: np.ndarray | None = None,
     ) -> None:
-        """``is_closed``: no request comes later than the first turn, and none has earlier turns. ``version`` names the
-        weights where they may change under the rows; then rows have the same bits whoever is beside them."""
+        """``is_closed``: all requests are there before decoding begins, and none continues another. ``version`` names
+        the weights where they may change under the rows; then rows have the same bits whoever is beside them."""
         self.version, self._policy = version, policy
         self.decoder, self.params, self.end_ids, self.sizes = decoder, params, end_ids, sizes
         self.is_closed = is_closed

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from oncurve.core.records import SamplingParams
+from oncurve.core.records import CUTS, SamplingParams
 from oncurve.data.settings import Data
 from oncurve.section import NonNegative, Section
 
@@ -35,4 +35,4 @@ class EvaluationSection(Section):
     def sampling(self, training: SamplingParams) -> SamplingParams:
         """Sampling parameters of measurements: random numbers apart from those of training."""
         seed = training.seed + 1_000_003
-        return replace(training, temperature=self.temperature, top_p=1.0, top_k=0, min_p=0.0, seed=seed)
+        return replace(training, **{**CUTS, "top_p": self.top_p}, temperature=self.temperature, seed=seed)

@@ -113,10 +113,13 @@ def place(config: Config, machine: Machine) -> Placement:
 
 def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
     """The memory that is left for a server on the one GPU that trains."""
-    from oncurve.plan.from_recipe import PlanRequest, make_setup, make_work  # lazy
+    from oncurve.plan.layout import DeviceLayout  # lazy
+    from oncurve.plan.planned_run import PlannedRun  # lazy
     from oncurve.plan.shared_gpu import share_gpu  # lazy
+    from oncurve.plan.token_lengths import guess_lengths  # lazy
 
-    return share_gpu(shape, make_work(config, PlanRequest()), make_setup(config, PlanRequest()), total=total)
+    run = PlannedRun(config=config, shape=shape, layout=DeviceLayout(), lengths=guess_lengths(config))
+    return share_gpu(run, total=total)
 
 
 def trainers_here(gpus: int) -> int:

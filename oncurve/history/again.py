@@ -55,13 +55,49 @@ class _Row:
         self.logprobs += sampled[1]
 
 
-class AgainSampler:
+class RecordedSampler:
+    """The completions that a run recorded, step by step."""
+
+    def __init__(self, run: PastRun, measuring: Sampler) -> None:
+        """``measuring`` samples for measurements."""
+        self.run, self.measuring = run, measuring
+
+    def load_weights(self, policy: PolicyView, version: int) -> None:
+        """For measurements alone: the tokens of training are known."""
+        self.measuring.load_weights(policy, version)
+
+    def sample(
+        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
+    ) -> list[Group]:
+        """The groups of a step; completions of a measurement are sampled."""
+        if params is not None:
+            return self.measuring.sample(prompts, group_size, step=step, params=params)
+        return self.groups_of(step, prompts)
+
+    def groups_of(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
+        """The recorded groups of a step, counted from 0. Raises DataError where they are not those of the prompts."""
+        groups = self.record_of(step)
+        if [group.prompt.index for group in groups] != [prompt.index for prompt in prompts]:
+            raise DataError(f"{self.run.path}: the record of step {step + 1} holds other prompts than its data")
+        return list(groups)
+
+    def record_of(self, step: int) -> Sequence[Group]:
+        """The record of a step, from its file."""
+        return read_step(self.run.path, step + 1).groups
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.measuring.close()
+
+
+class AgainSampler(RecordedSampler):
     """Samples the completions of steps ``first`` to ``last`` again, counted from 0. Those that older weights began than
     those of ``first`` are taken from the record."""
 
     def __init__(self, run: PastRun, params: SamplingParams, measuring: Sampler, *, first: int, last: int) -> None:
         """``measuring`` samples for measurements."""
-        self.run, self.params, self.measuring, self.first, self.last = run, params, measuring, first, last
+        super().__init__(run, measuring)
+        self.params, self.first, self.last = params, first, last
         self.num_again = self.num_taken = 0
         """Completions of the steps that were asked for."""
         self._steps = {step: read_step(run.path, step + 1).groups for step in range(first, last + 1)}
@@ -110,7 +146,7 @@ class AgainSampler:
             return
         key = stream_keys(self.params.seed, step, np.array([prompt.index]), np.array([number]))
         least = max(0, self.params.min_completion_tokens - start)
-        params = replace(self.params, max_completion_tokens=end - start, min_completion_tokens=min(least, end - start))
+        params = replace(self.params, min_completion_tokens=least).limited_to(end - start)
         assert self._scheduler is not None
         self._scheduler.add(
             Request(
@@ -124,20 +160,17 @@ class AgainSampler:
             )
         )
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
-        """The groups of a step."""
-        if params is not None:
-            return self.measuring.sample(prompts, group_size, step=step, params=params)
-        groups = self._steps[step]
-        if [group.prompt.index for group in groups] != [prompt.index for prompt in prompts]:
-            raise DataError(f"{self.run.path}: the record of step {step + 1} holds other prompts than its data")
-        again = partial(self._again, step)
+    def groups_of(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
+        """The groups of a step with the tokens that were sampled again. Take them once: what they held is freed."""
+        again, groups = partial(self._again, step), super().groups_of(step, prompts)
         return [
             Group(prompt, tuple(again(place, one) for one in group.completions))
             for place, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
         ]
+
+    def record_of(self, step: int) -> Sequence[Group]:
+        """The record of a step, as it was read at the beginning."""
+        return self._steps[step]
 
     def _again(self, step: int, place: int, one: Completion) -> Completion:
         row = self._rows.pop((step, place, one.index), None)
@@ -152,7 +185,7 @@ class AgainSampler:
         """Give the memory back."""
         if self._scheduler is not None:
             self._scheduler.forget()
-        self.measuring.close()
+        super().close()
 
 
 def oldest_version(run: PastRun, step: int) -> int:

@@ -159,13 +159,17 @@ def rewards_of(run: PastRun, other: str | Callable[..., Any] | None) -> tuple[Re
             raise ConfigError(
                 f"{run.path}: its reward was a Python object, which is not in the folder. Name one: --with file.py:name"
             )
-        return make_reward_function(config.rewards, seed=config.run.seed), config, "its own reward, as it is now"
+        return (
+            make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps),
+            config,
+            "its own reward, as it is now",
+        )
     if callable(other):
         name = getattr(other, "__name__", type(other).__name__)
-        return from_function(other, name=name), config, name
+        return from_function(other, name=name, total_steps=config.run.steps), config, name
     sections = _sections(config, other)
     changed = config.model_copy(update={"rewards": sections})
-    return make_reward_function(sections, seed=config.run.seed), changed, other
+    return make_reward_function(sections, seed=config.run.seed, total_steps=config.run.steps), changed, other
 
 
 def _sections(config: Config, other: str) -> list[RewardSection]:

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch
-from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
-from oncurve.core.records import Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView, Sampler
-from oncurve.data.given import NOTHING
-from oncurve.history.again import AgainSampler, oldest_version, samples_alike
+from oncurve.core.records import Group, Reward
+from oncurve.core.sampler import Sampler
+from oncurve.data.given import NOTHING, Given
+from oncurve.history.again import AgainSampler, RecordedSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
 from oncurve.history.past import PastRun, advantages_under
@@ -38,6 +38,7 @@ from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.assemble import make_algorithm, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
+from oncurve.run.interruption import Interruption
 from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
 from oncurve.run.training import joined, recipe_steps
@@ -289,32 +290,6 @@ def _advance(
         steps.close()
 
 
-class _RecordedSampler:
-    """Gives back the completions that a run recorded, step by step."""
-
-    def __init__(self, run: PastRun, measuring: Sampler) -> None:
-        self._run, self._measuring = run, measuring
-
-    def load_weights(self, policy: PolicyView, version: int) -> None:
-        """For measurements alone: the tokens of training are known."""
-        self._measuring.load_weights(policy, version)
-
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
-        """The recorded groups of a step; completions of a measurement are sampled."""
-        if params is not None:
-            return self._measuring.sample(prompts, group_size, step=step, params=params)
-        groups = read_step(self._run.path, step + 1).groups
-        if [group.prompt.index for group in groups] != [prompt.index for prompt in prompts]:
-            raise DataError(f"{self._run.path}: the record of step {step + 1} holds other prompts than its data")
-        return list(groups)
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._measuring.close()
-
-
 @dataclass
 class _Opener:
     """Loads the parts of a run that is done again, and looks into one step of it."""
@@ -334,19 +309,21 @@ class _Opener:
     again: AgainSampler | None = None
     """Samples again the completions that servers of the run had sampled."""
 
-    def load(self, config: Config, *others: Any, **options: Any) -> Parts:
+    def load(
+        self, config: Config, processes: Processes, interruption: Interruption | None = None, given: Given = NOTHING
+    ) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
         if self.is_recorded:
             alone = config.model_copy(update={"rollouts": config.rollouts.in_process()})
-            made = make_parts(alone, *others, **options)
+            made = make_parts(alone, processes, interruption, given)
             made.sampler.close()
             parts = replace(made, config=config, sampler=self._known(made), servers=None, ahead=None)
         else:
-            parts = make_parts(config, *others, **options)
+            parts = make_parts(config, processes, interruption, given)
         annotate = parts.policy.annotate
 
-        def annotated(batch: Batch, **asked: bool) -> Batch:
-            found = annotate(batch, **asked)
+        def annotated(batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
+            found = annotate(batch, old=old, entropy=entropy, reference=reference)
             if self.is_armed:
                 self.is_armed = False
                 self._look(parts, batch, found)
@@ -359,10 +336,10 @@ class _Opener:
         """A sampler of the run's completions, sampled again where its servers were ours and can be followed."""
         measuring = make_sampler(made.config)
         if not self.samples_again or not samples_alike(self.run.config, made.policy):
-            return _RecordedSampler(self.run, measuring)
+            return RecordedSampler(self.run, measuring)
         done = [number for number, _ in checkpoints_in(self.folder / "checkpoints")]
-        words = {"first": max(done, default=0), "last": self.step - 1}
-        self.again = AgainSampler(self.run, made.config.sampling(), measuring, **words)
+        first, last = max(done, default=0), self.step - 1
+        self.again = AgainSampler(self.run, made.config.sampling(), measuring, first=first, last=last)
         return self.again
 
     def _look(self, parts: Parts, plain: Batch, batch: Batch) -> None:
@@ -386,7 +363,7 @@ class _Opener:
                 config = config.model_copy(update={"rewards": graded_by.rewards})
                 said.append(f"reward {described}")
             else:
-                function = make_reward_function(config.rewards, seed=config.run.seed)
+                function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps)
             prompts = [group.prompt for group in groups for _ in group.completions]
             completions = [one for group in groups for one in group.completions]
             graded = parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions))

@@ -106,7 +106,7 @@ def module_bytes(widths: Widths, call: DecodeCall, rows: int) -> int:
 
     When rows leave, one layer's buffer is there twice; where several heads share keys, attention repeats them.
     """
-    prompts = -(-rows // call.group_size)
+    prompts = call.groups(rows)
     positions = call.prompt_tokens + call.completion_tokens
     repeated = widths.kv * widths.compute_bytes * (widths.heads_per_kv if widths.heads_per_kv > 1 else 0)
     cache = rows * positions * (widths.position_bytes * (widths.layers + 1) + repeated)

@@ -24,6 +24,7 @@ from oncurve.model.forward_backward import Angles, LayerPass
 from oncurve.model.ops import operations
 from oncurve.model.ops_native import NativeOps
 from oncurve.model.packing import prompt_layout
+from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import Backbone
 
 LONG = 128
@@ -93,6 +94,7 @@ class LayerDecoder:
             kind = FlashLayers if can_decode(backbone.sizes, given, self.device) else RecordedLayers
             self.layers = kind(backbone, self.weights, ops, given, slots=self.slots, records=self.records)
 
+    @traced("prefill")
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Compute prompts into prompt slots; the logits of the first completion token of each [P, V]."""
         logits = []
@@ -139,6 +141,7 @@ class LayerDecoder:
         """
         return self.logits(self.hidden(tokens, positions, places))
 
+    @traced("decode")
     def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
         """The normed output of the last layer [R, H] after the same."""
         self._grow(int(places.numpy()[:, 1].max()) + 1)
@@ -182,6 +185,7 @@ class LayerDecoder:
         is_native = isinstance(layers, NativeLayers)
         return None if is_native or (isinstance(layers, RecordedLayers) and layers.reads_anywhere) else self
 
+    @traced("decode")
     def draw(
         self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Choose
     ) -> DeviceDraw:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from torch import Tensor
 
 from oncurve.core.decoder import Decoder, DecoderPlan, ModuleDecoder
 from oncurve.core.records import DecodeCall
@@ -17,6 +20,7 @@ from oncurve.model.module_caches import OwnHead, way_of
 from oncurve.model.row_budget import RowBudget
 from oncurve.model.row_memory import LayerKeeper, RowMemory
 from oncurve.model.stop_table import ending_tokens
+from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import Backbone, head_key, head_matrix
 
 
@@ -60,7 +64,7 @@ class LayerDecoders:
     ) -> ModuleDecoder:
         """Through the model's modules; where nobody else reads its matrices, they are rounded once."""
         kind, pad_id = way_of(policy.model), padding_id(policy, end_ids)
-        return ModuleDecoder(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
+        return TracedModules(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
 
     def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
         """See ``Decoders``."""
@@ -79,6 +83,21 @@ class LayerDecoders:
         self.budget.limit = None
 
 
+class TracedModules(ModuleDecoder):
+    """The decoder of a model's modules, with ranges in a trace."""
+
+    @traced("prefill")
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
+        """See ``Decoder``."""
+        return super().prefill(prompts, slots)
+
+    @traced("decode")
+    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+        """See ``Decoder``."""
+        return super().hidden(tokens, positions, places)
+
+
+@traced("load")
 def _by_layers(policy: PolicyView, backbone: Backbone, sizes: BufferSizes, *, apart: bool) -> LayerDecoder:
     decoder = LayerDecoder(
         backbone,

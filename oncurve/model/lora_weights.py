@@ -87,8 +87,14 @@ def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
         pairs[plain.removeprefix(_PREFIX) + ".weight"] = (tensors[key], tensors[plain + _B])
     if not pairs or set(pairs) != set(facts["scales"]) or len(tensors) != 2 * len(pairs):
         raise ValueError(f"{path.name} is not the adapter that was announced")
-    words = {"names": facts.get("names", {}), "keys": facts.get("keys", {})}
-    return LoraWeights(pairs, facts["scales"], bool(facts["is_transposed"]), str(facts["base"]), **words)
+    return LoraWeights(
+        pairs,
+        facts["scales"],
+        bool(facts["is_transposed"]),
+        str(facts["base"]),
+        names=facts.get("names", {}),
+        keys=facts.get("keys", {}),
+    )
 
 
 def check_base(thin: LoraWeights, base: Callable[[str], Tensor]) -> None:

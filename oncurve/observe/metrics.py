@@ -170,6 +170,12 @@ _POLICY = (
         "0 with one update per batch; about half of policy/clip_fraction otherwise",
     ),
     Metric(
+        "loss/<statistic>",
+        "1",
+        "mean over the trained tokens of a statistic that algorithm.function returned beside its loss",
+        "-",
+    ),
+    Metric(
         "policy/gradient_norm",
         "1",
         "global norm of the gradient before clipping, mean over the step's updates",

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from oncurve.plan.constants import GPU_MARGIN, RECORD_BYTES
 from oncurve.plan.hardware import Device
-from oncurve.plan.memory import Memory, moment_bytes, plan_memory, trained_parameters
-from oncurve.plan.setup import Setup, Work
-from oncurve.plan.shape import ModelShape
+from oncurve.plan.layout import DeviceLayout
+from oncurve.plan.memory import Memory, moment_bytes, plan_memory
+from oncurve.plan.planned_run import PlannedRun, Trainer
 from oncurve.plan.step_time import StepTime, step_time
 
-Trainer = Literal["GRPO", "PPO", "DPO", "SFT"]
 TRAINERS: tuple[Trainer, ...] = ("GRPO", "PPO", "DPO")
 
 
@@ -29,9 +27,9 @@ class Price:
     """Every device on spot: possible where the run is saved often enough to be continued."""
 
 
-def price(setup: Setup, device: Device, *, hours: float) -> Price:
+def price(layout: DeviceLayout, device: Device, *, hours: float) -> Price:
     """Devices x hours x USD per hour and device."""
-    trainers, samplers = setup.ranks, setup.sampler_devices
+    trainers, samplers = layout.ranks, layout.sampler_devices
 
     def sum_of(for_trainers: float | None, for_samplers: float | None) -> float | None:
         if for_trainers is None or (samplers and for_samplers is None):
@@ -49,8 +47,9 @@ def price(setup: Setup, device: Device, *, hours: float) -> Price:
 class TrainerCost:
     """One method of post-training on the same model, tokens and devices."""
 
-    name: Trainer
-    setup: Setup
+    name: str
+    """As of ``PlannedRun.trainer``, or SFT."""
+    run: PlannedRun
     """With as many devices as it needs."""
     fits: bool
     step_seconds: float
@@ -59,9 +58,7 @@ class TrainerCost:
     per_run: Price
 
 
-def compare_trainers(
-    shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float
-) -> list[TrainerCost]:
+def compare_trainers(run: PlannedRun, device: Device, *, network_gbit: float) -> list[TrainerCost]:
     """GRPO, PPO and DPO for as many steps of as many tokens, each on as few devices as hold it (ZeRO-3 over several).
 
     A supervised stage stands alone.
@@ -75,49 +72,41 @@ def compare_trainers(
     Equal steps say nothing about equal quality: DPO learns from pairs that somebody else must have sampled.
     """
     found: list[TrainerCost] = []
-    names: tuple[Trainer, ...] = ("SFT",) if work.is_supervised else TRAINERS
-    for name in names:
-        own_work, own_setup = _variant(name, work, setup)
-        own_setup = fewest_ranks(name, shape, own_work, own_setup, device)
-        seconds = step_time(shape, own_work, own_setup, device, network_gbit=network_gbit)
-        total = seconds.train * (2 if name == "PPO" else 1)
-        total += 0.0 if name == "DPO" else seconds.sample + seconds.sync
-        hours = total * work.steps / 3600
+    for trainer in TRAINERS[: 1 if run.is_supervised else None]:
+        own = replace(run, trainer=trainer)
+        if trainer == "DPO":
+            own = own.with_layout({"placement": "colocated", "sampler_devices": 0})
+        own = fewest_ranks(own, device)
+        seconds = step_time(own, device, network_gbit=network_gbit)
+        total = seconds.train * (2 if trainer == "PPO" else 1)
+        total += 0.0 if trainer == "DPO" else seconds.sample + seconds.sync
+        hours = total * run.steps / 3600
         found.append(
             TrainerCost(
-                name=name,
-                setup=own_setup,
-                fits=fits(method_memory(name, shape, own_work, own_setup), device),
+                name="SFT" if run.is_supervised else trainer,
+                run=own,
+                fits=fits(method_memory(own), device),
                 step_seconds=total,
                 hours=hours,
-                per_hour=price(own_setup, device, hours=1.0),
-                per_run=price(own_setup, device, hours=hours),
+                per_hour=price(own.layout, device, hours=1.0),
+                per_run=price(own.layout, device, hours=hours),
             )
         )
     return found
-
-
-def _variant(name: Trainer, work: Work, setup: Setup) -> tuple[Work, Setup]:
-    if name == "DPO":
-        alone = replace(setup, placement="colocated", sampler_devices=0, has_reference=True)
-        return replace(work, extra_passes=1), alone
-    if name == "PPO":
-        return replace(work, extra_passes=work.extra_passes + 1), setup
-    return work, setup
 
 
 SAMPLING = ("KV cache", "sampling buffers", "matrices for sampling", "copy to sample from")
 """Parts of memory that only sampling needs."""
 
 
-def method_memory(name: Trainer, shape: ModelShape, work: Work, setup: Setup) -> Memory:
+def method_memory(run: PlannedRun) -> Memory:
     """Peak memory of a method: that of GRPO, with a critic's weights, gradients and moments, or without a cache."""
-    memory = plan_memory(shape, work, setup)
+    memory = plan_memory(run)
     trainer = memory.trainer
     parts = trainer.components
-    if name == "DPO":
+    if run.trainer == "DPO":
         parts = tuple(part for part in parts if part.name not in SAMPLING)
-    if name == "PPO":
+    if run.trainer == "PPO":
         states = ("weights, float32 (master)", "half-width weights", "frozen weights", "gradients", "optimizer moments")
         critic = [replace(part, name=f"critic: {part.name}") for part in parts if part.name in states]
         parts = (*parts, *critic)
@@ -134,31 +123,32 @@ RANKS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of devices that a plan tries, in this order."""
 
 
-def fewest_ranks(name: Trainer, shape: ModelShape, work: Work, setup: Setup, device: Device) -> Setup:
-    """The setup with as few devices as hold it; 64 if none do.
+def fewest_ranks(run: PlannedRun, device: Device) -> PlannedRun:
+    """The run on as few devices as hold it; on 64 if none do.
 
     Training devices cut the state by ZeRO-3, devices that sample cut the weights and the rows.
     """
-    setup = replace(setup, sampler_devices=_fewest_samplers(shape, work, setup, device))
-    last = setup
+    run = run.with_layout({"sampler_devices": _fewest_samplers(run, device)})
+    last = run
     for ranks in RANKS:
-        if ranks < setup.ranks or (ranks > 1 and not device.is_gpu):
+        if ranks < run.layout.ranks or (ranks > 1 and not device.is_gpu):
             continue
-        last = replace(setup, ranks=ranks, shard=setup.shard if ranks == setup.ranks else "zero3")
-        if fits(method_memory(name, shape, work, last), device):
+        last = run if ranks == run.layout.ranks else run.with_layout({"ranks": ranks, "shard": "zero3"})
+        if fits(method_memory(last), device):
             return last
     return last
 
 
-def _fewest_samplers(shape: ModelShape, work: Work, setup: Setup, device: Device) -> int:
+def _fewest_samplers(run: PlannedRun, device: Device) -> int:
     """Devices that sample: those asked for, or as many as hold the weights and the cache; 0 when colocated."""
-    if not setup.sampler_devices:
+    provided = run.layout.sampler_devices
+    if not provided:
         return 0
-    for count in (setup.sampler_devices, *RANKS):
-        [sampler] = plan_memory(shape, work, replace(setup, sampler_devices=count)).needs[1:]
-        if count >= setup.sampler_devices and sampler.peak_bytes <= device.memory_bytes * (1 - GPU_MARGIN):
+    for count in (provided, *RANKS):
+        [sampler] = plan_memory(run.with_layout({"sampler_devices": count})).needs[1:]
+        if count >= provided and sampler.peak_bytes <= device.memory_bytes * (1 - GPU_MARGIN):
             return count
-    return max(setup.sampler_devices, RANKS[-1])
+    return max(provided, RANKS[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,22 +167,22 @@ class FailureCost:
     """Sampled again when one of the devices that only sample is taken away instead: its share of a step."""
 
 
-def cost_of_failure(work: Work, time: StepTime, setup: Setup, device: Device) -> FailureCost:
-    """The most that a preemption costs when checkpoints are written every ``work.save_every_steps`` steps.
+def cost_of_failure(run: PlannedRun, time: StepTime, device: Device) -> FailureCost:
+    """The most that a preemption costs when checkpoints are written every ``run.save_every_steps`` steps.
 
         tokens = steps x P x G x mean length      seconds = steps x seconds of a step
 
     Without checkpoints (0) it is the whole run. A sampler that is lost costs completions of the current step only.
     """
-    steps = min(work.save_every_steps or work.steps, work.steps)
+    steps = min(run.config.run.save_every_steps or run.steps, run.steps)
     seconds = steps * time.total
     return FailureCost(
         steps=steps,
-        completions=steps * work.completions,
+        completions=steps * run.config.completions_per_step,
         tokens=steps * time.sampled_tokens,
         seconds=seconds,
-        usd=price(setup, device, hours=seconds / 3600),
-        sampler_tokens=time.sampled_tokens / max(setup.sampler_devices, 1),
+        usd=price(run.layout, device, hours=seconds / 3600),
+        sampler_tokens=time.sampled_tokens / max(run.layout.sampler_devices, 1),
     )
 
 
@@ -208,13 +198,14 @@ class DiskUse:
     """Size of the recorded tokens and log-probabilities of all steps, where ``run.record`` is ``all``; else 0."""
 
 
-def disk_use(shape: ModelShape, work: Work, setup: Setup) -> DiskUse:
+def disk_use(run: PlannedRun) -> DiskUse:
     """Bytes on the disk; of the record  steps x completions x mean length x RECORD_BYTES."""
-    saved = 1 if not work.save_every_steps else math.ceil(work.steps / work.save_every_steps)
-    kept = work.steps // work.keep_every_steps if work.keep_every_steps else 0
-    tokens = work.steps * work.completions * work.mean_tokens if work.records_all else 0
+    section, steps = run.config.run, run.steps
+    saved = 1 if not section.save_every_steps else math.ceil(steps / section.save_every_steps)
+    kept = steps // section.keep_every_steps if section.keep_every_steps else 0
+    tokens = steps * run.config.completions_per_step * run.mean_tokens if section.record == "all" else 0
     return DiskUse(
-        checkpoint_bytes=4.0 * trained_parameters(shape, setup) + moment_bytes(shape, setup),
-        checkpoints=min(saved, work.keep_checkpoints + kept) if work.keep_checkpoints else saved,
+        checkpoint_bytes=4.0 * run.trained_parameters + moment_bytes(run),
+        checkpoints=min(saved, section.keep_checkpoints + kept) if section.keep_checkpoints else saved,
         record_bytes=RECORD_BYTES * tokens,
     )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
+from oncurve.core.errors import ConfigError
 from oncurve.plan.cost import fewest_ranks, fits
 from oncurve.plan.hardware import Device
-from oncurve.plan.memory import plan_memory, rows_that_fit
-from oncurve.plan.setup import Setup, Work
-from oncurve.plan.shape import ModelShape
-
-Plan = tuple[Work, Setup]
-
+from oncurve.plan.memory import copies_reference, plan_memory, rows_that_fit
+from oncurve.plan.planned_run import PlannedRun
+from oncurve.policy.settings import LoraSettings
 
 SMALL_MICROBATCH = 2048
 """Tokens of a microbatch on a GPU with little memory."""
@@ -37,27 +35,25 @@ class Fit:
     """The same with a LoRA adapter of rank 16 in place of the whole model, and microbatches of SMALL_MICROBATCH."""
 
 
-def fit_devices(
-    shape: ModelShape, work: Work, setup: Setup, devices: Mapping[str, Device], *, rows_by_memory: bool = False
-) -> list[Fit]:
-    """Every GPU of the table, largest memory first; with ``rows_by_memory`` each samples as many rows as fit on it."""
-    memory = plan_memory(shape, work, setup)
+def fit_devices(run: PlannedRun, devices: Mapping[str, Device]) -> list[Fit]:
+    """Every GPU of the table, largest memory first; where ``rollouts.max_rows`` is auto, each samples as many rows as
+    fit on it."""
+    memory = plan_memory(run)
     peak = max(need.peak_bytes for need in memory.needs)
-    alone = replace(setup, ranks=1, shard="none")
-    thrifty = replace(alone, checkpointing=True)
-    adapter = thrifty if setup.method == "lora" else replace(thrifty, method="lora", rank=16)
-    adapter = replace(adapter, tokens_per_microbatch=min(setup.tokens_per_microbatch, SMALL_MICROBATCH))
+    alone = run.with_layout({"ranks": 1, "shard": "none"})
+    thrifty = alone.with_keys("policy", {"gradient_checkpointing": True})
+    small = min(run.policy.tokens_per_microbatch, SMALL_MICROBATCH)
+    lora = run.policy.lora or LoraSettings(rank=16)
+    adapter = thrifty.with_keys("policy", {"lora": lora, "tokens_per_microbatch": small})
 
-    def needed(kind: Setup, device: Device) -> int | None:
-        rows = _rows_on(shape, work, kind, device) if rows_by_memory else work
-        chosen = fewest_ranks("GRPO", shape, rows, kind, device)
-        return chosen.ranks if fits(plan_memory(shape, rows, chosen), device) else None
+    def needed(kind: PlannedRun, device: Device) -> int | None:
+        chosen = fewest_ranks(_with_rows_of(kind, device), device)
+        return chosen.layout.ranks if fits(plan_memory(chosen), device) else None
 
     rows: list[Fit] = []
     for device in sorted(devices.values(), key=lambda each: -each.memory_bytes):
         if device.is_gpu:
-            rows_alone = _rows_on(shape, work, alone, device) if rows_by_memory else work
-            fits_alone = fits(plan_memory(shape, rows_alone, alone), device)
+            fits_alone = fits(plan_memory(_with_rows_of(alone, device)), device)
             rows.append(
                 Fit(
                     device,
@@ -71,10 +67,11 @@ def fit_devices(
     return rows
 
 
-def _rows_on(shape: ModelShape, work: Work, setup: Setup, device: Device) -> Work:
-    """The work with as many rows sampled at once as the device's memory allows; as it is where none fit."""
-    rows = rows_that_fit(shape, work, setup, memory_bytes=device.memory_bytes)
-    return replace(work, max_rows=rows) if rows >= work.group_size else work
+def _with_rows_of(run: PlannedRun, device: Device) -> PlannedRun:
+    """The run with as many rows sampled at once as the device's memory allows, where the recipe names no number."""
+    if run.rollouts.max_rows != "auto":
+        return run
+    return run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +79,26 @@ class MemorySaving:
     """Something to write on the command line, or to do, that needs less memory."""
 
     overrides: tuple[str, ...]
-    """key=value pairs of a recipe; empty for what a recipe cannot say."""
+    """key=value pairs of a recipe; ``=/2`` is half of its value."""
     what: str
     """Its price, in words."""
-    apply: Callable[[Work, Setup], Plan]
-    is_possible: Callable[[Work, Setup], bool]
+    is_possible: Callable[[PlannedRun], bool]
+
+    def concrete(self, run: PlannedRun) -> tuple[str, ...]:
+        """The overrides with their numbers."""
+        values = {
+            "policy.tokens_per_microbatch": run.policy.tokens_per_microbatch,
+            "rollouts.max_rows": run.max_rows,
+        }
+        done: list[str] = []
+        for override in self.overrides:
+            key, _, value = override.partition("=")
+            done.append(f"{key}={max(1, values[key] // int(value[1:]))}" if value.startswith("/") else override)
+            if key == "policy.lora" and run.sends_by_nccl:
+                done.append(
+                    "rollouts.transfer=fetch"
+                )  # NCCL sends whole weights, and a recipe refuses it for an adapter
+        return tuple(done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +111,20 @@ class Advice:
     fits: bool
 
 
-def advise(shape: ModelShape, work: Work, setup: Setup, device: Device) -> list[Advice]:
+def advise(run: PlannedRun, device: Device) -> list[Advice]:
     """Changes that make a run fit, or come nearest to it: the cheapest first.
 
     Changes are listed in the order of what they cost, and tried alone, then in pairs, then in threes. Those that fit
     stand first, fewer changes before more; where none fit, those that save most.
     """
-    possible = [change for change in CHANGES if change.is_possible(work, setup)]
-    before = max(need.peak_bytes for need in plan_memory(shape, work, setup).needs)
+    possible = [change for change in CHANGES if change.is_possible(run)]
+    before = max(need.peak_bytes for need in plan_memory(run).needs)
     tried: list[Advice] = []
     for count in (1, 2, 3):
         for group in combinations(possible, count):
-            if _clash(group) or (advice := _try(shape, work, setup, device, group)).peak_bytes >= before:
-                continue
-            tried.append(advice)
+            advice = None if _clash(group) else _try(run, device, group)
+            if advice is not None and advice.peak_bytes < before:
+                tried.append(advice)
         if any(advice.fits for advice in tried):
             break
     fitting = sorted((advice for advice in tried if advice.fits), key=lambda advice: not _is_usual(advice, device))
@@ -128,10 +140,13 @@ def _is_usual(advice: Advice, device: Device) -> bool:
     return changed == USUAL and advice.peak_bytes <= 0.8 * device.memory_bytes
 
 
-def _try(shape: ModelShape, work: Work, setup: Setup, device: Device, changes: tuple[MemorySaving, ...]) -> Advice:
-    for change in changes:
-        work, setup = change.apply(work, setup)
-    memory = plan_memory(shape, work, setup)
+def _try(run: PlannedRun, device: Device, changes: tuple[MemorySaving, ...]) -> Advice | None:
+    """The changes with their memory; None where the recipe does not allow them."""
+    try:
+        changed = run.with_overrides([override for change in changes for override in change.concrete(run)])
+    except ConfigError:
+        return None
+    memory = plan_memory(changed)
     return Advice(changes, max(need.peak_bytes for need in memory.needs), fits(memory, device))
 
 
@@ -141,93 +156,52 @@ def _clash(changes: tuple[MemorySaving, ...]) -> bool:
     return len(keys) != len(set(keys))
 
 
-def _microbatch(divisor: int) -> MemorySaving:
-    def smaller(work: Work, setup: Setup) -> Plan:
-        return work, replace(setup, tokens_per_microbatch=max(1, setup.tokens_per_microbatch // divisor))
-
-    return MemorySaving(
-        (f"policy.tokens_per_microbatch=/{divisor}",),
-        "training takes slightly longer",
-        smaller,
-        lambda work, setup: True,
-    )
-
-
-def concrete(change: MemorySaving, work: Work, setup: Setup) -> tuple[str, ...]:
-    """The overrides of a change with its numbers: ``=/2`` is half of what the recipe says."""
-    values = {
-        "policy.tokens_per_microbatch": setup.tokens_per_microbatch,
-        "rollouts.max_rows": work.max_rows,
-    }
-    done: list[str] = []
-    for override in change.overrides:
-        key, _, value = override.partition("=")
-        done.append(f"{key}={max(1, values[key] // int(value[1:]))}" if value.startswith("/") else override)
-    return tuple(done)
-
-
 CHANGES: tuple[MemorySaving, ...] = (
-    _microbatch(2),
-    _microbatch(4),
+    MemorySaving(("policy.tokens_per_microbatch=/2",), "training takes slightly longer", lambda run: True),
+    MemorySaving(("policy.tokens_per_microbatch=/4",), "training takes slightly longer", lambda run: True),
     MemorySaving(
         ("rollouts.max_rows=/2",),
         "sampling takes longer",
-        lambda work, setup: (replace(work, max_rows=max(1, work.max_rows // 2)), setup),
-        lambda work, setup: setup.placement == "colocated" and work.rows_at_once > work.group_size,
+        lambda run: run.layout.placement == "colocated" and run.groups_at_once > 1,
     ),
     MemorySaving(
         ("rollouts.cuda_graphs=false",),
         "slower sampling",
-        lambda work, setup: (work, replace(setup, records_decoding=False)),
-        lambda work, setup: setup.placement == "colocated" and setup.records_copies,
+        lambda run: run.layout.placement == "colocated" and run.records_copies,
     ),
-    MemorySaving(
-        ("policy.packing=true",),
-        "nothing; it is also faster",
-        lambda work, setup: (work, replace(setup, packed=True)),
-        lambda work, setup: not setup.packed,
-    ),
+    MemorySaving(("policy.packing=true",), "nothing; it is also faster", lambda run: not run.policy.packing),
     MemorySaving(
         ("policy.gradient_checkpointing=true",),
         "training takes about a third longer",
-        lambda work, setup: (work, replace(setup, checkpointing=True)),
-        lambda work, setup: not setup.checkpointing,
+        lambda run: not run.policy.gradient_checkpointing,
     ),
     MemorySaving(
         ("optimizer.type=adamw_8bit",),
         "moments in 8 bits, through bitsandbytes",
-        lambda work, setup: (work, replace(setup, optimizer="adamw_8bit")),
-        lambda work, setup: setup.optimizer == "adamw" and setup.is_gpu and not setup.offloads_optimizer,
+        lambda run: run.config.optimizer.type == "adamw" and run.layout.is_gpu and not run.layout.offloads_optimizer,
     ),
     MemorySaving(
         ("policy.offload_activations=true",),
         "every pass copies activations to CPU memory and back",
-        lambda work, setup: (work, replace(setup, offloads_activations=True)),
-        lambda work, setup: setup.is_gpu and not setup.offloads_activations,
+        lambda run: run.layout.is_gpu and not run.policy.offload_activations,
     ),
     MemorySaving(
-        ("algorithm.kl_coef=0",),
-        "changes the algorithm: no KL penalty to a reference model",
-        lambda work, setup: (work, replace(setup, has_reference=False)),
-        lambda work, setup: setup.has_reference and setup.method == "full",
+        ("algorithm.kl_coef=0",), "changes the algorithm: no KL penalty to a reference model", copies_reference
     ),
     MemorySaving(
         ("policy.lora={rank: 16}",),
         "trains a LoRA adapter instead of all weights; use about ten times the learning rate",
-        lambda work, setup: (work, replace(setup, method="lora", rank=16)),
-        lambda work, setup: setup.method == "full",
+        lambda run: not run.trains_adapter,
     ),
     MemorySaving(
         ("policy.quantization=nf4",),
         "frozen weights in 4 bits, for sampling as well",
-        lambda work, setup: (work, replace(setup, quantization="nf4")),
-        lambda work, setup: setup.method == "lora" and setup.quantization is None and setup.is_gpu,
+        lambda run: run.trains_adapter and run.policy.quantization is None and run.layout.is_gpu,
     ),
     MemorySaving(
         ("policy.lora={rank: 16}", "policy.quantization=nf4"),
         "QLoRA: a LoRA adapter over 4-bit weights, for sampling as well",
-        lambda work, setup: (work, replace(setup, method="lora", rank=16, quantization="nf4")),
-        lambda work, setup: setup.method == "full" and setup.is_gpu,
+        lambda run: not run.trains_adapter and run.layout.is_gpu,
     ),
 )
 """In the order of what they cost: time first, then exactness, then the algorithm."""

@@ -18,7 +18,7 @@ from oncurve.plan.activations import (
     layer_buffers,
     layer_bytes,
 )
-from oncurve.plan.setup import Setup, Work
+from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.shape import ModelShape
 
 Phase = Literal["sample", "train", "sync"]
@@ -85,61 +85,56 @@ class Memory:
         return self.needs[0]
 
 
-def plan_memory(shape: ModelShape, work: Work, setup: Setup) -> Memory:
+def plan_memory(run: PlannedRun) -> Memory:
     """Peak memory of a run by device, phase and component.
 
     The peak of a phase is the sum of what is alive in it, and an allowance for fragmentation on what comes and goes.
     """
-    parts = [*weight_parts(shape, setup), *training_parts(shape, work, setup)]
-    if setup.placement == "colocated":
-        parts += sampling_parts(shape, work, setup)
-        need = Need("trainer", setup.ranks, _finish(parts, setup))
-        return Memory((need,), _host_bytes(shape, setup), load_bytes(shape, setup))
-    parts.append(Component("weight-sync buffers", sync_buffer_bytes(shape, setup), ("sync",), is_buffer=True))
-    trainer = Need("trainer", setup.ranks, _finish(parts, setup))
-    sampler = Need("sampler", setup.sampler_devices, tuple(server_parts(shape, work, setup)))
-    return Memory((trainer, sampler), _host_bytes(shape, setup), load_bytes(shape, setup))
+    parts = [*weight_parts(run), *training_parts(run)]
+    if run.layout.placement == "colocated":
+        parts += sampling_parts(run)
+        need = Need("trainer", run.layout.ranks, _finish(parts, run))
+        return Memory((need,), _host_bytes(run), load_bytes(run))
+    parts.append(Component("weight-sync buffers", sync_buffer_bytes(run), ("sync",), is_buffer=True))
+    trainer = Need("trainer", run.layout.ranks, _finish(parts, run))
+    sampler = Need("sampler", run.layout.sampler_devices, tuple(server_parts(run)))
+    return Memory((trainer, sampler), _host_bytes(run), load_bytes(run))
 
 
-def sync_buffer_bytes(shape: ModelShape, setup: Setup) -> float:
+def sync_buffer_bytes(run: PlannedRun) -> float:
     """Bytes of the buffers on a trainer's device while weights leave it.
 
     nccl   two buffers of 256 MiB: ``fleet/weights/endpoints.py``
     fetch  half-width copies of the matrices that are on their way: the head, and an MLP's for each other thread;
            none where weights are cut, whose whole copy is in the machine's memory, and none of an adapter
     """
-    if setup.transfer == "nccl":
+    if run.sends_by_nccl:
         return float(constants.NCCL_BUFFER_BYTES)
-    if not setup.is_gpu or setup.width == 4 or is_cut(setup) or setup.method == "lora":
+    if not run.layout.is_gpu or run.width == 4 or is_cut(run) or run.trains_adapter:
         return 0.0
-    return 2.0 * (shape.head_parameters + (constants.FILES_AT_A_TIME - 1) * shape.hidden * shape.mlp)
+    return 2.0 * (run.shape.head_parameters + (constants.FILES_AT_A_TIME - 1) * run.shape.hidden * run.shape.mlp)
 
 
-def trained_parameters(shape: ModelShape, setup: Setup) -> int:
-    """Weights that the optimizer moves: all of them, or the adapter's."""
-    return shape.num_parameters if setup.method == "full" else shape.lora_parameters(setup.rank, setup.targets)
-
-
-def moment_bytes(shape: ModelShape, setup: Setup) -> float:
+def moment_bytes(run: PlannedRun) -> float:
     """AdamW keeps two numbers per trained weight, of 4 B or of 1 B; Muon keeps one for a matrix of the layers."""
-    trained = trained_parameters(shape, setup)
-    if setup.optimizer == "adamw_8bit":
+    trained = run.trained_parameters
+    if run.config.optimizer.type == "adamw_8bit":
         return 2.0 * trained
-    if setup.optimizer == "adamw":
+    if run.config.optimizer.type == "adamw":
         return 8.0 * trained
-    matrices = trained if setup.method == "lora" else shape.layers * shape.layer_matrix_parameters
+    matrices = trained if run.trains_adapter else run.shape.layers * run.shape.layer_matrix_parameters
     return 4.0 * matrices + 8.0 * (trained - matrices)
 
 
-def frozen_bytes(shape: ModelShape, setup: Setup) -> float:
+def frozen_bytes(run: PlannedRun) -> float:
     """Weights under an adapter: float32, or the linear layers in few bits or half width and the rest in float32."""
-    if setup.method == "full":
+    if not run.trains_adapter:
         return 0.0
-    if setup.quantization is not None:
-        per_weight = constants.NF4_BYTES if setup.quantization == "nf4" else constants.INT8_BYTES
-        linear = shape.layers * shape.layer_matrix_parameters
-        return per_weight * linear + 4.0 * (shape.num_parameters - linear)
-    return half_width_bytes(shape) if setup.halves_frozen else 4.0 * shape.num_parameters
+    if run.policy.quantization is not None:
+        per_weight = constants.NF4_BYTES if run.policy.quantization == "nf4" else constants.INT8_BYTES
+        linear = run.shape.layers * run.shape.layer_matrix_parameters
+        return per_weight * linear + 4.0 * (run.shape.num_parameters - linear)
+    return half_width_bytes(run.shape) if run.halves_frozen else 4.0 * run.shape.num_parameters
 
 
 def half_width_bytes(shape: ModelShape) -> float:
@@ -148,7 +143,7 @@ def half_width_bytes(shape: ModelShape) -> float:
     return 2.0 * linear + 4.0 * (shape.num_parameters - linear)
 
 
-def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
+def weight_parts(run: PlannedRun) -> Iterable[Component]:
     """Components for every trained or frozen weight, cut into n parts as ZeRO does (arXiv:1910.02054, section 5).
 
         master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3), see ``moment_bytes``
@@ -162,56 +157,56 @@ def weight_parts(shape: ModelShape, setup: Setup) -> Iterable[Component]:
     the backward pass; and every device that samples as well, or sends weights over NCCL, has a whole copy, matrices of
     2 B under autocast.
     """
-    trained = trained_parameters(shape, setup)
-    cut = {name: setup.parts if setup.shard in stages else 1 for name, stages in _STAGES.items()}
-    if frozen := frozen_bytes(shape, setup):
+    trained = run.trained_parameters
+    cut = {name: run.parts if run.layout.shard in stages else 1 for name, stages in _STAGES.items()}
+    if frozen := frozen_bytes(run):
         yield Component("frozen weights", frozen / cut["weights"], PHASES)
-    weight = 2 if setup.offloads_optimizer else 4
-    name = "half-width weights" if setup.offloads_optimizer else "weights, float32 (master)"
+    weight = 2 if run.layout.offloads_optimizer else 4
+    name = "half-width weights" if run.layout.offloads_optimizer else "weights, float32 (master)"
     yield Component(name, weight * trained / cut["weights"], PHASES)
-    if not setup.offloads_optimizer:
-        yield Component("optimizer moments", moment_bytes(shape, setup) / cut["moments"], PHASES)
-    if has_reference(setup):
-        yield Component("reference", 4.0 * shape.num_parameters / cut["weights"], PHASES)
-    if setup.teacher is not None:
-        yield Component("teacher", 4.0 * setup.teacher.num_parameters / cut["weights"], PHASES)
-    if is_cut(setup):
-        yield Component("copy to sample from", copy_bytes(shape, setup), PHASES)
+    if not run.layout.offloads_optimizer:
+        yield Component("optimizer moments", moment_bytes(run) / cut["moments"], PHASES)
+    if copies_reference(run):
+        yield Component("reference", 4.0 * run.shape.num_parameters / cut["weights"], PHASES)
+    if run.teacher is not None:
+        yield Component("teacher", 4.0 * run.teacher.num_parameters / cut["weights"], PHASES)
+    if is_cut(run):
+        yield Component("copy to sample from", copy_bytes(run), PHASES)
         yield Component(
-            "gathered layers", setup.width * 2 * shape.layer_parameters, ("sample", "train"), is_buffer=True
+            "gathered layers", run.width * 2 * run.shape.layer_parameters, ("sample", "train"), is_buffer=True
         )
-        ends = shape.head_parameters * (1 if shape.is_tied else 2)
+        ends = run.shape.head_parameters * (1 if run.shape.is_tied else 2)
         yield Component("gathered embedding and head", 4.0 * ends, ("train",), is_buffer=True)
-    elif setup.width == 2 and not (setup.offloads_optimizer or setup.quantization or setup.halves_frozen):
-        layers = 1 if setup.checkpointing and setup.method == "lora" else shape.layers
-        copies = 2.0 * layers * shape.layer_matrix_parameters
+    elif run.width == 2 and not (run.layout.offloads_optimizer or run.policy.quantization or run.halves_frozen):
+        layers = 1 if run.policy.gradient_checkpointing and run.trains_adapter else run.shape.layers
+        copies = 2.0 * layers * run.shape.layer_matrix_parameters
         yield Component("half-width copies", copies, ("sample", "train"), is_buffer=True)
 
 
-def is_cut(setup: Setup) -> bool:
+def is_cut(run: PlannedRun) -> bool:
     """Every device keeps a part of each weight."""
-    return setup.shard == "zero3" and setup.ranks > 1
+    return run.layout.shard == "zero3" and run.layout.ranks > 1
 
 
-def has_reference(setup: Setup) -> bool:
+def copies_reference(run: PlannedRun) -> bool:
     """The reference is a model of its own, not the base under an adapter."""
-    return setup.has_reference and setup.method == "full"
+    return run.has_reference and not run.trains_adapter
 
 
-def copy_bytes(shape: ModelShape, setup: Setup) -> float:
+def copy_bytes(run: PlannedRun) -> float:
     """The whole copy to sample or to send from, where weights are cut; files are written from the machine's memory."""
-    if setup.placement != "colocated" and setup.transfer == "fetch":
+    if run.layout.placement != "colocated" and not run.sends_by_nccl:
         return 0.0
-    return half_width_bytes(shape) if setup.width == 2 else 4.0 * shape.num_parameters
+    return half_width_bytes(run.shape) if run.width == 2 else 4.0 * run.shape.num_parameters
 
 
-def load_bytes(shape: ModelShape, setup: Setup) -> float:
+def load_bytes(run: PlannedRun) -> float:
     """Bytes while a model is loaded; not read by parts, each device holds all: 4 B a weight, reference and copy too."""
-    if not is_cut(setup) or setup.loads_by_parts:
+    if not is_cut(run) or run.loads_by_parts:
         return 0.0
-    whole = 4.0 * shape.num_parameters * (2 if has_reference(setup) else 1)
-    whole += 4.0 * setup.teacher.num_parameters if setup.teacher is not None else 0.0
-    return whole + copy_bytes(shape, setup) + (constants.GPU_CONTEXT_BYTES if setup.is_gpu else 0.0)
+    whole = 4.0 * run.shape.num_parameters * (2 if copies_reference(run) else 1)
+    whole += 4.0 * run.teacher.num_parameters if run.teacher is not None else 0.0
+    return whole + copy_bytes(run) + (constants.GPU_CONTEXT_BYTES if run.layout.is_gpu else 0.0)
 
 
 _STAGES: Mapping[str, tuple[str, ...]] = {
@@ -221,7 +216,7 @@ _STAGES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
+def training_parts(run: PlannedRun) -> Iterable[Component]:
     """Components of the passes over one microbatch.
 
         backward begins:  what is kept + max(head, buffers of a layer) + gradients of earlier microbatches
@@ -230,41 +225,41 @@ def training_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     The peak is the larger of the two. In an update of one microbatch there are no earlier gradients, and they grow as
     activations go: the component says what of them is there at the peak.
     """
-    batch = largest_microbatch(work, setup)
-    kept, buffers = kept_bytes(shape, setup, batch), layer_buffers(shape, setup, batch)
-    head = head_bytes(shape, setup, batch)
-    gradient = (2 if setup.offloads_optimizer else 4) * trained_parameters(shape, setup)
-    gradients = gradient / (setup.parts if setup.shard in _STAGES["gradients"] else 1)
+    batch = largest_microbatch(run)
+    kept, buffers = kept_bytes(run, batch), layer_buffers(run, batch)
+    head = head_bytes(run, batch)
+    gradient = (2 if run.layout.offloads_optimizer else 4) * run.trained_parameters
+    gradients = gradient / (run.parts if run.layout.shard in _STAGES["gradients"] else 1)
     begins = kept + max(head, buffers)
-    if batch.repeats < 2 and not setup.offloads_optimizer:
+    if batch.repeats < 2 and not run.layout.offloads_optimizer:
         gradients = max(gradients + buffers, begins) - begins if begins else gradients
     yield Component("gradients", gradients, ("train",))
     yield Component("activations", kept, ("train",), is_buffer=True)
     yield Component("head and its logits", head, ("train",), is_buffer=True)
     if buffers > head:  # the head runs backward first and lets go before the layers begin
         yield Component("buffers of a layer", buffers - head, ("train",), is_buffer=True)
-    if not setup.is_gpu:
-        yield Component("fragmentation", cpu_fragmentation(shape, setup, batch), ("train",), is_allowance=True)
+    if not run.layout.is_gpu:
+        yield Component("fragmentation", cpu_fragmentation(run, batch), ("train",), is_allowance=True)
 
 
-def cpu_fragmentation(shape: ModelShape, setup: Setup, batch: Microbatch) -> float:
+def cpu_fragmentation(run: PlannedRun, batch: Microbatch) -> float:
     """Overhead of the C library's allocator: a share of what all layers allocate and free. Measured.
 
     Tensors [N, MLP] of 32 MiB and more are given back at once and leave no gaps.
     """
-    if 4 * batch.tokens * shape.mlp >= constants.CPU_MMAP_BYTES:
+    if 4 * batch.tokens * run.shape.mlp >= constants.CPU_MMAP_BYTES:
         return 0.0
-    kind = "own" if setup.has_own_layers else "modules"
-    if setup.checkpointing:
+    kind = "own" if run.has_own_layers else "modules"
+    if run.policy.gradient_checkpointing:
         kind += " checkpointing"
-    elif setup.method == "lora" and not setup.has_own_layers:
+    elif run.trains_adapter and not run.has_own_layers:
         kind += " lora"
     one, several = constants.CPU_FRAGMENTATION[kind]
-    churn = shape.layers * (layer_bytes(shape, setup, batch) + backward_bytes(shape, setup, batch))
+    churn = run.shape.layers * (layer_bytes(run, batch) + backward_bytes(run, batch))
     return (one if batch.repeats < 2 else several) * churn
 
 
-def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
+def sampling_parts(run: PlannedRun) -> Iterable[Component]:
     """Components of the engine in this process: it samples from the policy's own weights.
 
     KV cache, logits of the next token, what reading prompts takes:
@@ -275,49 +270,49 @@ def sampling_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Comp
     added, until the last prompt was read: where all rows run at once, that is before completions have a cache
     our own decode step on a GPU: attention's matrices in its order and the head, unless it is in half width already
     """
-    cache, buffers = (gpu_room if setup.is_gpu else cpu_room)(shape, work, setup)
+    cache, buffers = (gpu_room if run.layout.is_gpu else cpu_room)(run)
     yield Component("KV cache", cache, ("sample",), is_buffer=True)
     yield Component("sampling buffers", buffers, ("sample",), is_buffer=True)
-    if setup.has_own_layers:
-        matrices = float(setup.width * shape.layers * shape.layer_matrix_parameters)
+    if run.has_own_layers:
+        matrices = float(run.width * run.shape.layers * run.shape.layer_matrix_parameters)
         yield Component("matrices for sampling", matrices, ("sample",), is_buffer=True)
-        if setup.method == "lora" or setup.width == 2:
-            again = max(0.0, matrices - (cache if work.rows_at_once == work.completions else 0.0))
+        if run.trains_adapter or run.width == 2:
+            again = max(0.0, matrices - (cache if run.rows_at_once == run.config.completions_per_step else 0.0))
             yield Component("matrices to read prompts", again, ("sample",), is_buffer=True)
-    elif setup.records_copies and shape.family in decode_memory.OWN_FAMILIES:
-        attention = sum(math.prod(shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
-        has_head = setup.halves_frozen and not shape.is_tied
-        again = shape.layers * attention + (0 if has_head else shape.head_parameters)
+    elif run.records_copies and run.shape.family in decode_memory.OWN_FAMILIES:
+        attention = sum(math.prod(run.shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+        has_head = run.halves_frozen and not run.shape.is_tied
+        again = run.shape.layers * attention + (0 if has_head else run.shape.head_parameters)
         yield Component("matrices for sampling", 2.0 * again, ("sample",), is_buffer=True)
         yield Component("recorded steps", decode_memory.RECORDING_BYTES, ("sample",), is_allowance=True)
 
 
-def samples_by_modules(shape: ModelShape, setup: Setup) -> bool:
+def samples_by_modules(run: PlannedRun) -> bool:
     """A GPU samples through transformers' modules, not through our own decode step or a server."""
     return (
-        setup.is_gpu
-        and not setup.has_servers
-        and not (setup.records_copies and shape.family in decode_memory.OWN_FAMILIES)
+        run.layout.is_gpu
+        and not run.has_servers
+        and not (run.records_copies and run.shape.family in decode_memory.OWN_FAMILIES)
     )
 
 
-def cpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
+def cpu_room(run: PlannedRun) -> tuple[float, float]:
     """Keys and values, and buffers, of the engine on a CPU."""
-    rows = -(-work.rows_at_once // setup.ranks)
-    length = work.prompt_tokens + work.longest_tokens
-    logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * shape.vocabulary
-    prompts = rows / work.group_size * work.prompt_tokens
-    reading = setup.width * prompts * 3 * shape.mlp
-    repeated = 2.0 * setup.width * rows * length * shape.query_size if shape.heads != shape.kv_heads else 0.0
-    return kv_bytes(shape, rows * length, setup), logits + max(reading, repeated)
+    rows = -(-run.rows_at_once // run.layout.ranks)
+    length = run.lengths.prompt_tokens + run.longest_tokens
+    logits = 4.0 * constants.SAMPLING_LOGIT_COPIES * rows * run.shape.vocabulary
+    prompts = rows * run.groups_at_once / run.rows_at_once * run.lengths.prompt_tokens
+    reading = run.width * prompts * 3 * run.shape.mlp
+    repeated = 2.0 * run.width * rows * length * run.shape.query_size if run.shape.heads != run.shape.kv_heads else 0.0
+    return kv_bytes(run, rows * length), logits + max(reading, repeated)
 
 
-def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
+def gpu_room(run: PlannedRun) -> tuple[float, float]:
     """The same on a GPU, by the engine's own rule."""
-    widths, call, by_module = room_of(shape, work, setup)
-    rows = -(-work.rows_at_once // setup.ranks)
+    widths, call, by_module = room_of(run)
+    rows = -(-run.rows_at_once // run.layout.ranks)
     everything = (decode_memory.module_bytes if by_module else decode_memory.decoding_bytes)(widths, call, rows)
-    prompts, length = call.prompts(rows), work.prompt_tokens + work.longest_tokens
+    prompts, length = call.prompts(rows), run.lengths.prompt_tokens + run.longest_tokens
     if by_module:
         cache = rows * length * widths.position_bytes * (widths.layers + 1)
     else:
@@ -325,89 +320,84 @@ def gpu_room(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]
             widths,
             rows=rows,
             prompts=prompts,
-            prompt_tokens=work.prompt_tokens,
-            completion_tokens=work.held_tokens,
+            prompt_tokens=run.lengths.prompt_tokens,
+            completion_tokens=run.held_tokens,
         )
     return float(cache), float(everything - cache)
 
 
-def room_of(shape: ModelShape, work: Work, setup: Setup) -> tuple[decode_memory.Widths, decode_memory.DecodeCall, bool]:
+def room_of(run: PlannedRun) -> tuple[decode_memory.Widths, decode_memory.DecodeCall, bool]:
     """Memory that the engine's own rule asks for, and whether it samples through the model's own module."""
     widths = decode_memory.Widths(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        mlp=shape.mlp,
-        qkv=shape.query_size + 2 * shape.kv_size,
-        kv=2 * shape.kv_size,
-        vocabulary=shape.vocabulary,
-        kv_bytes=setup.width,
-        compute_bytes=setup.width,
-        heads_per_kv=shape.heads // shape.kv_heads,
+        layers=run.shape.layers,
+        hidden=run.shape.hidden,
+        mlp=run.shape.mlp,
+        qkv=run.shape.query_size + 2 * run.shape.kv_size,
+        kv=2 * run.shape.kv_size,
+        vocabulary=run.shape.vocabulary,
+        kv_bytes=run.width,
+        compute_bytes=run.width,
+        heads_per_kv=run.shape.heads // run.shape.kv_heads,
     )
-    call = decode_memory.DecodeCall(
-        num_prompts=-(-work.prompts // setup.ranks),
-        group_size=work.group_size,
-        prompt_tokens=work.prompt_tokens,
-        completion_tokens=work.held_tokens,
-    )
-    return widths, call, shape.family not in decode_memory.OWN_FAMILIES or setup.quantization is not None
+    by_module = run.shape.family not in decode_memory.OWN_FAMILIES or run.policy.quantization is not None
+    return widths, run.decode_call, by_module
 
 
-def rows_that_fit(shape: ModelShape, work: Work, setup: Setup, *, memory_bytes: float) -> int:
+def rows_that_fit(run: PlannedRun, *, memory_bytes: float) -> int:
     """Completions that are sampled at a time on GPUs where ``rollouts.max_rows`` is auto, on all of them together.
 
     An engine takes as many as its memory does; the others wait.
     """
-    if setup.placement != "colocated":
-        held = sum(part.bytes for part in server_parts(shape, work, setup) if part.name not in ROOM)
+    if run.layout.placement != "colocated":
+        held = sum(part.bytes for part in server_parts(run) if part.name not in ROOM)
         free = max(memory_bytes * (1 - constants.GPU_MARGIN) - held, 0.0)
-        row = kv_bytes(shape, work.prompt_tokens + work.longest_tokens, setup)
-        return min(work.completions, int(free / row) * max(setup.sampler_devices, 1))
-    parts = [*weight_parts(shape, setup), *sampling_parts(shape, work, setup)]
+        row = kv_bytes(run, run.lengths.prompt_tokens + run.longest_tokens)
+        return min(run.config.completions_per_step, int(free / row) * max(run.layout.sampler_devices, 1))
+    parts = [*weight_parts(run), *sampling_parts(run)]
     held = sum(part.bytes for part in parts if "sample" in part.phases and part.name not in ROOM)
     free = memory_bytes * (1 - constants.GPU_MARGIN) - constants.GPU_CONTEXT_BYTES - held
-    widths, call, by_module = room_of(shape, work, setup)
-    return setup.ranks * decode_memory.most_rows(widths, call, max(free, 0.0), by_module=by_module)
+    widths, call, by_module = room_of(run)
+    return run.layout.ranks * decode_memory.most_rows(widths, call, max(free, 0.0), by_module=by_module)
 
 
-def server_parts(shape: ModelShape, work: Work, setup: Setup) -> Iterable[Component]:
+def server_parts(run: PlannedRun) -> Iterable[Component]:
     """Components on a device of a separate engine: half-width weights cut over its devices, and a cache for its rows.
 
-    One server is ``setup.server_devices`` large; where nobody says, all devices are one.
+    One server is ``run.server_devices`` large; where nobody says, all devices are one.
 
     A server takes as much more cache as its settings allow; here stands what the step's rows can fill.
     """
-    devices = max(setup.sampler_devices, 1)
-    rows = -(-work.rows_at_once // devices)
-    length = work.prompt_tokens + work.longest_tokens
-    weights = 2.0 * shape.num_parameters / min(setup.server_devices or devices, devices)
+    devices = max(run.layout.sampler_devices, 1)
+    rows = -(-run.rows_at_once // devices)
+    length = run.lengths.prompt_tokens + run.longest_tokens
+    weights = 2.0 * run.shape.num_parameters / min(run.server_devices or devices, devices)
     yield Component("engine's weights", weights, PHASES)
-    yield Component("KV cache", kv_bytes(shape, rows * length, setup), ("sample",))
+    yield Component("KV cache", kv_bytes(run, rows * length), ("sample",))
     yield Component("engine's buffers", constants.ENGINE_OVERHEAD_BYTES, PHASES, is_allowance=True)
-    if setup.transfer == "nccl":
+    if run.sends_by_nccl:
         yield Component("weight-sync buffers", constants.NCCL_BUFFER_BYTES, ("sync",))
     yield Component("device context", constants.GPU_CONTEXT_BYTES, PHASES, is_allowance=True)
 
 
-def kv_bytes(shape: ModelShape, tokens: float, setup: Setup) -> float:
+def kv_bytes(run: PlannedRun, tokens: float) -> float:
     """Keys and values of some tokens: 2 x layers x KV numbers each, in the compute type."""
-    return float(setup.width * shape.kv_numbers_per_token * tokens)
+    return float(run.width * run.shape.kv_numbers_per_token * tokens)
 
 
-def _finish(parts: Iterable[Component], setup: Setup) -> tuple[Component, ...]:
+def _finish(parts: Iterable[Component], run: PlannedRun) -> tuple[Component, ...]:
     """The parts with the allowance for fragmentation in each phase, and what the libraries take."""
     kept = [part for part in parts if part.bytes > 0]
-    for phase in PHASES if setup.is_gpu else ():
+    for phase in PHASES if run.layout.is_gpu else ():
         buffers = sum(part.bytes for part in kept if part.is_buffer and phase in part.phases)
         if buffers:
             kept.append(Component("fragmentation", constants.GPU_FRAGMENTATION * buffers, (phase,), is_allowance=True))
-    if setup.is_gpu:
+    if run.layout.is_gpu:
         kept.append(Component("device context", constants.GPU_CONTEXT_BYTES, PHASES, is_allowance=True))
     else:
         kept.append(Component("libraries", constants.CPU_LIBRARIES_BYTES, PHASES, is_allowance=True))
     return tuple(kept)
 
 
-def _host_bytes(shape: ModelShape, setup: Setup) -> float:
+def _host_bytes(run: PlannedRun) -> float:
     """Master weights, moments and a float32 gradient in the CPU's memory: 16 B per trained weight, of all ranks."""
-    return 16.0 * trained_parameters(shape, setup) if setup.offloads_optimizer else 0.0
+    return 16.0 * run.trained_parameters if run.layout.offloads_optimizer else 0.0

@@ -20,8 +20,7 @@ from oncurve.plan.cost import (
     fits,
     price,
 )
-from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, concrete, fit_devices
-from oncurve.plan.from_recipe import longest_row
+from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, fit_devices
 from oncurve.plan.hardware import Device
 from oncurve.plan.memory import (
     PHASES,
@@ -29,12 +28,11 @@ from oncurve.plan.memory import (
     Need,
     plan_memory,
     samples_by_modules,
-    trained_parameters,
 )
-from oncurve.plan.setup import Setup, Work
-from oncurve.plan.shape import ModelShape
+from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.step_time import StepTime, seconds_ahead, step_time
 from oncurve.plan.weight_transfer import sent_share
+from oncurve.policy.settings import LoraSettings
 from oncurve.tables import aligned
 from oncurve.wording import counted
 
@@ -49,9 +47,7 @@ _FIT_KEYS = ("fits", "fits_alone", "devices_needed", "devices_needed_lora")
 class Plan:
     """Everything that is known before a run."""
 
-    shape: ModelShape
-    work: Work
-    setup: Setup
+    run: PlannedRun
     device: Device
     network_gbit: float
     memory: Memory
@@ -65,31 +61,30 @@ class Plan:
     @property
     def hours(self) -> float:
         """Steps x seconds; measuring, loading and saving are not in it."""
-        return self.time.total * self.work.steps / 3600
+        return self.time.total * self.run.steps / 3600
 
     @property
     def steps_per_hour(self) -> dict[str, float]:
         """By ``rollouts.staleness``, where other devices sample than those that train; empty elsewhere."""
-        if not self.setup.sampler_devices or self.work.is_supervised:
+        if not self.run.layout.sampler_devices or self.run.is_supervised:
             return {}
         plain = replace(self.time, ahead=None)
-        found = {"0": 3600 / plain.total}
+        rates = {"0": 3600 / plain.total}
         for in_flight in (False, True):
             for staleness in STALENESS:
-                setup = replace(self.setup, staleness=staleness, in_flight=in_flight)
-                seconds = seconds_ahead(self.shape, self.work, setup, self.device, plain)
-                found[f"{staleness}{' in flight' * in_flight}"] = 3600 / seconds
-        return found
+                ahead = self.run.with_keys("rollouts", {"staleness": staleness, "in_flight": in_flight})
+                rates[f"{staleness}{' in flight' * in_flight}"] = 3600 / seconds_ahead(ahead, self.device, plain)
+        return rates
 
     @property
     def failure(self) -> FailureCost:
         """The cost of a machine that is taken away."""
-        return cost_of_failure(self.work, self.time, self.setup, self.device)
+        return cost_of_failure(self.run, self.time, self.device)
 
     @property
     def disk(self) -> DiskUse:
         """The run's folder at its end."""
-        return disk_use(self.shape, self.work, self.setup)
+        return disk_use(self.run)
 
     @property
     def fits(self) -> bool:
@@ -102,31 +97,20 @@ class Plan:
         return self.memory.load_bytes <= self.device.memory_bytes * (1 - GPU_MARGIN)
 
 
-def make_plan(
-    shape: ModelShape,
-    work: Work,
-    setup: Setup,
-    device: Device,
-    *,
-    devices: Mapping[str, Device],
-    network_gbit: float,
-    rows_by_memory: bool = False,
-) -> Plan:
+def make_plan(run: PlannedRun, device: Device, *, devices: Mapping[str, Device], network_gbit: float) -> Plan:
     """Memory, time, price, and what to change where the device is too small."""
-    memory = plan_memory(shape, work, setup)
-    too_large = setup.is_gpu and not setup.checkpointing and not fits(memory, device)
-    thrifty = replace(setup, checkpointing=True) if too_large else setup
+    memory = plan_memory(run)
+    too_large = run.layout.is_gpu and not run.policy.gradient_checkpointing and not fits(memory, device)
+    thrifty = run.with_keys("policy", {"gradient_checkpointing": True}) if too_large else run
     return Plan(
-        shape=shape,
-        work=work,
-        setup=setup,
+        run=run,
         device=device,
         network_gbit=network_gbit,
         memory=memory,
-        time=step_time(shape, work, setup, device, network_gbit=network_gbit),
-        devices=fit_devices(shape, work, setup, devices, rows_by_memory=rows_by_memory) if setup.is_gpu else [],
-        advice=[] if fits(memory, device) else advise(shape, work, setup, device)[:MAX_ADVICE],
-        trainers=compare_trainers(shape, work, thrifty, device, network_gbit=network_gbit),
+        time=step_time(run, device, network_gbit=network_gbit),
+        devices=fit_devices(run, devices) if run.layout.is_gpu else [],
+        advice=[] if fits(memory, device) else advise(run, device)[:MAX_ADVICE],
+        trainers=compare_trainers(thrifty, device, network_gbit=network_gbit),
         trainers_checkpointed=too_large,
     )
 
@@ -148,10 +132,10 @@ def as_data(plan: Plan) -> dict[str, Any]:
         for need in plan.memory.needs
     ]
     return {
-        "model": {**asdict(plan.shape), "num_parameters": plan.shape.num_parameters},
-        "trained_parameters": trained_parameters(plan.shape, plan.setup),
-        "work": asdict(plan.work),
-        "setup": asdict(plan.setup),
+        "model": {**asdict(plan.run.shape), "num_parameters": plan.run.shape.num_parameters},
+        "trained_parameters": plan.run.trained_parameters,
+        "work": _work(plan.run),
+        "setup": _setup(plan.run),
         "device": plan.device.model_dump(mode="json"),
         "fits": plan.fits,
         "loads": plan.loads,
@@ -164,7 +148,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "advice": [
             {
-                "overrides": [text for each in one.changes for text in concrete(each, plan.work, plan.setup)],
+                "overrides": [text for each in one.changes for text in each.concrete(plan.run)],
                 "peak_bytes": round(one.peak_bytes),
                 "fits": one.fits,
             }
@@ -175,11 +159,11 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "hours": plan.hours,
         "disk": asdict(plan.disk),
         "failure": asdict(plan.failure),
-        "usd": asdict(price(plan.setup, plan.device, hours=plan.hours)),
+        "usd": asdict(price(plan.run.layout, plan.device, hours=plan.hours)),
         "trainers": [
             {
                 "name": one.name,
-                "devices": one.setup.ranks + one.setup.sampler_devices,
+                "devices": one.run.layout.ranks + one.run.layout.sampler_devices,
                 "fits": one.fits,
                 "step_seconds": one.step_seconds,
                 "usd_per_hour": asdict(one.per_hour),
@@ -190,54 +174,125 @@ def as_data(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _work(run: PlannedRun) -> dict[str, Any]:
+    """The work of a step, as JSON types."""
+    section, lengths = run.config.run, run.lengths
+    return {
+        "prompts": section.prompts_per_step,
+        "group_size": run.config.algorithm.group_size,
+        "prompt_tokens": lengths.prompt_tokens,
+        "completion_tokens": run.written_tokens,
+        "mean_completion_tokens": lengths.completion_tokens,
+        "updates": run.config.updates_per_step,
+        "passes": section.passes_per_step,
+        "extra_passes": run.extra_passes,
+        "max_rows": run.max_rows,
+        "steps": run.steps,
+        "save_every_steps": section.save_every_steps,
+        "keep_checkpoints": section.keep_checkpoints,
+        "keep_every_steps": section.keep_every_steps,
+        "records_all": section.record == "all",
+        "turns": {
+            "limit": run.turn_limit,
+            "mean": lengths.turns,
+            "answer_limit": run.answer_limit,
+            "mean_answer": lengths.answer_tokens,
+            "seconds": lengths.answer_seconds,
+            "threads": run.rollouts.episodes.threads,
+            "cached": run.keeps_cache,
+        },
+        "context_tokens": lengths.context_tokens,
+        "is_supervised": run.is_supervised,
+        "epochs": run.uncounted_epochs,
+    }
+
+
+def _setup(run: PlannedRun) -> dict[str, Any]:
+    """The method and the devices of training, as JSON types."""
+    policy, layout = run.policy, run.layout
+    return {
+        "method": "lora" if run.trains_adapter else "full",
+        "rank": (policy.lora or LoraSettings()).rank,
+        "targets": run.adapter_targets,
+        "quantization": policy.quantization,
+        "compute": run.compute,
+        "is_gpu": layout.is_gpu,
+        "packed": policy.packing,
+        "checkpointing": policy.gradient_checkpointing,
+        "offloads_activations": policy.offload_activations,
+        "optimizer": run.config.optimizer.type,
+        "tokens_per_microbatch": policy.tokens_per_microbatch,
+        "has_reference": run.has_reference,
+        "teacher": None if run.teacher is None else asdict(run.teacher),
+        "records_decoding": run.rollouts.cuda_graphs,
+        "ranks": layout.ranks,
+        "shard": layout.shard,
+        "degree": policy.shard_degree,
+        "loads_by_parts": run.loads_by_parts,
+        "offloads_optimizer": layout.offloads_optimizer,
+        "placement": layout.placement,
+        "sampler_devices": layout.sampler_devices,
+        "server_devices": run.server_devices,
+        "transfer": "nccl" if run.sends_by_nccl else "fetch",
+        "delta_rate": run.delta_rate,
+        "staleness": run.rollouts.staleness,
+        "in_flight": run.rollouts.in_flight,
+        "has_server_beside": run.has_server_beside,
+    }
+
+
 def as_text(plan: Plan) -> str:
     """The plan for people: memory by phase, what fits, what to change, time, price."""
     return "\n".join([*_head(plan), *_memory(plan), *_fit(plan), *_time(plan), *_cost(plan), *_failure(plan)])
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    shape, work, setup = plan.shape, plan.work, plan.setup
-    trained = trained_parameters(shape, setup)
-    kind = "all weights" if setup.method == "full" else f"LoRA, rank {setup.rank},"
-    if setup.quantization:
-        kind += f" over {setup.quantization}"
-    yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(trained)})"
-    each = "rows" if work.is_supervised else f"prompts x {work.group_size} completions"
+    run, shape = plan.run, plan.run.shape
+    kind = "all weights" if run.policy.lora is None else f"LoRA, rank {run.policy.lora.rank},"
+    if run.policy.quantization:
+        kind += f" over {run.policy.quantization}"
+    yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(run.trained_parameters)})"
+    each = "rows" if run.is_supervised else f"prompts x {run.config.algorithm.group_size} completions"
     yield (
-        f"a step: {work.prompts} {each}, prompts of {work.prompt_tokens} tokens, "
-        f"completions of {work.mean_completion_tokens:g} on average and {work.completion_tokens} at most"
+        f"a step: {run.config.run.prompts_per_step} {each}, prompts of {run.lengths.prompt_tokens} tokens, "
+        f"completions of {run.lengths.completion_tokens:g} on average and {run.written_tokens} at most"
     )
-    if (turns := work.turns).limit > 1:
+    if run.turn_limit > 1:
+        lengths = run.lengths
         yield (
-            f"in turns: {turns.mean:g} on average and {turns.limit} at most; answers of {turns.mean_answer:g} tokens "
-            f"on average and {turns.answer_limit} at most, after {turns.seconds:g} s "
+            f"in turns: {lengths.turns:g} on average and {run.turn_limit} at most; answers of "
+            f"{lengths.answer_tokens:g} tokens on average and {run.answer_limit} at most, after "
+            f"{lengths.answer_seconds:g} s "
             f"(--mean-turns, --answer-tokens, --tool-seconds)"
         )
-    parts = f", state sharded with {setup.shard}" if setup.ranks > 1 else ""
-    samplers = f", {setup.sampler_devices} to sample ({setup.placement})" if setup.sampler_devices else ""
-    yield f"on {setup.ranks} x {plan.device.name} to train{parts}{samplers}; arithmetic in {setup.compute}"
+    parts = f", state sharded with {run.layout.shard}" if run.layout.ranks > 1 else ""
+    samplers = (
+        f", {run.layout.sampler_devices} to sample ({run.layout.placement})" if run.layout.sampler_devices else ""
+    )
+    yield f"on {run.layout.ranks} x {plan.device.name} to train{parts}{samplers}; arithmetic in {run.compute}"
     if shape.counted is not None:
         yield (
             f"the weights of {shape.family!r} are counted on transformers' modules; activations are those of an "
             f"ordinary decoder of its widths, a guess for layers of other kinds"
         )
-    yield _ways(shape, setup)
-    if warning := longest_row(shape, work):
+    yield _ways(run)
+    if warning := run.row_warning():
         yield f"warning: {warning}"
 
 
-def _ways(shape: ModelShape, setup: Setup) -> str:
+def _ways(run: PlannedRun) -> str:
     """The ways of training and sampling, as far as the model's configuration tells."""
+    shape = run.shape
     if shape.counted is None and shape.family in OWN_FAMILIES and shape.is_plain:
-        trained = f"packed rows through {'our own layers' if setup.has_own_layers else MODULES}"
-        sampled = f"through {MODULES if samples_by_modules(shape, setup) else 'our own layers'}"
+        trained = f"packed rows through {'our own layers' if run.has_own_layers else MODULES}"
+        sampled = f"through {MODULES if samples_by_modules(run) else 'our own layers'}"
     elif shape.counted is not None and shape.counted.ways is not None:
         trained, sampled = shape.counted.ways
     else:
         return "how the model is trained and sampled is found when it is loaded"
-    if not setup.packed:
+    if not run.policy.packing:
         trained = f"padded rows through {MODULES}"
-    if setup.has_servers:
+    if run.has_servers:
         sampled = "by rollout servers"
     said = f"trained with {trained}" + (f"; sampled {sampled}" if sampled else "")
     return f"{said} (by its configuration; each way is proven when the model is loaded)"
@@ -254,7 +309,7 @@ def _memory(plan: Plan) -> Iterator[str]:
                 f"warning: the model cannot be loaded: before its weights are cut, each trainer holds all of them, "
                 f"{_gib(plan.memory.load_bytes)} GiB with copies"
             )
-        names = {"sample": "evaluate"} if plan.work.is_supervised else {}
+        names = {"sample": "evaluate"} if plan.run.is_supervised else {}
         rows = [["", *(names.get(phase, phase) for phase in PHASES)]]
         for name in dict.fromkeys(part.name for part in need.components):
             rows.append([name, *(_cell(need, name, phase) for phase in PHASES)])
@@ -299,7 +354,7 @@ def _fit(plan: Plan) -> Iterator[str]:
             else "no three changes make it fit; those that save most:"
         )
         for one in plan.advice:
-            texts = [text for each in one.changes for text in concrete(each, plan.work, plan.setup)]
+            texts = [text for each in one.changes for text in each.concrete(plan.run)]
             yield "  " + " ".join(_quoted(text) for text in texts)
             yield f"      peak {_gib(one.peak_bytes)} GiB; cost: {'; '.join(each.what for each in one.changes)}"
         if not fitting:
@@ -309,7 +364,7 @@ def _fit(plan: Plan) -> Iterator[str]:
 def _time(plan: Plan) -> Iterator[str]:
     time = plan.time
     yield ""
-    if plan.work.is_supervised:
+    if plan.run.is_supervised:
         yield f"a step: about {_seconds(time.train)} of training, {time.trained_per_second:,.0f} tokens/s"
         yield _speeds(plan.device)
         return
@@ -318,24 +373,24 @@ def _time(plan: Plan) -> Iterator[str]:
     if time.ahead is None:
         yield f"a step: about {_seconds(time.total)} = {' + '.join(parts)}"
     else:
-        overlap = f"at the same time, with rollouts.staleness {plan.setup.staleness}"
+        overlap = f"at the same time, with rollouts.staleness {plan.run.rollouts.staleness}"
         yield f"a step: about {_seconds(time.total)}: {', '.join(parts)} {overlap}"
     yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
     if time.network >= 0.05 * time.train:
         yield f"  {_seconds(time.network)} of training waits for the weights and gradients of other devices"
-    if plan.work.turns.limit > 1:
+    if plan.run.turn_limit > 1:
         yield from _turns(plan)
     if time.sync_bytes:
         parts = ", ".join(f"{part.name} {_seconds(part.seconds)}" for part in time.way)
-        way = f"rollouts.transfer {plan.setup.transfer}"
-        if plan.setup.delta_rate is not None:
-            way = f"{sent_share(plan.setup.delta_rate, plan.shape.num_parameters):.2g} of all weights: rollouts.deltas"
+        way = f"rollouts.transfer {'nccl' if plan.run.sends_by_nccl else 'fetch'}"
+        if plan.run.delta_rate is not None:
+            way = (
+                f"{sent_share(plan.run.delta_rate, plan.run.shape.num_parameters):.2g} of all weights: rollouts.deltas"
+            )
         yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
         yield f"    {parts}"
     if rates := plan.steps_per_hour:
-        lengths = (
-            f"lengths of {plan.work.mean_completion_tokens:g} on average and {plan.work.completion_tokens} at most"
-        )
+        lengths = f"lengths of {plan.run.lengths.completion_tokens:g} on average and {plan.run.written_tokens} at most"
         yield f"  steps per hour by rollouts.staleness, for {lengths}:"
         yield "    " + ", ".join(f"{name}: {_rate(rate)}" for name, rate in rates.items())
     yield _speeds(plan.device)
@@ -355,30 +410,30 @@ def _speeds(device: Device) -> str:
 
 def _turns(plan: Plan) -> Iterator[str]:
     """The cost of tools, and its assumptions."""
-    time, turns = plan.time, plan.work.turns
+    time = plan.time
     what = (
         "read in answers (what came before is kept)"
-        if turns.cached
+        if plan.run.keeps_cache
         else "read again after answers, with all before them"
     )
     yield f"  {time.read_again_tokens:,.0f} tokens {what}"
-    answers = counted(turns.limit - 1, "answer")
+    answers = counted(plan.run.turn_limit - 1, "answer")
     yield f"  {_seconds(time.wait)} of sampling waits for tools: the longest completion of a batch for {answers}"
     yield (
-        f"  memory is for {plan.work.longest_tokens} tokens of a completion with every answer at its limit; answers "
+        f"  memory is for {plan.run.longest_tokens} tokens of a completion with every answer at its limit; answers "
         f"are read in training too, and not learned from"
     )
 
 
 def _cost(plan: Plan) -> Iterator[str]:
     yield ""
-    yield f"the run: {counted(plan.work.steps, 'step')}, about {_hours(plan.hours)} without evaluation and checkpoints"
+    yield f"the run: {counted(plan.run.steps, 'step')}, about {_hours(plan.hours)} without evaluation and checkpoints"
     disk = plan.disk
     record = f" and {_gib(disk.record_bytes)} GiB of recorded steps (run.record)" if disk.record_bytes else ""
     kept = f"{counted(disk.checkpoints, 'checkpoint')} of {_gib(disk.checkpoint_bytes)} GiB"
     yield f"  on the disk at the end: {kept}{record}"
-    if plan.work.epochs is not None:
-        yield f"  steps of run.steps; sft.epochs={plan.work.epochs:g} sets other ones once the rows have been counted"
+    if (epochs := plan.run.uncounted_epochs) is not None:
+        yield f"  steps of run.steps; sft.epochs={epochs:g} sets other ones once the rows have been counted"
     if plan.device.on_demand is None and plan.device.spot is None:
         if plan.device.is_gpu:
             yield f"  no price known for {plan.device.name}; add yours to a YAML table and pass it with --devices"
@@ -387,27 +442,27 @@ def _cost(plan: Plan) -> Iterator[str]:
     yield f"  USD, prices from {plan.device.source or 'an unnamed source'}{dated}:"
     rows = [["", "devices", "per hour", "on spot", "per run", "on spot"]]
     for one in plan.trainers:
-        count = str(one.setup.ranks + one.setup.sampler_devices) if one.fits else "> 64"
+        count = str(one.run.layout.ranks + one.run.layout.sampler_devices) if one.fits else "> 64"
         rows.append(
             [one.name, count, *(_usd(x, kind) for x in (one.per_hour, one.per_run) for kind in ("on_demand", "spot"))]
         )
     yield from aligned(rows, 10, 9, 12, 10, 12, 10, indent="  ")
     if plan.trainers_checkpointed:
         yield "  with policy.gradient_checkpointing=true, since the recipe as written does not fit"
-    if not plan.work.is_supervised:
+    if not plan.run.is_supervised:
         yield "  for the same number of steps, not the same quality; DPO also needs preference pairs"
 
 
 def _failure(plan: Plan) -> Iterator[str]:
     lost = plan.failure
-    rows = "rows" if plan.work.is_supervised else "completions"
+    rows = "rows" if plan.run.is_supervised else "completions"
     worth = f", ${_usd(lost.usd, 'on_demand')}" if lost.usd.on_demand is not None else ""
     yield ""
     yield (
         f"if the trainer is preempted, you lose at most {counted(lost.steps, 'step')} (run.save_every_steps), half of "
         f"that on average: {lost.completions:,} {rows}, {lost.tokens:,.0f} tokens, {_seconds(lost.seconds)}{worth}"
     )
-    if plan.setup.sampler_devices:
+    if plan.run.layout.sampler_devices:
         yield f"if a rollout server is preempted, you lose at most {lost.sampler_tokens:,.0f} tokens; the run continues"
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from oncurve.constants import GIB
 from oncurve.plan import constants
 from oncurve.plan.memory import kv_bytes, weight_parts
-from oncurve.plan.setup import Setup, Work
-from oncurve.plan.shape import ModelShape
+from oncurve.plan.planned_run import PlannedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Beside:
         )
 
 
-def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float) -> Beside:
+def share_gpu(run: PlannedRun, *, total: float) -> Beside:
     """The share of a GPU that is left beside the policy.
 
         policy = 12 B x trained weights (4 master, 8 moments) + frozen weights + reference + 4 GiB
@@ -54,9 +53,10 @@ def share_gpu(shape: ModelShape, work: Work, setup: Setup, *, total: float) -> B
     The server sleeps while the policy trains. The 4 GiB are guessed: two contexts, and what torch has in use while it
     samples nothing.
     """
-    stays = sum(part.bytes for part in weight_parts(shape, setup) if not part.is_buffer)
-    cache = kv_bytes(shape, work.group_size * (work.prompt_tokens + work.longest_tokens), setup)
-    weights = float(setup.width * shape.num_parameters)
+    stays = sum(part.bytes for part in weight_parts(run) if not part.is_buffer)
+    row = run.lengths.prompt_tokens + run.longest_tokens
+    cache = kv_bytes(run, run.config.algorithm.group_size * row)
+    weights = float(run.width * run.shape.num_parameters)
     return Beside(
         total=total,
         policy=stays + constants.BESIDE_MARGIN_BYTES,

@@ -9,9 +9,8 @@ from oncurve.constants import GB
 from oncurve.observe.ahead import block_steps
 from oncurve.plan import constants
 from oncurve.plan.hardware import Device
-from oncurve.plan.memory import samples_by_modules, trained_parameters
-from oncurve.plan.setup import Setup, Work
-from oncurve.plan.shape import ModelShape
+from oncurve.plan.memory import samples_by_modules
+from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.weight_transfer import Part, sync_bytes, way_of_weights
 
 
@@ -52,33 +51,33 @@ class StepTime:
         return self.trained_tokens / self.train
 
 
-def step_time(shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float) -> StepTime:
+def step_time(run: PlannedRun, device: Device, *, network_gbit: float) -> StepTime:
     """Seconds of a step on a device."""
-    trained = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed)
-    sends = not work.is_supervised
-    compute = train_seconds(shape, work, setup, device)
-    beside, after = exchange_seconds(shape, work, setup, device, network_gbit=network_gbit)
+    trained = run.step_tokens
+    sends = not run.is_supervised
+    compute = train_seconds(run, device)
+    beside, after = exchange_seconds(run, device, network_gbit=network_gbit)
     waits = max(0.0, beside - compute) + after
-    way = way_of_weights(shape, setup, device, network_gbit=network_gbit) if sends else ()
+    way = way_of_weights(run, device, network_gbit=network_gbit) if sends else ()
     time = StepTime(
-        sample=0.0 if work.is_supervised else sample_seconds(shape, work, setup, device),
+        sample=0.0 if run.is_supervised else sample_seconds(run, device),
         train=compute + waits,
         network=waits,
         sync=sum(part.seconds for part in way),
-        sampled_tokens=work.completions * work.mean_completion_tokens,
+        sampled_tokens=run.config.completions_per_step * run.lengths.completion_tokens,
         trained_tokens=trained,
-        sync_bytes=sync_bytes(shape, setup) if sends else 0.0,
-        wait=wait_seconds(work),
-        read_again_tokens=work.completions * work.read_again_tokens,
+        sync_bytes=sync_bytes(run) if sends else 0.0,
+        wait=wait_seconds(run),
+        read_again_tokens=run.config.completions_per_step * run.read_again_tokens,
         way=way,
     )
-    if not setup.staleness or not setup.sampler_devices or work.is_supervised:
+    if not run.rollouts.staleness or not run.layout.sampler_devices or run.is_supervised:
         return time
-    return replace(time, ahead=seconds_ahead(shape, work, setup, device, time))
+    return replace(time, ahead=seconds_ahead(run, device, time))
 
 
-def seconds_ahead(shape: ModelShape, work: Work, setup: Setup, device: Device, time: StepTime) -> float:
-    """Seconds of a step where other devices sample up to ``setup.staleness`` steps ahead, once that is under way.
+def seconds_ahead(run: PlannedRun, device: Device, time: StepTime) -> float:
+    """Seconds of a step where other devices sample up to ``rollouts.staleness`` steps ahead, once that is under way.
 
         in blocks of b steps   max( training + held / b , (sampling of b steps at once + weight sync) / b )
         in flight              max( training + held , weight sync , prompts + tokens of a step over all rows ,
@@ -88,23 +87,28 @@ def seconds_ahead(shape: ModelShape, work: Work, setup: Setup, device: Device, t
     Held: the trainer's part of the weight sync. Of b steps, the rows of all fill the places that the longest of one
     would leave free. Completions with tools are sampled one step after the other.
     """
-    devices, held = setup.sampler_devices, sum(part.seconds for part in time.way if part.holds)
-    if setup.in_flight and work.turns.limit > 1:
+    devices, held = run.layout.sampler_devices, sum(part.seconds for part in time.way if part.holds)
+    if run.rollouts.in_flight and run.turn_limit > 1:
         return max(time.train + held, time.sync, time.sample)
-    if setup.in_flight:
-        ahead = replace(work, prompts=work.prompts * (setup.staleness + 1))
+    if run.rollouts.in_flight:
+        ahead = _with_steps(run, run.rollouts.staleness + 1)
         rows = -(-ahead.rows_at_once // devices)
-        each = _step_seconds(shape, work, setup, device, rows)
-        tokens = work.completions * work.mean_completion_tokens / devices / rows
-        stream = _prompt_seconds(shape, work, device, devices) + tokens * each
-        longest = work.completion_tokens * each / setup.staleness
+        each = _step_seconds(run, device, rows)
+        tokens = run.config.completions_per_step * run.lengths.completion_tokens / devices / rows
+        stream = _prompt_seconds(run, device, devices) + tokens * each
+        longest = run.written_tokens * each / run.rollouts.staleness
         return max(time.train + held, time.sync, min(time.sample, max(stream, longest)))
-    steps = 1 if work.turns.limit > 1 else block_steps(setup.staleness)
-    block = replace(work, prompts=work.prompts * steps)
-    return max(time.train + held / steps, (sample_seconds(shape, block, setup, device) + time.sync) / steps)
+    steps = 1 if run.turn_limit > 1 else block_steps(run.rollouts.staleness)
+    block = _with_steps(run, steps)
+    return max(time.train + held / steps, (sample_seconds(block, device) + time.sync) / steps)
 
 
-def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
+def _with_steps(run: PlannedRun, steps: int) -> PlannedRun:
+    """The run whose step has the prompts of so many."""
+    return run.with_keys("run", {"prompts_per_step": steps * run.config.run.prompts_per_step})
+
+
+def flops_per_token(run: PlannedRun) -> float:
     """Operations of training on one token.
 
         forward 2 N, backward 4 N, or 2 N where the weights are frozen; checkpointing adds a forward pass;
@@ -113,30 +117,32 @@ def flops_per_token(shape: ModelShape, work: Work, setup: Setup) -> float:
 
     Source: arXiv:2001.08361, section 2.1; PaLM, arXiv:2204.02311, appendix B.
     """
-    backward = 2 if setup.method == "full" else 1
-    passes = work.passes * (1 + backward + (1 if setup.checkpointing else 0)) + work.extra_passes
-    row = work.prompt_tokens + work.mean_tokens
-    return passes * (2.0 * shape.matrix_parameters + 4.0 * shape.layers * shape.query_size * row / 2)
+    backward = 2 if not run.trains_adapter else 1
+    passes = 1 + backward + (1 if run.policy.gradient_checkpointing else 0)
+    passes = run.config.run.passes_per_step * passes + run.extra_passes
+    row = run.lengths.prompt_tokens + run.mean_tokens
+    return passes * (2.0 * run.shape.matrix_parameters + 4.0 * run.shape.layers * run.shape.query_size * row / 2)
 
 
-def train_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
+def train_seconds(run: PlannedRun, device: Device) -> float:
     """Tokens x ( operations / (rate x share) + bytes between products / bandwidth ) / devices.
 
         bytes   passes x ( layers (H + MLP) c + V d ), of which a backward pass counts as two
 
     A share of the rate that was measured on the device has both in it. Rows without a signal are not left out here.
     """
-    tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed) / setup.ranks
-    operations = flops_per_token(shape, work, setup) / (device.bf16 * 1e12)
+    tokens = run.step_tokens / run.layout.ranks
+    operations = flops_per_token(run) / (device.bf16 * 1e12)
     if device.train_utilization is not None:
         return tokens * operations / device.train_utilization
-    passes = work.passes * (3 + (1 if setup.checkpointing else 0)) + work.extra_passes
-    layers = shape.layers * (shape.hidden + shape.mlp) * constants.LAYER_PASS_BYTES
-    traffic = passes * (layers + shape.vocabulary * constants.HEAD_PASS_BYTES) / (device.bandwidth * GB)
+    passes = 3 + (1 if run.policy.gradient_checkpointing else 0)
+    passes = run.config.run.passes_per_step * passes + run.extra_passes
+    layers = run.shape.layers * (run.shape.hidden + run.shape.mlp) * constants.LAYER_PASS_BYTES
+    traffic = passes * (layers + run.shape.vocabulary * constants.HEAD_PASS_BYTES) / (device.bandwidth * GB)
     return tokens * (operations / constants.TRAIN_MATRIX_UTILIZATION + traffic)
 
 
-def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, float]:
+def exchange_bytes(run: PlannedRun) -> tuple[float, float]:
     """Bytes over each connection between devices in the training of a step, in rings: beside computing, and after it.
 
     zero3, each microbatch: weights for the forward pass, again for the backward pass, and their gradients in 4 B;
@@ -144,44 +150,43 @@ def exchange_bytes(shape: ModelShape, work: Work, setup: Setup) -> tuple[float, 
     otherwise, each update: gradients in 4 B, added up and given back; with rows of devices that each have all weights
     (HSDP) the parts of those of a machine, over one connection
     """
-    if setup.ranks == 1:
+    if run.layout.ranks == 1:
         return 0.0, 0.0
-    matrices = float(shape.num_parameters)
-    trained = 4.0 * trained_parameters(shape, setup)
-    after = 2.0 * trained * work.updates
-    if setup.shard != "zero3":
+    matrices = float(run.shape.num_parameters)
+    trained = 4.0 * run.trained_parameters
+    after = 2.0 * trained * run.config.updates_per_step
+    if run.layout.shard != "zero3":
         return 0.0, after
-    together = min(setup.parts, constants.GPUS_PER_MACHINE) if setup.ranks > constants.GPUS_PER_MACHINE else 1
-    after *= together / setup.parts if setup.parts < setup.ranks else 0.0
-    tokens = work.tokens(completion_tokens=work.mean_tokens, packed=setup.packed) / setup.ranks
-    microbatches = max(work.updates, math.ceil(tokens * work.passes / setup.tokens_per_microbatch))
-    weights = setup.width * matrices
-    reads = math.ceil(microbatches / work.passes) * work.extra_passes
+    together = min(run.parts, constants.GPUS_PER_MACHINE) if run.layout.ranks > constants.GPUS_PER_MACHINE else 1
+    after *= together / run.parts if run.parts < run.layout.ranks else 0.0
+    tokens = run.step_tokens / run.layout.ranks
+    passes = run.config.run.passes_per_step
+    microbatches = max(run.config.updates_per_step, math.ceil(tokens * passes / run.policy.tokens_per_microbatch))
+    weights = run.width * matrices
+    reads = math.ceil(microbatches / passes) * run.extra_passes
     return microbatches * (2 * weights + trained) + reads * weights, after
 
 
-def exchange_seconds(
-    shape: ModelShape, work: Work, setup: Setup, device: Device, *, network_gbit: float
-) -> tuple[float, float]:
+def exchange_seconds(run: PlannedRun, device: Device, *, network_gbit: float) -> tuple[float, float]:
     """Seconds of both over the slowest connection; machines have eight devices each.
 
     Where weights are cut, the next layers are on their way while one is computed; gradients alone go after the last.
     """
     link = device.link * GB * constants.LINK_SHARE
     network = min(link, network_gbit / 8 * GB)
-    beside, after = exchange_bytes(shape, work, setup)
-    parts, ranks = (link if count <= constants.GPUS_PER_MACHINE else network for count in (setup.parts, setup.ranks))
+    beside, after = exchange_bytes(run)
+    parts, ranks = (link if count <= constants.GPUS_PER_MACHINE else network for count in (run.parts, run.layout.ranks))
     return beside / parts, after / ranks
 
 
-def decode_share(setup: Setup, device: Device) -> float:
+def decode_share(run: PlannedRun, device: Device) -> float:
     """Share of the memory's bandwidth that decoding reaches: the engine's as measured or estimated, vLLM's estimate."""
-    if setup.has_servers:
+    if run.has_servers:
         return constants.SERVER_BANDWIDTH_UTILIZATION
     return device.sample_utilization or constants.SAMPLE_BANDWIDTH_UTILIZATION
 
 
-def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) -> float:
+def sample_seconds(run: PlannedRun, device: Device) -> float:
     """Reading the prompts, then decoding: a row that ends makes room for one that waits, until none does.
 
         steps while rows wait   = rows that wait x mean length / rows, all of which run
@@ -193,51 +198,57 @@ def sample_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device) 
     A recorded step of the engine adds the time of its small kernels. Through transformers' modules a step takes at
     least what starting their kernels takes, and a batch waits for its longest row.
     """
-    devices = setup.sampler_devices or setup.ranks
-    own, rows = (-(-count // devices) for count in (work.completions, work.rows_at_once))
-    ending = max(1.0, rows * work.mean_completion_tokens / work.completion_tokens)
-    prompts = _prompt_seconds(shape, work, device, devices)
-    last = work.completion_tokens * _step_seconds(shape, work, setup, device, ending)
-    if samples_by_modules(shape, setup):
-        return prompts + -(-own // rows) * last + wait_seconds(work)
-    steps = (own - rows) * work.mean_completion_tokens / rows
-    return prompts + steps * _step_seconds(shape, work, setup, device, rows) + last + wait_seconds(work)
+    devices = run.layout.sampler_devices or run.layout.ranks
+    own, rows = (-(-count // devices) for count in (run.config.completions_per_step, run.rows_at_once))
+    ending = max(1.0, rows * run.lengths.completion_tokens / run.written_tokens)
+    prompts = _prompt_seconds(run, device, devices)
+    last = run.written_tokens * _step_seconds(run, device, ending)
+    if samples_by_modules(run):
+        return prompts + -(-own // rows) * last + wait_seconds(run)
+    steps = (own - rows) * run.lengths.completion_tokens / rows
+    return prompts + steps * _step_seconds(run, device, rows) + last + wait_seconds(run)
 
 
-def _prompt_seconds(shape: ModelShape, work: Work, device: Device, devices: int) -> float:
+def _prompt_seconds(run: PlannedRun, device: Device, devices: int) -> float:
     """Reading the prompts of a step, and again what tools answered."""
-    reads = work.prompts * work.prompt_tokens + work.completions * work.read_again_tokens
+    reads = run.config.run.prompts_per_step * run.lengths.prompt_tokens
+    reads += run.config.completions_per_step * run.read_again_tokens
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
-    return 2.0 * shape.matrix_parameters * reads / (rate * devices)
+    return 2.0 * run.shape.matrix_parameters * reads / (rate * devices)
 
 
-def _step_seconds(shape: ModelShape, work: Work, setup: Setup, device: Device, running: float) -> float:
+def _step_seconds(run: PlannedRun, device: Device, running: float) -> float:
     """One token of each running row of a device."""
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
-    bandwidth = device.bandwidth * GB * decode_share(setup, device)
-    length = work.prompt_tokens + work.mean_tokens / 2
-    cut = (setup.server_devices or setup.sampler_devices) or 1
-    read = setup.width * (shape.parameters_read(running * cut) / cut + running * length * shape.kv_numbers_per_token)
-    products = 2.0 * shape.matrix_parameters * running / rate
-    if samples_by_modules(shape, setup):
-        return max(read / bandwidth, products, shape.layers * constants.MODULE_LAYER_SECONDS[setup.quantization])
+    bandwidth = device.bandwidth * GB * decode_share(run, device)
+    length = run.lengths.prompt_tokens + run.mean_tokens / 2
+    cut = (run.server_devices or run.layout.sampler_devices) or 1
+    read = run.width * (
+        run.shape.parameters_read(running * cut) / cut + running * length * run.shape.kv_numbers_per_token
+    )
+    products = 2.0 * run.shape.matrix_parameters * running / rate
+    if samples_by_modules(run):
+        return max(
+            read / bandwidth, products, run.shape.layers * constants.MODULE_LAYER_SECONDS[run.policy.quantization]
+        )
     small = 0.0
     if cut > 1:
-        exchanged = 2 * 2 * shape.layers * running * cut * shape.hidden * setup.width
+        exchanged = 2 * 2 * run.shape.layers * running * cut * run.shape.hidden * run.width
         small = exchanged / (device.link * GB * constants.LINK_SHARE)
-    if setup.is_gpu and device.sample_utilization is None and not setup.has_servers:
-        small = shape.layers * (constants.ENGINE_LAYER_SECONDS + running * constants.ENGINE_ROW_SECONDS)
+    if run.layout.is_gpu and device.sample_utilization is None and not run.has_servers:
+        small = run.shape.layers * (constants.ENGINE_LAYER_SECONDS + running * constants.ENGINE_ROW_SECONDS)
     return max(read / bandwidth + small, products)
 
 
-def wait_seconds(work: Work) -> float:
+def wait_seconds(run: PlannedRun) -> float:
     """Time in which a step waits for tools and nothing is left to decode.
 
         max( batches of rows x (turn limit - 1) x seconds of an answer , all answers x seconds / threads )
 
     While a completion waits, the others are decoded; the longest one of a batch is waited for.
     """
-    turns = work.turns
-    batches = -(-work.completions // work.rows_at_once)
-    all_answers = work.completions * (turns.mean - 1)
-    return max(batches * (turns.limit - 1) * turns.seconds, all_answers * turns.seconds / turns.threads)
+    completions, seconds = run.config.completions_per_step, run.lengths.answer_seconds
+    batches = -(-completions // run.rows_at_once)
+    all_answers = completions * (run.lengths.turns - 1)
+    threads = run.rollouts.episodes.threads
+    return max(batches * (run.turn_limit - 1) * seconds, all_answers * seconds / threads)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from oncurve.constants import FILE_BYTES, GB
 from oncurve.plan import constants
 from oncurve.plan.hardware import Device
-from oncurve.plan.setup import Setup
-from oncurve.plan.shape import ModelShape
+from oncurve.plan.planned_run import PlannedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Part:
     """The trainer stands still meanwhile, also where servers sample ahead."""
 
 
-def sync_bytes(shape: ModelShape, setup: Setup) -> float:
+def sync_bytes(run: PlannedRun) -> float:
     """Bytes that travel to the sampler after each step: all weights in the servers' type, or an adapter's.
 
         matrices 2 B each (4 with float32 arithmetic), vectors 4 B; an adapter 4 B x its weights
@@ -33,19 +32,21 @@ def sync_bytes(shape: ModelShape, setup: Setup) -> float:
     65.6 GB for a full 32B model, or a share of that where differences are sent (rollouts.deltas). Nothing travels where
     one process samples and trains.
     """
-    if setup.placement == "colocated" and not setup.has_server_beside:
+    if run.layout.placement == "colocated" and not run.has_server_beside:
         return 0.0
-    if setup.method == "lora":
-        return 4.0 * shape.lora_parameters(setup.rank, setup.targets)
-    share = 1.0 if setup.delta_rate is None else sent_share(setup.delta_rate, shape.num_parameters)
-    return share * whole_bytes(shape, setup)
+    if run.trains_adapter:
+        return 4.0 * run.trained_parameters
+    share = 1.0 if run.delta_rate is None else sent_share(run.delta_rate, run.shape.num_parameters)
+    return share * whole_bytes(run)
 
 
-def whole_bytes(shape: ModelShape, setup: Setup) -> float:
+def whole_bytes(run: PlannedRun) -> float:
     """All weights in the servers' type."""
-    width = 2 if setup.delta_rate is not None else setup.width
-    matrices = shape.layers * shape.layer_matrix_parameters + shape.head_parameters * (1 if shape.is_tied else 2)
-    return float(width * matrices + 4 * (shape.num_parameters - matrices))
+    width = 2 if run.delta_rate is not None else run.width
+    matrices = run.shape.layers * run.shape.layer_matrix_parameters + run.shape.head_parameters * (
+        1 if run.shape.is_tied else 2
+    )
+    return float(width * matrices + 4 * (run.shape.num_parameters - matrices))
 
 
 def sent_share(rate: float, parameters: float) -> float:
@@ -68,30 +69,30 @@ def _log_share(rate: float, measured: Sequence[tuple[float, float]]) -> float:
     return y + (high - y) * (math.log(rate) - x) / (far - x)
 
 
-def way_of_weights(shape: ModelShape, setup: Setup, device: Device, *, network_gbit: float) -> tuple[Part, ...]:
+def way_of_weights(run: PlannedRun, device: Device, *, network_gbit: float) -> tuple[Part, ...]:
     """The parts of the way that a recipe takes; none where one process samples and trains."""
-    size = sync_bytes(shape, setup)
+    size = sync_bytes(run)
     if not size:
         return ()
-    whole = 2.0 * shape.num_parameters if setup.method == "lora" else size
-    if setup.transfer == "nccl":
+    whole = 2.0 * run.shape.num_parameters if run.trains_adapter else size
+    if run.sends_by_nccl:
         rate = device.link * GB * constants.LINK_SHARE
-        if setup.placement == "disaggregated":
+        if run.layout.placement == "disaggregated":
             rate = min(rate, network_gbit / 8 * GB)
         return (
             Part("broadcast", size, size / rate, holds=True),
             Part("load", size, size / constants.DEVICE_LOAD_RATE, holds=True),
         )
-    if setup.delta_rate is not None and setup.method == "full":
-        return _differences(size, whole_bytes(shape, setup), setup, network_gbit=network_gbit)
-    return _files(size, whole, setup, network_gbit=network_gbit)
+    if run.delta_rate is not None:
+        return _differences(size, whole_bytes(run), run, network_gbit=network_gbit)
+    return _files(size, whole, run, network_gbit=network_gbit)
 
 
-def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
-    """As ``fleet/weights/delta_store.py`` writes them and ``mirror.py`` applies them."""
+def _differences(size: float, whole: float, run: PlannedRun, *, network_gbit: float) -> tuple[Part, ...]:
+    """As ``fleet/weights/delta_store.py`` writes them and ``delta_copy.py`` applies them."""
     threads = _threads(whole)
     sums = whole / (threads * constants.SUM_RATE)
-    copied, fetched = _copied(whole, setup), _fetched(size, setup, network_gbit)
+    copied, fetched = _copied(whole, run), _fetched(size, run, network_gbit)
     return (
         *copied,
         Part("find what changed", whole, whole / (threads * constants.CODE_RATE)),
@@ -103,12 +104,12 @@ def _differences(size: float, whole: float, setup: Setup, *, network_gbit: float
     )
 
 
-def _files(size: float, whole: float, setup: Setup, *, network_gbit: float) -> tuple[Part, ...]:
-    """As ``fleet/weights/shards.py`` writes them and ``fetch.py`` reads them. An adapter is one file, and is added
-    to all of the base."""
-    threads = 1 if setup.method == "lora" else _threads(size)
+def _files(size: float, whole: float, run: PlannedRun, *, network_gbit: float) -> tuple[Part, ...]:
+    """As ``fleet/weights/shards.py`` writes them and ``file_download.py`` reads them. An adapter is one file, and is
+    added to all of the base."""
+    threads = 1 if run.trains_adapter else _threads(size)
     sums = size / (threads * constants.SUM_RATE)
-    copied, fetched = _copied(size, setup), _fetched(size, setup, network_gbit)
+    copied, fetched = _copied(size, run), _fetched(size, run, network_gbit)
     return (
         *copied,
         Part("checksum", size, sums, holds=True),
@@ -124,11 +125,13 @@ def _threads(size: float) -> float:
     return min(constants.FILES_AT_A_TIME, max(1.0, size / FILE_BYTES))
 
 
-def _copied(size: float, setup: Setup) -> tuple[Part, ...]:
-    return (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE, True),) if setup.is_gpu else ()
+def _copied(size: float, run: PlannedRun) -> tuple[Part, ...]:
+    return (
+        (Part("copy to the machine's memory", size, size / constants.TO_HOST_RATE, True),) if run.layout.is_gpu else ()
+    )
 
 
-def _fetched(size: float, setup: Setup, network_gbit: float) -> tuple[Part, ...]:
-    if setup.placement != "disaggregated":
+def _fetched(size: float, run: PlannedRun, network_gbit: float) -> tuple[Part, ...]:
+    if run.layout.placement != "disaggregated":
         return ()
     return (Part("fetch over the network", size, size / (network_gbit / 8 * GB)),)

@@ -26,7 +26,7 @@ class _Sampled:
     places: Tensor
     """Flat indices in this process's part."""
     thresholds: Tensor | None
-    """Of their dither; None where copies are rounded to the nearest."""
+    """Thresholds of their dither; None where copies are rounded to the nearest."""
     weight: float
     """Weights of the matrix that each of these stands for."""
     start: Tensor

@@ -171,12 +171,7 @@ class MuonWithAdamW:
         settings: OptimizerSettings,
     ) -> None:
         """Muon's updates are scaled to be as large as AdamW's (arXiv:2502.16982), so that both take one rate."""
-        muon = partial(
-            torch.optim.Muon,
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        muon = partial(torch.optim.Muon, **settings.muon_options, adjust_lr_fn="match_rms_adamw")
         parts = (muon(matrices) if matrices else None, make_adamw(model, [others], settings) if others else None)
         self.parts: list[torch.optim.Optimizer] = [part for part in parts if part is not None]
 
@@ -242,9 +237,8 @@ def make_adamw(
     Raises ConfigError where 8 bits are asked for and bitsandbytes is not installed.
     """
     groups = [{"params": group, "weight_decay": decay} for group, decay in decayed(model, trained, settings)]
-    common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
     if settings.type != "adamw_8bit":
-        return torch.optim.AdamW(groups, **common, fused=True)
+        return torch.optim.AdamW(groups, **settings.adam_options, fused=True)
     try:
         optimizer = importlib.import_module("bitsandbytes.optim").AdamW8bit
     except ImportError:
@@ -252,4 +246,4 @@ def make_adamw(
             "optimizer.type is adamw_8bit, which needs bitsandbytes, and it is not installed. "
             "Run `pip install bitsandbytes`, or set optimizer.type to adamw"
         ) from None
-    return optimizer(groups, **common)
+    return optimizer(groups, **settings.adam_options)

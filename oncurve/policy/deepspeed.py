@@ -91,7 +91,7 @@ class Zero:
 
     def _make_optimizer(self, trained: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
         """AdamW that stands still where the whole gradient is zero: momentum alone must not move the weights."""
-        common = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+        common = settings.adam_options
         groups = [{"params": group, "weight_decay": decay} for group, decay in decayed(self.model, [trained], settings)]
         kind: Any = torch.optim.AdamW
         if self.offloads:

@@ -131,12 +131,7 @@ def _agree_on_optimizer(found: Any, optimizer: OptimizerSettings, source: str) -
     if section.get("type", "AdamW") not in ("Adam", "AdamW"):
         raise ConfigError(f"{source}: optimizer.type is {section['type']!r}; the recipe trains with AdamW")
     params = dict(_section(section, "params", source))
-    known = {
-        "lr": optimizer.learning_rate,
-        "betas": list(optimizer.betas),
-        "eps": optimizer.epsilon,
-        "weight_decay": optimizer.weight_decay,
-    }
+    known = optimizer.adam_options | {"betas": list(optimizer.betas), "weight_decay": optimizer.weight_decay}
     for key in params:
         if key not in known:
             raise ConfigError(f"{source}: optimizer.params.{key} is not known. Use {', '.join(known)}")

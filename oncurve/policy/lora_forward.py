@@ -26,12 +26,12 @@ class OneSum:
     def __init__(self, layer: Any) -> None:
         self.layer = layer
 
-    def __call__(self, x: Tensor, *args: Any, **words: Any) -> Tensor:
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's output."""
         layer = self.layer
         kind = arithmetic_type(x.device, x.dtype)
-        if kind not in HALF or args or words or layer.disable_adapters or not _is_plain(layer):
-            return type(layer).forward(layer, x, *args, **words)
+        if kind not in HALF or args or kwargs or layer.disable_adapters or not _is_plain(layer):
+            return type(layer).forward(layer, x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1]).to(kind)
         a, b = (part[ADAPTER].weight.to(kind) for part in (layer.lora_A, layer.lora_B))
         thin = nn.functional.linear(nn.functional.linear(layer.lora_dropout[ADAPTER](flat), a), b)

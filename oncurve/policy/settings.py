@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -37,6 +37,16 @@ class OptimizerSettings(Section):
     def betas(self) -> tuple[float, float]:
         """Both as torch takes them."""
         return self.beta1, self.beta2
+
+    @property
+    def adam_options(self) -> dict[str, Any]:
+        """Options of an Adam of any library, before the schedule."""
+        return {"lr": self.learning_rate, "betas": self.betas, "eps": self.epsilon}
+
+    @property
+    def muon_options(self) -> dict[str, Any]:
+        """Options of torch's Muon, before the schedule."""
+        return {"lr": self.learning_rate, "weight_decay": self.weight_decay}
 
     def rate(self, update: int, total_updates: int) -> float:
         """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero at the last."""

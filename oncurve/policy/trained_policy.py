@@ -21,6 +21,7 @@ from oncurve.core.policy import ComputeType, DevicePolicy, torch_type
 from oncurve.core.records import Mean
 from oncurve.model.allocator import give_back
 from oncurve.model.lora_weights import LoraWeights
+from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
@@ -84,6 +85,8 @@ class TrainedPolicy(DevicePolicy):
     """The model in training with what a recipe asks for: an adapter, a teacher, parts, recomputed activations."""
 
     backend: Backend
+    logprobs = traced("forward")(DevicePolicy.logprobs)
+    annotate = traced("old_reference")(DevicePolicy.annotate)
 
     def __init__(
         self,
@@ -186,11 +189,13 @@ class TrainedPolicy(DevicePolicy):
         and without an adapter."""
         return why_not_apart(self._model) if self.adapter is not None else None
 
+    @traced("backward")
     def backward(self, loss: Float[Tensor, ""]) -> None:
         """Add the gradient of a microbatch to that of the update."""
         self._is_loss_finite = self._is_loss_finite and math.isfinite(loss.item())
         self.backend.backward(loss if self.loss_scale is None else loss * self.loss_scale.value)
 
+    @traced("optimizer")
     def update(self) -> dict[str, Mean]:
         """As in core; with what arrived of the update in 16 bits, and with the factor of the loss in float16."""
         done = self.num_updates

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from oncurve.algorithm.pairings import Choices, Rule, check_pairing
-from oncurve.algorithm.table import Preset
 from oncurve.core.errors import ConfigError
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
@@ -20,24 +19,27 @@ def check_algorithm(config: Config) -> list[Rule]:
         row = config.algorithm.row()
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from None
-    if (row.reference == "teacher" and row.kl_coef > 0) != (config.algorithm.teacher is not None):
+    config.algorithm.check_teacher(row)
+    if config.algorithm.has_served_teacher and config.rollouts.temperature != 1:
         raise ConfigError(
-            f"algorithm.reference is {row.reference}, algorithm.kl_coef {row.kl_coef:g} and algorithm.teacher "
-            f"{config.algorithm.teacher}: a teacher belongs to reference teacher with kl_coef above 0, and they need "
-            f"it. Set algorithm.teacher to a run, a folder or a Hugging Face Hub name, or leave it out"
+            f"algorithm.teacher is {config.algorithm.teacher}, and servers score tokens at temperature 1, but "
+            f"rollouts.temperature is {config.rollouts.temperature:g}. Set it to 1, or load the teacher in this process"
         )
-    _check_teacher(config, row)
+    config.algorithm.check_hint(row)
+    scheduled = [reward.key for reward in config.rewards if reward.weight_by_step and not reward.held_out]
+    if scheduled and row.advantage == "multi_objective":
+        raise ConfigError(
+            f"rewards: {scheduled[0]} has weight_by_step, and advantage multi_objective weighs the parts of the reward "
+            f"by themselves, the same in every step. Leave it out, or choose another advantage"
+        )
     choices = Choices(
         row=row,
         group_size=config.algorithm.group_size,
+        masks_truncated=config.algorithm.mask_truncated,
+        sampling=config.sampling(),
         updates_per_step=config.updates_per_step,
         max_staleness=config.rollouts.staleness,
         sampler_is_trainer=config.rollouts.vllm_servers == 0,
-        top_p=config.rollouts.top_p,
-        top_k=config.rollouts.top_k,
-        min_p=config.rollouts.min_p,
-        max_completion_tokens=config.rollouts.max_completion_tokens,
-        masks_truncated=config.algorithm.mask_truncated,
         punishes_length=any(reward.punishes_length and not reward.held_out for reward in config.rewards),
         lora=config.policy.lora is not None,
         num_reward_parts=len(part_weights(config.rewards)),
@@ -48,18 +50,3 @@ def check_algorithm(config: Config) -> list[Rule]:
     if refused:
         raise ConfigError("\n".join(f"algorithm: {f.what}. {f.why} {f.do}" for f in refused))
     return findings
-
-
-def _check_teacher(config: Config, row: Preset) -> None:
-    """Raises ConfigError for what a teacher cannot do."""
-    if config.algorithm.has_served_teacher and config.rollouts.temperature != 1:
-        raise ConfigError(
-            f"algorithm.teacher is {config.algorithm.teacher}, and servers score tokens at temperature 1, but "
-            f"rollouts.temperature is {config.rollouts.temperature:g}. Set it to 1, or load the teacher in this process"
-        )
-    hint = config.algorithm.teacher_hint
-    if hint is not None and (row.kl_in != "advantage" or row.kl_coef == 0 or row.reference == "old"):
-        raise ConfigError(
-            "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use algorithm.type "
-            "distil, with reference teacher, base or frozen"
-        )

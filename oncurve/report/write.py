@@ -34,14 +34,20 @@ class Written:
     """Number of these steps that are in the page."""
 
 
-def write_report(run: Path, output: Path | None = None, **options: Any) -> Written:
-    """The report of a run as one HTML file that needs nothing else; ``report.html`` in its folder by default.
-
-    ``options`` are those of ``report_page``.
+def write_report(
+    run: Path,
+    output: Path | None = None,
+    *,
+    read: Reading | None = None,
+    text_budget: int = TEXT_BUDGET,
+    token_budget: int = TOKEN_BUDGET,
+) -> Written:
+    """The report of a run as one HTML file that needs nothing else; ``report.html`` in its folder by default. The
+    budgets, and what was ``read`` already, are those of ``report_page``.
 
     Raises DataError if there is no run or a file of it is broken; OSError if the page cannot be written.
     """
-    parts, blocks = report_page(run, **options)
+    parts, blocks = report_page(run, read=read, text_budget=text_budget, token_budget=token_budget)
     path = output if output is not None else run / REPORT
     write_pieces(path, parts)
     return Written(path, path.stat().st_size, len(blocks.recorded), len(blocks.texts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
 from itertools import islice
@@ -15,11 +14,10 @@ from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.core.grading import RewardFunction, ungraded
 from oncurve.core.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.foreign_code import limited, run_async
+from oncurve.rewards.notes import NAMES, Notes, state_at
 from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
 from oncurve.user_code import contained
 from oncurve.wording import listed, shortened
-
-logger = logging.getLogger(__name__)
 
 CompletionsAs = Literal["auto", "text", "messages"]
 """How a function gets completions: as strings, as lists of chat messages, or as strings and, if it fails, messages."""
@@ -42,15 +40,17 @@ def from_function(
     is_batched: bool | None = None,
     extras: Mapping[str, Any] | None = None,
     nan_is_none: bool = False,
+    total_steps: int | None = None,
 ) -> RewardFunction:
     """A reward function from whatever somebody wrote.
 
     Accepted as they are: an object with the protocol of ``RewardFunction``; a function with a parameter
     ``completions``, called like TRL's with lists and keywords; any other function, called for each completion as
-    ``f(completion, answer)``. Each may be async; each may return numbers, None (not applicable) or dictionaries with
-    a "reward" and named parts. ``timeout_seconds`` is for one completion: so many times as long for a call with lists.
+    ``f(completion, answer)``. Each may be async; each may return numbers, None (not applicable) or dictionaries with a
+    "reward" and named parts. ``timeout_seconds`` is for one completion: so many times as long for a call with lists.
     ``is_batched`` says whether it is called with lists where its parameters do not; ``extras`` are further arguments of
-    such a call. NaN is an error, or with ``nan_is_none`` the same as None.
+    such a call. NaN is an error, or with ``nan_is_none`` the same as None. Each may ask for ``step``,
+    ``trainer_state``, ``log_metric`` and ``log_extra`` (``notes``); ``total_steps`` are those of the run.
     """
     if isinstance(function, RewardFunction) and not inspect.isfunction(function):
         return function
@@ -68,6 +68,7 @@ def from_function(
         timeout_seconds=timeout_seconds,
         extras=extras or {},
         nan_is_none=nan_is_none,
+        total_steps=total_steps,
     )
 
 
@@ -80,7 +81,9 @@ def reads_answer(function: Callable[..., Any]) -> bool:
     if "completions" in asked:
         return bool({*ANSWER_NAMES} & {*asked})
     others = {*asked} - {completion_parameter(asked)}
-    return bool({*ANSWER_NAMES, "row"} & others) or (len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS})
+    return bool({*ANSWER_NAMES, "row"} & others) or (
+        len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS, *NAMES}
+    )
 
 
 def asks_for(function: Callable[..., Any], name: str) -> bool:
@@ -108,11 +111,13 @@ class _Adapted:
         timeout_seconds: float,
         extras: Mapping[str, Any],
         nan_is_none: bool,
+        total_steps: int | None,
     ) -> None:
         self.name = name
         self.nan_is_none = nan_is_none
         self.function = self.__wrapped__ = function
         self.extras = extras
+        self.total_steps = total_steps
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
@@ -181,27 +186,39 @@ class _Batched(_Adapted):
     def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         if self.completions_as == "auto" and prompts and SOURCE_ROW in prompts[0].row:
             self.completions_as = "text" if isinstance(prompts[0].row[SOURCE_ROW]["prompt"], str) else "messages"
+        notes = Notes()
+
+        def call(as_messages: bool) -> Any:
+            notes.clear()
+            return self._call(prompts, completions, notes, as_messages=as_messages)
+
         with limited(self.timeout_seconds * max(len(completions), 1)):
-            values = self._in_either_form(lambda as_messages: self._call(prompts, completions, as_messages=as_messages))
+            values = self._in_either_form(call)
             if isinstance(values, (str, Mapping, Set)) or not isinstance(values, Iterable):
                 raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
             found = list(islice(values, len(completions) + 1))  # one too many is noticed
-        return [self._reward(value) for value in found]
+        rewards = [self._reward(value) for value in found]
+        return notes.noted(rewards) if len(rewards) == len(completions) else rewards
 
-    def _call(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, as_messages: bool) -> Any:
+    def _call(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], notes: Notes, *, as_messages: bool
+    ) -> Any:
         rows: list[Mapping[str, Any]] = [prompt.source_row for prompt in prompts]
         arguments: dict[str, Any] = {
             column: [row.get(column) for row in rows]
             for column in dict.fromkeys(column for row in rows for column in row)
             if column not in ("prompt", "prompts", "completion", "completions", "completion_ids")
         }
+        state = state_at(completions, self.total_steps)
+        if "step" in self._parameters:
+            arguments.setdefault("step", state.global_step)
         arguments |= {
             "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
             "completions": [messages_of(completion) if as_messages else completion.text for completion in completions],
             "completion_ids": [list(completion.token_ids) for completion in completions],
-            "trainer_state": None,
-            "log_extra": _log,
-            "log_metric": _log,
+            "trainer_state": state,
+            "log_extra": notes.log_extra,
+            "log_metric": notes.log_metric,
             **self.extras,
         }
         environments = [completion.environment for completion in completions]
@@ -215,27 +232,30 @@ class _PerSample(_Adapted):
     """A function of one completion: ``f(completion, answer) -> float | dict``; other names are columns of the row."""
 
     def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        results = [self._limited(p, c) for p, c in zip(prompts, completions, strict=True)]
+        notes = [Notes() for _ in completions]
+        results = [self._limited(*each) for each in zip(prompts, completions, notes, strict=True)]
         pending = [result for result in results if inspect.isawaitable(result)]
         awaited = iter(run_async(pending, self.timeout_seconds))
         results = [
             attempt(lambda: _returned(next(awaited))) if inspect.isawaitable(result) else result for result in results
         ]
-        return [self._reward(result) for result in results]
+        rewards = [self._reward(result) for result in results]
+        return [said.noted([reward])[0] for said, reward in zip(notes, rewards, strict=True)]
 
-    def _limited(self, prompt: Prompt, completion: Completion) -> Any:
+    def _limited(self, prompt: Prompt, completion: Completion, notes: Notes) -> Any:
         """The function's result for a completion, or why there is none: one that fails is an error by itself."""
 
         def call() -> Any:
             with limited(self.timeout_seconds):
-                return self._call(prompt, completion)
+                return self._call(prompt, completion, notes)
 
         return attempt(call)
 
-    def _call(self, prompt: Prompt, completion: Completion) -> Any:
-        arguments = self._arguments(prompt)
+    def _call(self, prompt: Prompt, completion: Completion, notes: Notes) -> Any:
+        arguments = self._arguments(prompt, completion, notes)
 
         def call(as_messages: bool) -> Any:
+            notes.clear()
             shown = messages_of(completion) if as_messages else completion.text
             result = self._called({**arguments, str(self._taken): shown})
             is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
@@ -243,7 +263,7 @@ class _PerSample(_Adapted):
 
         return self._in_either_form(call)
 
-    def _arguments(self, prompt: Prompt) -> dict[str, Any]:
+    def _arguments(self, prompt: Prompt, completion: Completion, notes: Notes) -> dict[str, Any]:
         """The columns that the parameters besides the completion's name.
 
         The next one is the answer under whatever name, unless that reads like another column's misspelt: then nothing
@@ -257,8 +277,13 @@ class _PerSample(_Adapted):
         row = prompt.source_row if ANSWER_AS_GIVEN in prompt.row else prompt.row
         answer = row.get("answer")
         absent = dict.fromkeys(OPTIONAL_COLUMNS)
+        state = state_at([completion], self.total_steps)
         known = {
             **absent,
+            "step": state.global_step,
+            "trainer_state": state,
+            "log_metric": notes.log_metric,
+            "log_extra": notes.log_extra,
             **dict.fromkeys(ANSWER_NAMES, answer),
             "prompt": prompt.text,
             "row": row,
@@ -337,10 +362,6 @@ def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:
     if not as_messages:
         return prompt.text
     return [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]
-
-
-def _log(name: str, value: Any) -> None:
-    logger.debug("%s: %s", name, value)
 
 
 def _returned(result: Any) -> Any:

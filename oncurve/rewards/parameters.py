@@ -9,6 +9,7 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import Failure, RewardFunction, attempt
+from oncurve.rewards.notes import NAMES
 
 COMPLETION_NAMES = ("completion", "solution_str")
 """Names of the parameter that gets the completion, wherever it stands; the second is verl's. Else the first gets it."""
@@ -19,11 +20,9 @@ ANSWER_NAMES = (
     "expected", "expected_answer", "solution", "target", "label", "truth",
 )  # fmt: skip
 """Parameter names that mean the reference answer, where no column has that name."""
-ROW_NAMES = ("prompt", "row", *OPTIONAL_COLUMNS)
+ROW_NAMES = ("prompt", "row", *OPTIONAL_COLUMNS, *NAMES)
 """Further names that a function of one completion may ask for."""
-BATCH_NAMES = (
-    "prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric",
-)  # fmt: skip
+BATCH_NAMES = ("prompts", "completions", "completion_ids", "environments", *NAMES)
 """Names that a function in TRL's style gets besides the columns."""
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import PositiveInt, model_validator
 
 from oncurve.core.grading import RewardFunction
-from oncurve.section import Section
+from oncurve.section import Fraction, NonNegative, Section
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Surroundings:
     """Functions of a Python program by the names of their sections."""
     columns: Sequence[str] | None = None
     """Columns of the data, which functions of the user's may ask for; None checks nothing."""
+    total_steps: int | None = None
+    """Steps of the run; None where nothing is trained."""
 
 
 class RewardSection(Section):
@@ -27,6 +29,8 @@ class RewardSection(Section):
 
     weight: float = 1.0
     """Factor of this term in the sum."""
+    weight_by_step: dict[NonNegative, Fraction] | None = None
+    """The part of the weight that is paid, by step and linear between those named: {0: 0, 100: 1}. None: all of it."""
     name: str | None = None
     """Name in the metrics; None: the type."""
     only_if_correct: bool = False
@@ -89,12 +93,18 @@ class RewardSection(Section):
 
     @model_validator(mode="after")
     def _check_held_out(self) -> RewardSection:
-        for key, value in (("only_if_correct", self.only_if_correct), ("rotate_every_steps", self.rotate_every_steps)):
+        about_pay = ("only_if_correct", "rotate_every_steps", "weight_by_step")
+        for key, value in self.model_dump(include={*about_pay}).items():
             if self.held_out and value:
                 raise ValueError(
                     f"rewards: {self.name or type(self).__name__} is held_out, so it pays nothing, and "
                     f"{key} is about what it pays. Remove one of the two keys"
                 )
+        if self.weight_by_step is not None and (not self.weight_by_step or self.rotate_every_steps):
+            raise ValueError(
+                f"rewards: {self.name or type(self).__name__} has weight_by_step {self.weight_by_step}. Name at least "
+                f"one step, and leave it out of rewards that rotate, which all pay the same"
+            )
         return self
 
     def options(self, *besides: str) -> dict[str, Any]:

@@ -35,9 +35,10 @@ class SubprocessReward:
         memory_gib: float = 4.0,
         workers: int = 1,
         nan_is_none: bool = False,
+        total_steps: int | None = None,
     ) -> None:
         place, _, function = location.rpartition(":")
-        self.name, self.nan_is_none = name or function, nan_is_none
+        self.name, self.nan_is_none, self.total_steps = name or function, nan_is_none, total_steps
         self.location = f"{Path(place).resolve()}:{function}" if place.endswith(".py") else location
         self._pool = WorkerPool(
             "oncurve.rewards.subprocess_reward:call",
@@ -52,7 +53,7 @@ class SubprocessReward:
         pairs = zip(prompts, completions, strict=True)
         items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
         rows = ([[asdict(prompt), _fields(completion)] for prompt, completion in item] for item in items)
-        told = {"location": self.location, "nan_is_none": self.nan_is_none}
+        told = {"location": self.location, "nan_is_none": self.nan_is_none, "total_steps": self.total_steps}
         outcomes = self._pool.map({**told, "rows": listed} for listed in rows)
         return [
             reward for item, outcome in zip(items, outcomes, strict=True) for reward in _rewards_of(outcome, len(item))
@@ -74,14 +75,13 @@ def call(payload: dict[str, Any]) -> list[dict[str, Any]]:
     """The rewards of one item; runs in a grading process."""
     prompts = [_prompt_of(prompt) for prompt, _ in payload["rows"]]
     completions = [_completion_of(completion) for _, completion in payload["rows"]]
-    return [
-        asdict(reward) for reward in grade(_loaded(payload["location"], payload["nan_is_none"]), prompts, completions)
-    ]
+    function = _loaded(payload["location"], payload["nan_is_none"], payload["total_steps"])
+    return [asdict(reward) for reward in grade(function, prompts, completions)]
 
 
 @lru_cache(maxsize=8)
-def _loaded(location: str, nan_is_none: bool) -> RewardFunction:
-    return from_function(load_function(location), nan_is_none=nan_is_none)
+def _loaded(location: str, nan_is_none: bool, total_steps: int | None) -> RewardFunction:
+    return from_function(load_function(location), nan_is_none=nan_is_none, total_steps=total_steps)
 
 
 def _prompt_of(fields: dict[str, Any]) -> Prompt:

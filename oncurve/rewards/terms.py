@@ -22,6 +22,7 @@ def make_reward_function(
     seed: int = 0,
     given: Mapping[str, Any] | None = None,
     columns: Sequence[str] | None = None,
+    total_steps: int | None = None,
 ) -> RewardFunction:
     """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
 
@@ -32,7 +33,7 @@ def make_reward_function(
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
     if all(reward.weight == 0 for reward in rewards if not reward.held_out):
         raise ConfigError("rewards: the weight of every one is 0, so nothing pays. Give at least one another weight")
-    around = Surroundings(given or {}, columns)
+    around = Surroundings(given or {}, columns, total_steps)
     total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()
     for reward in rewards:
@@ -67,6 +68,7 @@ def _terms(rewards: Sequence[RewardSection], seed: int, around: Surroundings) ->
             Term(
                 function,
                 weight=reward.weight,
+                weight_by_step=reward.weight_by_step or {},
                 name=name,
                 only_if_correct=reward.only_if_correct,
                 decides=reward is deciding,
@@ -149,6 +151,9 @@ def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = Fal
     for reward in rewards:
         if reward.held_out:
             lines.append(f"rewards: {reward.key} is held out: logged as reward/held_out/{reward.key}, never trained on")
+        if reward.weight_by_step:
+            parts = ", ".join(f"{part:g} at step {step}" for step, part in sorted(reward.weight_by_step.items()))
+            lines.append(f"rewards: of the weight of {reward.key}, {reward.weight:g}, the part paid is {parts}")
     return [*lines, *_describe_limit(rewards)]
 
 

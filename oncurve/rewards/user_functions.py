@@ -51,7 +51,7 @@ class CustomReward(RewardSection):
         _check_columns(function, self.function, around)
         options = self.options("function", "isolate", "correct_at")
         if not self.isolate:
-            return from_function(function, name=self.name, **options)
+            return from_function(function, name=self.name, total_steps=around.total_steps, **options)
         if asks_for(function, "environments"):
             raise ConfigError(
                 f"rewards: {self.function} asks for environments, which live in the trainer's process. Set "
@@ -59,7 +59,7 @@ class CustomReward(RewardSection):
             )
         from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
-        return SubprocessReward(self.function, name=self.name, **options)
+        return SubprocessReward(self.function, name=self.name, total_steps=around.total_steps, **options)
 
 
 class GivenReward(RewardSection):
@@ -97,7 +97,8 @@ class GivenReward(RewardSection):
                 f"type: custom and function: file.py:name"
             )
         _check_columns(around.given[name], name, around)
-        return from_function(around.given[name], name=name, **self.options("correct_at"))
+        options = self.options("correct_at")
+        return from_function(around.given[name], name=name, total_steps=around.total_steps, **options)
 
 
 def _check_columns(function: Any, location: str, around: Surroundings) -> None:

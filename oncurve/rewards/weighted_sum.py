@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction, grade
@@ -20,6 +22,8 @@ class Term:
     function: RewardFunction
     weight: float = 1.0
     """Factor of this function's value in the sum; negative turns a reward into a penalty."""
+    weight_by_step: Mapping[int, float] = field(default_factory=dict)
+    """The part of the weight that is paid, by step; linear between the steps that are named, constant outside."""
     name: str | None = None
     """Key of the value in ``Reward.parts``; None takes the function's own name."""
     only_if_correct: bool = False
@@ -39,16 +43,27 @@ class Term:
         """The name under which the value of this term is kept."""
         return self.name or self.function.name
 
+    def weight_at(self, step: int) -> float:
+        """The factor of its value in the sum, at a step.
+
+        >>> Term(None, 2.0, {0: 0.0, 10: 1.0}).weight_at(5)
+        1.0
+        """
+        if not self.weight_by_step:
+            return self.weight
+        steps = sorted(self.weight_by_step)
+        return self.weight * float(np.interp(step, steps, [self.weight_by_step[each] for each in steps]))
+
 
 class WeightedSum:
     """Several reward functions added up, every part kept by name.
 
-        value = sum over terms of  weight * clip(value)
+        value = sum over terms of  weight(step) * clip(value)
 
     A term that fails makes the whole reward an error, since a sum with a missing term is another number; only
-    "not_applicable" leaves its term out. The terms that do not know whether the answer is right can together add or
-    take at most the weight of those that do, so that no style outranks a right answer by more than the answer itself is
-    worth; terms with ``is_limited=False`` pay in full.
+    "not_applicable" leaves its term out. The step is the ``policy_version`` of a completion. The terms that do not know
+    whether the answer is right can together add or take at most the weight of those that do, so that no style outranks
+    a right answer by more than the answer itself is worth; terms with ``is_limited=False`` pay in full.
     """
 
     def __init__(self, terms: Sequence[Term], *, name: str = "total") -> None:
@@ -69,14 +84,19 @@ class WeightedSum:
         for term, column in zip(self.terms, columns, strict=True):
             if term.decides and any(reward.value not in (None, 0.0, 1.0) for reward in column):
                 self._is_graded = True
-        return [self._combine(row) for row in zip(*columns, strict=True)]
+        steps = {completion.policy_version for completion in completions}
+        weights = {step: [term.weight_at(step) for term in self.terms] for step in steps}
+        return [
+            self._combine(row, weights[completion.policy_version])
+            for *row, completion in zip(*columns, completions, strict=True)
+        ]
 
     def close(self) -> None:
         """Closes every function."""
         for term in self.terms:
             term.function.close()
 
-    def _combine(self, rewards: Sequence[Reward]) -> Reward:
+    def _combine(self, rewards: Sequence[Reward], weights: Sequence[float]) -> Reward:
         parts = _merged_parts(self.terms, rewards)
         failed = [(term, reward) for term, reward in zip(self.terms, rewards, strict=True) if reward.is_failure]
         if failed:
@@ -95,7 +115,7 @@ class WeightedSum:
             )
             return Reward(value=None, parts=parts, error="no_verdict", detail=detail)
         detail = "; ".join(reward.detail for reward in rewards if reward.detail)
-        total = self._total(rewards, is_correct=parts.get("correct", 0.0) >= 1.0)
+        total = self._total(rewards, weights, is_correct=parts.get("correct", 0.0) >= 1.0)
         return Reward(value=total, parts=parts, detail=detail)
 
     def _verdict(self, rewards: Sequence[Reward]) -> float | None:
@@ -105,19 +125,19 @@ class WeightedSum:
                 return float(reward.value >= (1.0 if term.correct_at is None else term.correct_at))
         return None
 
-    def _total(self, rewards: Sequence[Reward], *, is_correct: bool) -> float:
+    def _total(self, rewards: Sequence[Reward], weights: Sequence[float], *, is_correct: bool) -> float:
         total, shaping, limit = 0.0, 0.0, 0.0
-        for term, reward in zip(self.terms, rewards, strict=True):
+        for term, reward, weight in zip(self.terms, rewards, weights, strict=True):
             if reward.value is None or (term.only_if_correct and not is_correct):
                 continue
             value = reward.value if term.clip is None else min(max(reward.value, term.clip[0]), term.clip[1])
             if "correct" in reward.parts:
-                total += term.weight * value
-                limit += abs(term.weight)
+                total += weight * value
+                limit += abs(weight)
             elif term.is_limited:
-                shaping += term.weight * value
+                shaping += weight * value
             else:
-                total += term.weight * value
+                total += weight * value
         return total + (min(max(shaping, -limit), limit) if limit > 0 else shaping)
 
 

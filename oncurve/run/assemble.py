@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -66,34 +66,54 @@ def make_algorithm(config: Config) -> Algorithm:
     if config.algorithm.advantage_function is not None:
         place = config.algorithm.advantage_function
         own["advantage"] = _own_formula(place, where="algorithm.advantage_function")
-    made = build(
-        config.algorithm.row_name,
-        group_size=config.algorithm.group_size,
-        max_completion_tokens=config.rollouts.max_completion_tokens,
-        part_weights=part_weights(config.rewards),
-        **own,
-    )
+    try:
+        made = build(
+            config.algorithm.row_name,
+            group_size=config.algorithm.group_size,
+            max_completion_tokens=config.rollouts.max_completion_tokens,
+            loss_options=config.algorithm.loss_options,
+            part_weights=part_weights(config.rewards),
+            **own,
+        )
+    except ValueError as error:
+        raise ConfigError(f"algorithm.{error}") from None
     return replace(made, advantage=_stopping(made.advantage))
 
 
-def _own_formula(location: str, *, where: str) -> Callable[..., Tensor]:
+def _own_formula(location: str, *, where: str) -> Callable[..., Any]:
     """A function of the user's; what it raises, beside a lack of memory, says whose it is and where."""
     function = load_function(location, where=where)
 
     @wraps(function)
-    def called(*given: Any, **named: Any) -> Tensor:
+    def called(*given: Any, **named: Any) -> Any:
         made = attempt(lambda: function(*given, **named), passing=is_out_of_memory)
         if isinstance(made, Failure):
             raise TrainingError(f"{where}: {location} raised {made.detail}. It happened here:\n{made.trace.rstrip()}")
-        shape = given[0].values.shape if isinstance(given[0], Rewards) else given[0].shape
-        if not isinstance(made, Tensor) or made.shape != shape:
-            found = f"a tensor of {list(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        is_advantage = isinstance(given[0], Rewards)
+        shape = given[0].values.shape if is_advantage else given[0].shape
+        numbers, statistics = made if isinstance(made, tuple) and len(made) == 2 and not is_advantage else (made, None)
+        _require_numbers(numbers, shape, f"{where}: {location} gave")
+        if statistics is None:
+            return numbers
+        if not isinstance(statistics, Mapping):
             raise TrainingError(
-                f"{where}: {location} gave {found}, not a tensor of {list(shape)} (docs/own_algorithm.md)"
+                f"{where}: {location} gave {type(statistics).__name__} beside the loss, not a dictionary of statistics "
+                f"(docs/own_algorithm.md)"
             )
-        return made
+        for name, values in statistics.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise TrainingError(f"{where}: {location} gave a statistic {name!r}; name it as a variable is named")
+            _require_numbers(values, shape, f"{where}: {location} gave for the statistic {name!r}")
+        return numbers, {f"loss/{name}": values for name, values in statistics.items()}
 
     return called
+
+
+def _require_numbers(numbers: Any, shape: torch.Size, what: str) -> None:
+    """Raise TrainingError unless these are a tensor of a shape; ``what`` begins the sentence."""
+    if not isinstance(numbers, Tensor) or numbers.shape != shape:
+        found = f"a tensor of {list(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise TrainingError(f"{what} {found}, not a tensor of {list(shape)} (docs/own_algorithm.md)")
 
 
 def _stopping(advantage: Advantage) -> Advantage:

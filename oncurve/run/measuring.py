@@ -100,7 +100,10 @@ def evaluate_models(
     console.print(f"evaluation: {output}", highlight=False)
     rows = rows or split_rows(config)
     columns = shared_columns(rows)
-    strict, loose = make_reward_function(config.rewards, columns=columns), make_loose_reward()
+    strict, loose = (
+        make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps),
+        make_loose_reward(),
+    )
     try:
         evaluations = [
             _measured(

@@ -124,7 +124,11 @@ def make_parts(
         )
     rows = split_rows(config, given)  # what a user can mistake is found before the model is loaded
     reward_function = make_reward_function(
-        config.rewards, seed=config.run.seed, given=given.rewards, columns=shared_columns(rows)
+        config.rewards,
+        seed=config.run.seed,
+        total_steps=config.run.steps,
+        given=given.rewards,
+        columns=shared_columns(rows),
     )
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, given=given)
@@ -191,7 +195,7 @@ def make_shared_sampler(
     several, rollouts = processes.count > 1, config.rollouts
     is_ahead = rollouts.staleness > 0 and config.sft is None
     ahead: LookAhead | None = None
-    words = {"total_steps": config.run.steps, "staleness": rollouts.staleness}
+    schedule = {"total_steps": config.run.steps, "staleness": rollouts.staleness}
     if rollouts.type != "servers":
         sampler = make_sampler(config, given)
         if several:
@@ -199,13 +203,14 @@ def make_shared_sampler(
 
             sampler = ShardedSampler(sampler, processes, interruption)
         if is_ahead:
-            sampler = ahead = extension("look-ahead sampling")(sampler, data.at, at_once=True, **words)
+            sampler = ahead = extension("look-ahead sampling")(sampler, data.at, at_once=True, **schedule)
         return sampler, None, ahead
     servers: ServerSide | None = extension("servers")(config) if processes.is_main else None
     leader: Sampler | None = servers if servers is None else with_episodes(servers, config, given)
     if leader is not None and servers is not None and is_ahead:
-        words |= {"in_flight": rollouts.in_flight, "prepare": servers.prepare}
-        leader = ahead = extension("look-ahead sampling")(leader, data.at, **words)
+        leader = ahead = extension("look-ahead sampling")(
+            leader, data.at, in_flight=rollouts.in_flight, prepare=servers.prepare, **schedule
+        )
     if several:
         from oncurve.run.data_parallel import MainRankSampler  # lazy
 

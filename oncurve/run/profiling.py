@@ -1,26 +1,12 @@
-"""A trace of one step by torch's profiler, in which the parts of a step are ranges with names."""
+"""A trace of one step by torch's profiler, in which the parts of a step are ranges with names (``traced``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
-from oncurve.core.decoder import ModuleDecoder
-from oncurve.core.policy import DevicePolicy
-from oncurve.model.decoding import LayerDecoder
-from oncurve.policy.trained_policy import TrainedPolicy
-
-_RANGES: tuple[tuple[type, dict[str, str]], ...] = (
-    (DevicePolicy, {"logprobs": "forward", "annotate": "old_reference"}),
-    (TrainedPolicy, {"backward": "backward", "update": "optimizer"}),
-    (LayerDecoder, {"__init__": "load", "prefill": "prefill", "hidden": "decode", "draw": "decode"}),
-    (ModuleDecoder, {"prefill": "prefill", "hidden": "decode"}),
-)
-"""Methods and the names of their ranges."""
 _ROWS = 40
 """Rows of the table beside a trace."""
 
@@ -32,17 +18,11 @@ class Profiler:
         """``trace_step`` counts from 1; None traces nothing."""
         self.folder, self.trace_step, self.is_main = folder, trace_step, is_main
         self._profile: profile | None = None
-        self._originals: list[tuple[type, str, Callable[..., Any]]] = []
 
     def begin(self, step: int) -> None:
         """A step begins; ``step`` counts from 0."""
         if step + 1 != self.trace_step or not self.is_main:
             return
-        for kind, methods in _RANGES:
-            for method, name in methods.items():
-                original = vars(kind)[method]
-                self._originals.append((kind, method, original))
-                setattr(kind, method, record_function(name)(original))
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         self._profile = profile(activities=kinds)
         self._profile.start()
@@ -60,7 +40,4 @@ class Profiler:
         traced, self._profile = self._profile, None
         if traced is not None:
             traced.stop()
-        while self._originals:
-            kind, method, original = self._originals.pop()
-            setattr(kind, method, original)
         return traced

@@ -37,7 +37,7 @@ from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.section import harmless_keys
 from oncurve.wording import counted
 
-Load = Callable[..., Parts]
+Load = Callable[[Config, Processes, Interruption | None, Given], Parts]
 """Loads the parts of a run; see ``make_parts``."""
 
 

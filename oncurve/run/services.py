@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
+from jaxtyping import Float
 from torch import Tensor
 
 from oncurve.core.batch import Batch
@@ -88,8 +89,18 @@ class Run(StepSchedule):
                 yield
         self.log.phase(phase, time.perf_counter() - started)
 
-    def keep(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], advantages: Tensor) -> None:
-        """Measure what is trained on, and write it down when that is due."""
+    def observe(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        graded: Sequence[Sequence[Reward]],
+        advantages: Float[Tensor, "P G"] | None = None,
+    ) -> None:
+        """Measure everything that was sampled; with advantages measure what is trained on, and write it down when that
+        is due."""
+        if advantages is None:
+            self.log.measure(step, groups, graded)
+            return
         self.log.measure_kept(step, groups, advantages)
         done = step + 1
         if done == 1 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
@@ -97,28 +108,23 @@ class Run(StepSchedule):
         if self.records_all and self.log.processes.is_main:
             write_step(step_path(self.log.folder.path, done), groups, graded, advantages.tolist())
 
-    def measure(self, step: int, groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -> None:
-        """Measure everything that was sampled."""
-        self.log.measure(step, groups, graded)
-
     def add_up(self) -> Mapping[str, Mean]:
         """The statistics of the step over all processes, which must all call it."""
         self.log.add_up()
         return self.log.sums
 
-    def accumulate(
-        self, policy: DevicePolicy, update: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]
-    ) -> None:
-        """Add up the gradient of an update over microbatches, again over smaller ones where memory runs out."""
+    def update(self, policy: DevicePolicy, rows: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
+        """Add up the gradient over microbatches, again over smaller ones where memory runs out, and move the policy."""
         if not self._has_moved:
             self.interruption.check()
-        for attempt in attempts(policy, update, self.log.sums, self.log.progress.note):
+        for attempt in attempts(policy, rows, self.log.sums, self.log.progress.note):
             with attempt:
-                for microbatch in policy.microbatches(update):
+                for microbatch in policy.microbatches(rows):
                     self.record(add_gradient(microbatch))
         if not self._has_moved and self.guards.watches_mismatch:
             found = self.log.mean("mismatch/kl")
             self.guards.before_first_update(policy.processes.all_gather(found))
+        self.end_update(policy.update())
 
     def record(self, statistics: Mapping[str, Mean]) -> None:
         """Log a microbatch; before the first update of a step, the step may be left here."""

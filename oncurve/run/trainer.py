@@ -213,7 +213,11 @@ class Trainer:
         context, rows = context_of(policy.model.config), split_rows(config, given)
         prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
         reward_function = make_reward_function(
-            config.rewards, seed=config.run.seed, given=given.rewards, columns=shared_columns(rows)
+            config.rewards,
+            seed=config.run.seed,
+            total_steps=config.run.steps,
+            given=given.rewards,
+            columns=shared_columns(rows),
         )
         sampler = with_episodes(InProcessEngine(config.sampling()), config, given)
         params, samples = config.evaluation_sampling(), config.evaluation.samples

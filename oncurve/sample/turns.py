@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -86,7 +86,7 @@ class EngineTurns:
 
     def ask(self, asked: Ask) -> None:
         """Sample this with whatever else runs."""
-        params = with_limit(self.params, asked.max_tokens)
+        params = self.params.limited_to(asked.max_tokens)
         rows = asked.rows if self.policy.model.device.type == "cpu" else ()
         request = Request(
             asked.token_ids,
@@ -113,9 +113,3 @@ class EngineTurns:
         self._scheduler.forget()
         self.policy.model.train(self._was_training)
         give_back()
-
-
-def with_limit(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    """The same for a turn of at most so many tokens."""
-    least = min(params.min_completion_tokens, max_tokens)
-    return replace(params, max_completion_tokens=max_tokens, min_completion_tokens=least)

@@ -35,15 +35,16 @@ def apply_chat_template(
         raise KeyError(f"Invalid keys in the example: {set(found)}")
     options = {"tools": tools or None, "tokenize": False, **example.get("chat_template_kwargs", {}), **template_kwargs}
 
-    def written(messages: Any, **more: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages, **options, **more))
+    def written(messages: Any, turn: Mapping[str, bool] | None = None) -> str:
+        return str(tokenizer.apply_chat_template(messages, **options, **(turn or {})))
 
     if "prompt" not in found:
         return {"text" if key == "messages" else key: written(value) for key, value in found.items()}
     first, role = found.pop("prompt"), example["prompt"][-1]["role"]
     if role not in ("user", "tool", "assistant"):
         raise ValueError(f"Invalid role in the last message: {role}")
-    prompt = written(first, add_generation_prompt=role != "assistant", continue_final_message=role == "assistant")
+    is_open = role == "assistant"
+    prompt = written(first, {"add_generation_prompt": not is_open, "continue_final_message": is_open})
     whole = {key: written(first + value) for key, value in found.items()}
     same = takewhile(lambda signs: len(set(signs)) == 1, zip(prompt, *whole.values(), strict=False))
     prompt = "".join(signs[0] for signs in same)  # some templates begin the turn with more than it has

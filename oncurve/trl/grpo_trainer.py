@@ -138,7 +138,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self.state.max_steps = config.run.steps * config.updates_per_step
         self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
         if SETTINGS.instead_of_training is None:
-            make_schedule(self.args, self.state.max_steps, rates_only(self.args.learning_rate))
+            make_schedule(self.args, self.state.max_steps, rates_only(self.args))
         self._window = LogWindow(self.args, self.state.max_steps)
         self.state.logging_steps = self._window.every
 
@@ -165,15 +165,15 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""
         return list(zip(self.reward_func_names, [str(one.name) for one in self.oncurve.config.rewards], strict=True))
 
-    def _ask_again(self, **changed: Any) -> None:
-        """Take what a script set when the trainer was made. Raises ConfigError while it trains."""
+    def _ask_again(self, name: str, value: Any) -> None:
+        """Take an argument that a script set when the trainer was made. Raises ConfigError while it trains."""
         if self._is_training:
-            raise ConfigError(f"trainer.{next(iter(changed))} cannot be changed while it trains. Set it before train()")
-        asked = replace(self.translation.asked, **changed)
+            raise ConfigError(f"trainer.{name} cannot be changed while it trains. Set it before train()")
+        asked = replace(self.translation.asked, **{name: value})
         if self.oncurve.result is not None:  # the weights of the run before go on
-            if self.oncurve.config.algorithm.kl_coef and asked.peft_config is None:
+            if self.oncurve.config.algorithm.measures_kl and asked.peft_config is None:
                 raise ConfigError(
-                    f"trainer.{next(iter(changed))} is set after training, with beta > 0: the KL would be measured "
+                    f"trainer.{name} is set after training, with beta > 0: the KL would be measured "
                     f"against the weights of now, in TRL against those of the start. Make a new GRPOTrainer"
                 )
             asked = replace(asked, model=self.oncurve.hold_model(), processing_class=self.processing_class)
@@ -190,7 +190,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @train_dataset.setter
     def train_dataset(self, rows: Any) -> None:
         """Raises ConfigError while it trains."""
-        self._ask_again(train_dataset=rows)
+        self._ask_again("train_dataset", rows)
 
     @property
     def eval_dataset(self) -> Any:
@@ -200,7 +200,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @eval_dataset.setter
     def eval_dataset(self, rows: Any) -> None:
         """Raises ConfigError while it trains."""
-        self._ask_again(eval_dataset=rows)
+        self._ask_again("eval_dataset", rows)
 
     @property
     def reward_funcs(self) -> list[Any]:
@@ -210,7 +210,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @reward_funcs.setter
     def reward_funcs(self, functions: Any) -> None:
         """Raises ConfigError while it trains."""
-        self._ask_again(reward_funcs=_listed(functions))
+        self._ask_again("reward_funcs", _listed(functions))
 
     @property
     def callback_handler(self) -> Any:
@@ -323,9 +323,9 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     def _take_changed_options(self) -> None:
         """Take options changed in ``args`` since the trainer was made. Raises ConfigError for what TRL read then."""
         if self._has_columns != self._replaces(REWARDS):
-            self._ask_again(reward_funcs=self.reward_funcs)
+            self._ask_again("reward_funcs", self.reward_funcs)
         if changed := changed_options(self._options, self.args.options()):
-            self._ask_again(args=self.args)
+            self._ask_again("args", self.args)
             said = ", ".join(changed)
             Console().print(f"note: args changed after GRPOTrainer was made: {said}", markup=False, soft_wrap=True)
 
@@ -398,7 +398,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         config = self.oncurve.config
         count = self.args.num_generations_eval or self.args.num_generations
         given = {str(one.name): reward for one, (reward, _) in zip(config.rewards, self._taken_rewards(), strict=False)}
-        function = make_reward_function(config.rewards, seed=config.run.seed, given=given)
+        function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps, given=given)
         measured: dict[str, float] = {}
         self._mode = "eval"
         for prefix, rows in sets.items():
@@ -417,7 +417,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             }
             metrics |= speeds(prefix, time.perf_counter() - started, samples=len(rows) * count, steps=batches)
             self._say(metrics)  # a row for each set, where TRL names all but loss and speed "eval_"
-            self._callbacks.call("on_evaluate", metrics=metrics)
+            self._callbacks.call("on_evaluate", {"metrics": metrics})
             measured |= metrics
         self._mode = "train"
         self._extra.clear()

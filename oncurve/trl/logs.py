@@ -209,7 +209,7 @@ class ScriptLogs:
         logs.update({f"{kind}{name}": value for name, value in self._taken(self._mode).items()})
         row = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step}
         self.state.log_history.append(row)
-        self._callbacks.call("on_log", logs=row)
+        self._callbacks.call("on_log", {"logs": row})
 
     def _log_metric(self, name: str, value: float) -> None:
         self._metrics[self._mode][name].append(float(value))

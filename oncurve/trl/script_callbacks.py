@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -97,8 +97,8 @@ class Callbacks:
         self.updates += 1
         self.call("on_optimizer_step")
 
-    def call(self, event: str, **details: Any) -> None:
-        """Tell all callbacks; what they ask for is in the trainer's ``control``."""
+    def call(self, event: str, details: Mapping[str, Any] | None = None) -> None:
+        """Tell all callbacks, with the event's own ``details`` by name. What they ask for is in ``trainer.control``."""
         if len(self.handler.callbacks) == 1:
             return
         trainer = self.trainer
@@ -106,5 +106,5 @@ class Callbacks:
             self.handler.model, self.handler.processing_class = trainer.model, trainer.processing_class
         if event == "on_step_begin":
             trainer.control._new_step()
-        control = self.handler.call_event(event, trainer.args, trainer.state, trainer.control, **details)
+        control = self.handler.call_event(event, trainer.args, trainer.state, trainer.control, **(details or {}))
         trainer.control = control or trainer.control

@@ -49,9 +49,9 @@ def require_optimizers(given: Any) -> None:
             raise ConfigError(f"optimizers: {one!r:.60} is not a {kind.__name__} of torch. Pass the object itself")
 
 
-def rates_only(rate: float) -> Optimizer:
-    """An optimizer of no weight of the model, whose learning rate the real one takes."""
-    return SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+def rates_only(args: Any) -> Optimizer:
+    """An optimizer of no weight of the model, whose learning rate the real one takes: that of the options."""
+    return SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
 
 
 def make_schedule(args: Any, steps: int, optimizer: Optimizer) -> LambdaLR:
@@ -137,7 +137,7 @@ class ScriptOptimizer:
             return self._optimizers[1]
         optimizer = optimizer or self._optimizers[0] or self._policy.backend.optimizer
         if optimizer is self._policy.backend.optimizer:
-            optimizer = self._stand_in = rates_only(self.args.learning_rate)
+            optimizer = self._stand_in = rates_only(self.args)
         return make_schedule(self.args, num_training_steps, optimizer)
 
     def _optimizer_of_script(self) -> dict[str, str]:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from toy import Toy, annotate, make_batch, rewards_of
 
+from oncurve.algorithm.losses import high_entropy
 from oncurve.algorithm.presets import build
 from oncurve.core.algorithm import Algorithm, EffectiveFraction, Largest
 from oncurve.core.batch import Batch, Rewards
-from oncurve.core.formulas import EntropyBonus, high_entropy
+from oncurve.core.formulas import EntropyBonus
 from oncurve.core.policy import move_reference
 
 

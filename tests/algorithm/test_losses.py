@@ -8,7 +8,7 @@ import slow
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.losses import is_clipped, policy_gradient, sequence_soft_gated, sequence_truncated_importance
+from oncurve.algorithm.losses import policy_gradient, sequence_soft_gated, sequence_truncated_importance
 from oncurve.core.formulas import clipped
 
 
@@ -26,7 +26,7 @@ def batch(seed: int, rows: int = 5, width: int = 7) -> tuple[Tensor, Tensor, Ten
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.1, 0.5)])
 def test_clipped_agrees_with_a_loop(seed: int, low: float, high: float):
     logprobs, old, advantages, mask = batch(seed)
-    fast = clipped(logprobs, old, advantages, mask, clip_low=low, clip_high=high)
+    fast, _ = clipped(logprobs, old, advantages, mask, clip_low=low, clip_high=high)
     for row in range(len(advantages)):
         for place in range(logprobs.shape[1]):
             a, b, weight = logprobs[row, place].item(), old[row, place].item(), advantages[row].item()
@@ -46,7 +46,7 @@ def test_clipped_agrees_with_a_loop(seed: int, low: float, high: float):
 )
 def test_clipped_on_the_cases_of_the_paper(log_ratio: float, advantage: float, expected: float):
     zero = torch.zeros(1, 1, dtype=torch.float64)
-    loss = clipped(zero + log_ratio, zero, torch.tensor([advantage], dtype=torch.float64), zero == 0)
+    loss, _ = clipped(zero + log_ratio, zero, torch.tensor([advantage], dtype=torch.float64), zero == 0)
     assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
@@ -54,7 +54,7 @@ def test_ratio_one_gives_the_gradient_of_reinforce():
     logprobs, _, advantages, mask = batch(0)
     logprobs.requires_grad_()
     plain = torch.autograd.grad(policy_gradient(logprobs, logprobs, advantages, mask).sum(), logprobs)[0]
-    surrogate = torch.autograd.grad(clipped(logprobs, logprobs.detach(), advantages, mask).sum(), logprobs)[0]
+    surrogate = torch.autograd.grad(clipped(logprobs, logprobs.detach(), advantages, mask)[0].sum(), logprobs)[0]
     assert torch.allclose(surrogate, plain, atol=1e-14, rtol=0)
     assert torch.allclose(plain, -advantages[:, None].expand_as(plain), atol=0, rtol=0)
 
@@ -62,8 +62,9 @@ def test_ratio_one_gives_the_gradient_of_reinforce():
 def test_a_clipped_token_has_no_gradient_and_is_counted():
     logprobs, old, advantages, mask = batch(1)
     logprobs.requires_grad_()
-    gradient = torch.autograd.grad(clipped(logprobs, old, advantages, mask).sum(), logprobs)[0]
-    counted = is_clipped(torch.exp(logprobs - old), advantages, clip_low=0.2, clip_high=0.2)
+    loss, statistics = clipped(logprobs, old, advantages, mask)
+    gradient = torch.autograd.grad(loss.sum(), logprobs)[0]
+    counted = statistics["policy/clip_fraction"]
     assert counted.any()
     assert torch.equal(gradient == 0, counted)
 
@@ -82,7 +83,8 @@ def test_one_ratio_per_completion_has_the_value_and_the_gradient_of_the_plain_fo
         "sequence_soft_gated": sequence_soft_gated,
     }[name]
     logprobs.requires_grad_()
-    fast = loss(logprobs, old, advantages, mask)
+    result = loss(logprobs, old, advantages, mask)
+    fast = result[0] if isinstance(result, tuple) else result
     gradient = torch.autograd.grad(torch.where(mask, fast, 0.0).sum(), logprobs)[0]
     for row, weight in enumerate(advantages.tolist()):
         now, before, kept = logprobs[row].tolist(), old[row].tolist(), mask[row].tolist()
@@ -98,10 +100,10 @@ def test_an_outer_bound_inside_the_clip_is_the_upper_bound_of_good_completions(s
     logprobs, old, advantages, mask = batch(seed)
     logprobs.requires_grad_()
     bounds = {"clip_low": 0.2, "clip_high": 0.4, "ratio_max": 1.1}
-    fast = clipped(logprobs, old, advantages, mask, **bounds)
+    fast, statistics = clipped(logprobs, old, advantages, mask, **bounds)
     gradient = torch.autograd.grad(fast.sum(), logprobs)[0]
-    is_removed = is_clipped(torch.exp(logprobs - old), advantages, **bounds)
-    good = clipped(logprobs, old, advantages, mask, clip_low=0.2, clip_high=0.1)
+    is_removed = statistics["policy/clip_fraction"]
+    good, _ = clipped(logprobs, old, advantages, mask, clip_low=0.2, clip_high=0.1)
     assert torch.allclose(fast[advantages > 0], good[advantages > 0], atol=1e-12, rtol=0)
     for row, weight in enumerate(advantages.tolist()):
         now, before, kept = logprobs[row].tolist(), old[row].tolist(), mask[row].tolist()

@@ -17,12 +17,14 @@ from oncurve.algorithm.pairings import RULES, check_pairing
 from oncurve.algorithm.presets import build
 from oncurve.algorithm.table import COURSE_LOSSES, LOSSES, PRESETS, Preset, resolve
 from oncurve.core.formulas import clipped
+from oncurve.core.records import SamplingParams
 
 Choices = partial(
-    pairings.Choices, group_size=8, updates_per_step=1, max_staleness=0, top_p=1.0, top_k=0, min_p=0.0,
-    max_completion_tokens=256, sampler_is_trainer=True, masks_truncated=False, punishes_length=False, lora=False,
-    negative_rewards=False, num_reward_parts=2,
+    pairings.Choices, group_size=8, sampling=SamplingParams(), updates_per_step=1, max_staleness=0,
+    sampler_is_trainer=True, masks_truncated=False, punishes_length=False, lora=False, negative_rewards=False,
+    num_reward_parts=2,
 )  # fmt: skip
+LONG = SamplingParams(max_completion_tokens=4096)
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -58,7 +60,8 @@ def test_every_name_of_the_table_can_be_built():
 def of_a_loss(name: str, *, old_of_the_second_token: float) -> tuple[float, float, float]:
     """What both tokens of a completion contribute, and the gradient of the first at the second."""
     logprobs, old = torch.tensor([[-0.5, -0.7]]), torch.tensor([[-0.5001, old_of_the_second_token]])
-    [both] = losses.LOSSES[name](logprobs.requires_grad_(), old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    result = losses.LOSSES[name](logprobs.requires_grad_(), old, torch.ones(1), torch.ones(1, 2, dtype=torch.bool))
+    [both] = result[0] if isinstance(result, tuple) else result
     [gradient] = torch.autograd.grad(both[0], logprobs)
     return both[0].item(), both[1].item(), gradient[0, 1].item()
 
@@ -177,8 +180,8 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("dapo", correction="mask", correction_low=0.5, correction_high=5.0)),
     ),
     "correction_level sequence with completions of 2048 tokens or more": (
-        Choices(row=resolve("dapo", correction="mask", correction_level="sequence"), max_completion_tokens=4096),
-        Choices(row=resolve("dapo", correction="mask", correction_level="sequence"), max_completion_tokens=512),
+        Choices(row=resolve("dapo", correction="mask", correction_level="sequence"), sampling=LONG),
+        Choices(row=resolve("dapo", correction="mask", correction_level="sequence")),
     ),
     "a sampler that is not the trainer, without correction": (
         Choices(row=resolve("dapo"), sampler_is_trainer=False),
@@ -189,11 +192,11 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("dapo", correction="truncate"), max_staleness=1),
     ),
     "top_p below 1, top_k or min_p where the loss compares with the sampler": (
-        Choices(row=resolve("dapo", correction="truncate"), top_p=0.9),
+        Choices(row=resolve("dapo", correction="truncate"), sampling=SamplingParams(top_p=0.9)),
         Choices(row=resolve("dapo", correction="truncate")),
     ),
     "top_p below 1, top_k or min_p in training": (
-        Choices(row=resolve("dapo"), top_k=20),
+        Choices(row=resolve("dapo"), sampling=SamplingParams(top_k=20)),
         Choices(row=resolve("dapo")),
     ),
     "loss policy_gradient with several updates per step": (

@@ -10,7 +10,6 @@ import io
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,7 +33,7 @@ READERS = ("recipe", "section")
 
 def holds(value: Any, kinds: tuple[type, ...]) -> bool:
     """A value is of one of the kinds, or a sequence of them."""
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value:
+    if isinstance(value, (list, tuple)) and value:
         return holds(value[0], kinds)
     return isinstance(value, kinds)
 

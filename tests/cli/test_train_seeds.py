@@ -16,6 +16,7 @@ RECIPE = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("starts_forks")
 def test_every_seed_has_a_run_and_what_is_finished_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,11 +5,13 @@ Nothing of TRL is written down here: what is compared with is computed by the in
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import math
 import textwrap
 import warnings
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +22,28 @@ from oncurve.core.batch import Batch, Rewards, Size
 
 VERSION = "1.16.0"
 try:
+    found = importlib.metadata.version("trl")
+    REASON = "" if found == VERSION else f"this compares with TRL {VERSION}, installed is {found}"
+except importlib.metadata.PackageNotFoundError:
+    REASON = f"TRL is not installed; install it with: pip install -c constraints.txt trl=={VERSION}"
+
+
+@cache
+def module_of(algorithm: str) -> Any:
+    """TRL's module of a trainer, imported when it is first used: every process collects every test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import trl
-        from trl.trainer import grpo_trainer, rloo_trainer
-    REASON = "" if trl.__version__ == VERSION else f"this compares with TRL {VERSION}, installed is {trl.__version__}"
-except ImportError as error:
-    REASON = f"TRL is not importable ({error}); install it with: pip install -c constraints.txt trl=={VERSION}"
+        return importlib.import_module(f"trl.trainer.{algorithm}_trainer")
+
+
+def grpo() -> Any:
+    """TRL's class for GRPO."""
+    return module_of("grpo").GRPOTrainer
+
+
+def rloo() -> Any:
+    """TRL's class for RLOO."""
+    return module_of("rloo").RLOOTrainer
 
 
 @dataclass(frozen=True)
@@ -144,9 +161,9 @@ def trainer(**options: Any) -> SimpleNamespace:
         _entropy_bonus_enabled=values["entropy_coef"] != 0,
         _metrics={"train": _Lists(), "eval": _Lists()},
     )
-    made.get_off_policy_mask = grpo_trainer.GRPOTrainer.get_off_policy_mask
-    made.get_gamma_weights = grpo_trainer.GRPOTrainer.get_gamma_weights
-    made.get_high_entropy_mask = lambda entropies, mask, threshold: grpo_trainer.GRPOTrainer.get_high_entropy_mask(
+    made.get_off_policy_mask = grpo().get_off_policy_mask
+    made.get_gamma_weights = grpo().get_gamma_weights
+    made.get_high_entropy_mask = lambda entropies, mask, threshold: grpo().get_high_entropy_mask(
         made, entropies, mask, threshold
     )
     return made
@@ -178,7 +195,7 @@ def loss(
     }
     if with_old:
         inputs["old_per_token_logps"] = rows.old
-    value = grpo_trainer.GRPOTrainer._compute_loss(made, made.model, inputs)
+    value = grpo()._compute_loss(made, made.model, inputs)
     gradients = torch.autograd.grad(value, (logprobs, entropy), allow_unused=True, materialize_grads=True)
     return value.detach(), *gradients
 
@@ -198,15 +215,13 @@ def rloo_gradient(rows: Rows) -> Tensor:
         "old_logps": (logprobs.detach() * mask).sum(dim=1),
         "advantages": rows.advantages,
     }
-    value = rloo_trainer.RLOOTrainer._compute_loss(made, made.model, inputs)
+    value = rloo()._compute_loss(made, made.model, inputs)
     return torch.autograd.grad(value, logprobs)[0]
 
 
 def advantages(per_function: Tensor, *, group_size: int, algorithm: str = "grpo", **options: Any) -> Tensor:
     """TRL's advantages [P, G] of rewards [P * G, K], NaN where a function gave none: the lines of its own source."""
-    module, owner = (
-        (grpo_trainer, grpo_trainer.GRPOTrainer) if algorithm == "grpo" else (rloo_trainer, rloo_trainer.RLOOTrainer)
-    )
+    owner = grpo() if algorithm == "grpo" else rloo()
     names = {
         "self": SimpleNamespace(
             reward_weights=options.pop("weights", torch.ones(per_function.shape[1], dtype=per_function.dtype)),
@@ -224,7 +239,7 @@ def advantages(per_function: Tensor, *, group_size: int, algorithm: str = "grpo"
         **options,
     }
     return _run_lines(
-        module,
+        module_of("grpo" if algorithm == "grpo" else "rloo"),
         owner._generate_and_score_completions,
         first="unscorable_mask = torch.isnan(rewards_per_func)",
         last="advantages = torch.nan_to_num(advantages, nan=0.0)",
@@ -249,8 +264,8 @@ def importance_weights(rows: Rows, *, mode: str, low: float | None, high: float 
         "math": math,
     }
     return _run_lines(
-        grpo_trainer,
-        grpo_trainer.GRPOTrainer._generate_and_score_completions,
+        module_of("grpo"),
+        grpo()._generate_and_score_completions,
         first="if self.use_vllm and self.vllm_importance_sampling_correction:",
         last="# Compute the per-token log probabilities for the reference model",
         names=names,

@@ -39,8 +39,16 @@ def launch(
 ) -> list[multiprocessing.process.BaseProcess]:
     """Start ``count`` processes and wait for the end of the first and, shortly, of the others.
 
-    They are forked, so that none imports torch again; what they compute with is made in them.
+    They are forked, so that none imports torch and what it needs for this again; what they compute with is made in
+    them.
     """
+    import peft  # noqa: F401
+    import torch.distributed.fsdp  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import oncurve.policy.lora
+    import oncurve.policy.trained_policy  # noqa: F401
+
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     os.environ["WORLD_SIZE"] = str(count)

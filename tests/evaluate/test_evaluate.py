@@ -14,6 +14,7 @@ from oncurve.core.errors import DataError
 from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import read_evaluation
+from oncurve.evaluate.settings import EvaluationSection
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import RunFolder
 from oncurve.stats import wilson_interval
@@ -149,3 +150,12 @@ def test_the_sampler_may_draw_by_any_setting() -> None:
     found = evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), params=SamplingParams(temperature=0.6, stop=("]",)))
     assert found.params["temperature"] == 0.6
     assert found.params["stop"] == ("]",)
+
+
+def test_measurements_are_drawn_by_their_own_settings_and_by_no_cut_of_the_training() -> None:
+    training = SamplingParams(temperature=0.7, top_p=0.5, top_k=3, min_p=0.1, max_completion_tokens=9, seed=1)
+    section = EvaluationSection(temperature=0.6, top_p=0.95, samples=2)
+    drawn = section.sampling(training)
+    assert (drawn.temperature, drawn.top_p, drawn.active_cuts) == (0.6, 0.95, ("top_p",))
+    assert drawn.max_completion_tokens == 9
+    assert drawn.seed != training.seed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,8 @@ from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 
 if TYPE_CHECKING:
+    from nursery import Nursery
+
     from oncurve.core.policy import ComputeType
 
 MERGES = """
@@ -137,7 +138,9 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def started(base: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[ChildServers, ServerSampler, list[str]]]]:
+def started(
+    base: Path, tmp_path: Path, starts_forks: None
+) -> Iterator[Callable[..., tuple[ChildServers, ServerSampler, list[str]]]]:
     """A sampler over a process of its own, ``oncurve serve`` or a program in its place."""
     opened: list[Any] = []
 
@@ -232,15 +235,15 @@ def test_the_newest_versions_can_be_proven(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_with_an_adapter_and_its_own_server_shows_that_nothing_of_it_is_lost(tmp_path: Path) -> None:
+def test_a_run_with_an_adapter_and_its_own_server_shows_that_nothing_of_it_is_lost(
+    nursery: Nursery, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     words = ["policy.lora={rank: 16}", "policy.device=cpu", "rollouts.type=servers", "rollouts.own_servers=1"]
-    words += ["rollouts.max_completion_tokens=64", "run.steps=3", "run.prompts_per_step=8", f"run.folder={folder}"]
+    words += ["rollouts.max_completion_tokens=48", "run.steps=3", "run.prompts_per_step=4", f"run.folder={folder}"]
     words += ["algorithm.group_size=8", "evaluation.num_prompts=4", "optimizer.learning_rate=1e-5"]
-    done = subprocess.run(
-        [sys.executable, "-m", "oncurve", "train", "word_problems", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, said = nursery.run("train", "word_problems", *words)
+    assert status == 0, said
     [metrics] = folder.glob("*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     shares = [row["mismatch/adapter_fraction"] for row in rows if "mismatch/adapter_fraction" in row]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, stopped
 
 
 @needs_kernels
+@pytest.mark.usefixtures("starts_forks")
 def test_what_two_servers_sampled_ahead_in_flight_is_sampled_again_to_the_same_bits(tmp_path: Path) -> None:
     rollouts = {"type": "servers", "own_servers": 2, "staleness": 3, "in_flight": True}
     sizes = {"max_completion_tokens": 24, **rollouts}
@@ -83,11 +85,17 @@ def test_what_two_servers_sampled_ahead_in_flight_is_sampled_again_to_the_same_b
 
 def servers_of(model: str) -> list[int]:
     """The servers that this process started for a model."""
-    lines = {int(path.parent.name): path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
-    return sorted(pid for pid, line in lines.items() if b"-m\0oncurve\0serve" in line and model.encode() in line)
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            line = path.read_bytes()
+            if b"-m\0oncurve\0serve" in line and model.encode() in line:
+                found.append(int(path.parent.name))
+    return sorted(found)
 
 
 @needs_kernels
+@pytest.mark.usefixtures("starts_forks")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_was_sampled_in_flight_before_and_after_losses_is_sampled_again_to_the_same_bits(tmp_path: Path) -> None:
     rollouts = {"type": "servers", "own_servers": 2, "staleness": 4, "in_flight": True, "max_completion_tokens": 24}
@@ -158,6 +166,7 @@ async def agent(row, client):
 '''
 
 
+@pytest.mark.usefixtures("starts_forks")
 @pytest.mark.parametrize("kind", ["environment", "agent"])
 def test_every_turn_of_an_episode_in_flight_is_known_by_its_weights_and_replayed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
@@ -227,6 +236,7 @@ class Meeting:
 '''
 
 
+@pytest.mark.usefixtures("starts_forks")
 def test_episodes_of_two_steps_are_under_way_at_the_same_time(tmp_path: Path) -> None:
     rollouts = {"type": "servers", "own_servers": 1, "staleness": 1, "max_completion_tokens": 12}
     game = {"environments": {"meeting": f"{tmp_path}/meeting.py:Meeting"}, "episodes": {"threads": 64}}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,10 +19,11 @@ from oncurve.core.errors import SamplerError
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.servers.client import ServerClient, ServerFailed
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines, DeltaSettings
-from oncurve.fleet.weights import delta_store
+from oncurve.fleet.weights import delta_copy, delta_store
+from oncurve.fleet.weights.delta_store import DeltaStore
+from oncurve.fleet.weights.weight_manifest import WeightFile
 from oncurve.policy.trained_policy import TrainedPolicy
 
 PARAMS = SamplingParams(max_completion_tokens=4)
@@ -73,9 +76,15 @@ def make(servers: list[LocalServer], folder: Path, **settings: object) -> Server
 
 @pytest.mark.parametrize("way", ["folder", "http", "url"])
 def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_result(
-    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, way: str
+    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    listener, address = Listener(), None
+    listener, address, fetched, usual = Listener(), None, list[tuple[str, int]](), delta_copy.fetch_one
+
+    def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
+        fetched.append((label, file.size))
+        return usual(message, label, file, folder)
+
+    monkeypatch.setattr(delta_copy, "fetch_one", fetch_one)
     if way == "url":
         app = web.Application()
         app.router.add_static("/bucket", tmp_path)
@@ -89,14 +98,18 @@ def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_res
             sampler.load_weights(policy, version)
             groups = sampler.sample(prompts(policy), 2, step=version)
             assert {one.policy_version for group in groups for one in group.completions} == {version}
+            while len(sampler.pool.ready) < len(servers):
+                time.sleep(0.01)
             for server in servers:
                 assert_has(server, policy)
-        last = sampler._deltas.last if sampler._deltas else None
+        store = sampler._store
+        assert isinstance(store, DeltaStore)
+        last = store.last
         assert last is not None
         assert 0 < last.changed_fraction < 0.1
         assert last.bytes < 0.1 * last.whole_bytes
-        for server in servers:
-            assert server.server.update.mirror.bytes == last.bytes, "what it fetched is the difference"
+        newest = [size for label, size in fetched if label == store.published[-1].label]
+        assert sum(newest) == len(servers) * last.bytes, "what they fetched is the difference"
     finally:
         sampler.close()
         if way == "url":
@@ -111,19 +124,18 @@ def test_a_damaged_difference_is_repaired_without_anybody_asking(
     sampler = make(servers, tmp_path)
     try:
         sampler.load_weights(policy, 0)
-        deltas = sampler._deltas
-        assert deltas is not None
-        usual = deltas.publish_shipment
+        store = sampler._store
+        usual = store.publish_shipment
 
         def damage(shipment: object) -> object:
             manifest = usual(shipment)  # type: ignore[arg-type]
             for path in Path(manifest.folder).glob("*.delta"):
                 path.write_bytes(path.read_bytes()[:-1])
-            for path in deltas.root.glob("*:0:*/*.safetensors"):
+            for path in store.root.glob("*:0:*/*.safetensors"):
                 path.unlink()
             return manifest
 
-        monkeypatch.setattr(deltas, "publish_shipment", damage)
+        monkeypatch.setattr(store, "publish_shipment", damage)
         train_a_little(policy)
         sampler.load_weights(policy, 1)
         sampler.sample(prompts(policy), 2, step=1)
@@ -132,30 +144,6 @@ def test_a_damaged_difference_is_repaired_without_anybody_asking(
         for server in servers:
             if server.server.sampling.label.split(":")[1] == "1":
                 assert_has(server, policy)
-    finally:
-        sampler.close()
-
-
-def test_weights_are_fetched_while_servers_sample_the_step_before(
-    policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path
-) -> None:
-    sampler = make(servers[:1], tmp_path)
-    copy = servers[0].server.update.mirror
-    try:
-        sampler.load_weights(policy, 0)
-        label = servers[0].server.sampling.label
-        train_a_little(policy)
-        assert sampler.prepare(policy, 1)
-        [coding] = sampler._prepared.values()
-        prepared = coding.result()
-        while not (copy.root / prepared.label / "manifest.json").is_file():
-            pass
-        assert servers[0].server.sampling.label == label, "it has the files, and samples from the old weights"
-        groups = sampler.sample(prompts(policy), 2, step=1)
-        assert {one.policy_version for group in groups for one in group.completions} == {0}
-        sampler.load_weights(policy, 1)
-        assert servers[0].server.sampling.label == prepared.label
-        assert_has(servers[0], policy)
     finally:
         sampler.close()
 
@@ -210,38 +198,13 @@ def test_a_failure_of_coding_ends_the_run_with_a_reason(
         ahead.close()
 
 
-def test_vllm_is_asked_until_all_its_workers_have_fetched() -> None:
-    said = [["fetching", "fetching"], ["fetched", "fetching"], ["fetched", "fetched"], ["fetching", "a file is lost"]]
-    listener, asked = Listener(), []
-
-    async def call(request: web.Request) -> web.Response:
-        asked.append(await request.json())
-        return web.json_response({"results": said[len(asked) - 1]})
-
-    async def fetch(url: str) -> None:
-        async with aiohttp.ClientSession() as session:
-            client = ServerClient(url, session, token=None, connect_seconds=60.0)
-            await client.fetch_ahead({"label": "run:1:x"}, within=100.0, takes_keys=False)
-
-    app = web.Application()
-    app.router.add_post(protocol.CALL_WORKERS, call)
-    try:
-        url = listener.listen(app)
-        listener.loop.call(fetch(url))
-        assert asked == [{"method": "fetch_ahead", "kwargs": {"message": {"label": "run:1:x"}}}] * 3
-        with pytest.raises(ServerFailed, match="cannot fetch weights: a file is lost"):
-            listener.loop.call(fetch(url))
-    finally:
-        listener.close()
-
-
 def test_a_server_behind_a_slow_link_keeps_no_other_waiting(
     policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler, gate = make(servers, tmp_path), threading.Event()
-    slow = servers[1].server.update.mirror
-    usual = slow._fetch
-    monkeypatch.setattr(slow, "_fetch", lambda *words: gate.wait(200) and usual(*words))
+    slow = servers[1].server.update.fetcher
+    usual = slow.fetch
+    monkeypatch.setattr(slow, "fetch", lambda message: gate.wait(200) and usual(message))
     try:
         for version in range(3):
             train_a_little(policy)

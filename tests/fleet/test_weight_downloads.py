@@ -7,6 +7,7 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from aiohttp import web
 from safetensors.torch import load_file
 from served import Listener
 
-from oncurve.fleet.weights import mirror
+from oncurve.fleet.weights import delta_copy
+from oncurve.fleet.weights.delta_copy import DeltaCopy, find_routes
 from oncurve.fleet.weights.delta_store import DeltaStore
-from oncurve.fleet.weights.fetch import PART, download
+from oncurve.fleet.weights.file_download import PART, download
 from oncurve.fleet.weights.host import Bandwidth
-from oncurve.fleet.weights.weight_manifest import Link, WeightFile, find_routes
+from oncurve.fleet.weights.weight_manifest import Link, WeightFile
 from oncurve.fleet.weights.weight_stream import Shipment
 
 
@@ -84,6 +86,11 @@ def test_a_limited_link_gives_files_and_ranges_of_them(tmp_path: Path) -> None:
         listener.close()
 
 
+def paths_of(copy: DeltaCopy, message: dict[str, Any]) -> list[Path]:
+    with copy.updated(message) as paths:
+        return paths
+
+
 def test_ways_to_a_version_are_the_chain_from_what_is_here_or_whole_files() -> None:
     def file(size: int) -> tuple[WeightFile, ...]:
         return (WeightFile("f", size, ""),)
@@ -114,7 +121,7 @@ def test_the_workers_of_a_server_fetch_each_file_once_and_have_one_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.delenv(mirror.COPY_VARIABLE, raising=False)
+    monkeypatch.delenv(delta_copy.COPY_VARIABLE, raising=False)
     (tmp_path / "temporary").mkdir()
     store = DeltaStore(tmp_path / "trainer", run="run")
     listener, asked = Listener(), list[str]()
@@ -125,8 +132,8 @@ def test_the_workers_of_a_server_fetch_each_file_once_and_have_one_copy(
 
     app = web.Application()
     app.router.add_get("/{label}/{name}", give)
-    workers = [mirror.Mirror(group="1764000000") for _ in range(2)]
-    assert mirror.Mirror(group="1764000001").root != workers[0].root == workers[1].root
+    workers = [DeltaCopy(group="1764000000") for _ in range(2)]
+    assert DeltaCopy(group="1764000001").root != workers[0].root == workers[1].root
     weight = torch.randn(40, 40)
     try:
         address = listener.listen(app)
@@ -135,7 +142,7 @@ def test_the_workers_of_a_server_fetch_each_file_once_and_have_one_copy(
             store.publish_shipment(Shipment("", version, {"weight": weight}, torch.bfloat16))
             message = store.published[-1].message(address=address, token=None)
             with ThreadPoolExecutor(len(workers)) as threads:
-                found = list(threads.map(lambda worker, told=message: worker.bring(told), workers))
+                found = list(threads.map(lambda worker, told=message: paths_of(worker, told), workers))
             assert found[0] == found[1]
             assert torch.equal(load_file(found[0][0])["weight"], weight.bfloat16())
     finally:
@@ -148,16 +155,16 @@ def test_a_common_copy_is_not_put_into_a_folder_of_somebody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.delenv(mirror.COPY_VARIABLE, raising=False)
+    monkeypatch.delenv(delta_copy.COPY_VARIABLE, raising=False)
     (tmp_path / "theirs").mkdir()
-    (tmp_path / f"{mirror.PREFIX}{os.getuid()}-x").symlink_to(tmp_path / "theirs")
+    (tmp_path / f"{delta_copy.PREFIX}{os.getuid()}-x").symlink_to(tmp_path / "theirs")
     with pytest.raises(ValueError, match="belongs to another user; set ONCURVE_WEIGHTS_COPY"):
-        mirror.Mirror(group="x")
+        DeltaCopy(group="x")
 
 
 def test_a_copy_takes_no_names_that_lead_elsewhere(tmp_path: Path) -> None:
-    copy = mirror.Mirror(tmp_path / "copy")
+    copy = DeltaCopy(tmp_path / "copy")
     for label in ("..", "../x", ".partial", "fetched", ""):
         link = {"label": label, "base": None, "deltas": [], "whole": []}
         with pytest.raises(ValueError, match="is no name of a version"):
-            copy.bring({"label": label, "files": [], "names": [], "folder": str(tmp_path), "chain": [link]})
+            paths_of(copy, {"label": label, "files": [], "names": [], "folder": str(tmp_path), "chain": [link]})

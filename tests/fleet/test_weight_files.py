@@ -24,7 +24,7 @@ from oncurve.core.records import SamplingParams
 from oncurve.fleet import inside_vllm
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.weights import shards, store
-from oncurve.fleet.weights.fetch import fetched
+from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import WeightStore, free_bytes, is_memory
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
@@ -129,12 +129,12 @@ def test_one_damaged_file_of_many_is_found(
 ) -> None:
     monkeypatch.setattr(shards, "FILE_BYTES", 2**12)
     message = message_of(policy, tmp_path)
-    with fetched(message) as paths:
+    with Fetcher().fetch(message) as paths:
         assert len(paths) > 3
     data = bytearray(paths[2].read_bytes())
     data[-1] ^= 1
     paths[2].write_bytes(data)
-    with pytest.raises(ValueError, match=f"{paths[2].name}: its content changed"), fetched(message):
+    with pytest.raises(ValueError, match=f"{paths[2].name}: its content changed"), Fetcher().fetch(message):
         pass
 
 
@@ -142,7 +142,7 @@ def test_a_manifest_without_checksums_is_refused_with_a_word(policy: TrainedPoli
     message = message_of(policy, tmp_path)
     for file in message["files"]:  # type: ignore[attr-defined]
         del file["sha256"]
-    with pytest.raises(ValueError, match="the trainer is of another oncurve"), fetched(message):
+    with pytest.raises(ValueError, match="the trainer is of another oncurve"), Fetcher().fetch(message):
         pass
 
 
@@ -297,3 +297,18 @@ def test_vllm_knows_every_word_by_which_a_version_is_announced() -> None:
     announced = {*manifest.message(address=None, token=None), *manifest.message(address="http://here", token="secret")}
     assert announced <= known | {"chain"}
     assert "chain" in known
+
+
+def test_the_part_inside_vllm_imports_names_that_there_are() -> None:
+    """It is not imported here, so that a name that has moved would be missed only where vLLM starts."""
+    folder = Path(inside_vllm.__file__).parent
+    package = folder.parents[2]
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("oncurve."):
+                source = package / f"{str(node.module).replace('.', '/')}.py"
+                body = ast.parse(source.read_text(encoding="utf-8")).body
+                known = {one.name for one in body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+                targets = [each for one in body if isinstance(one, ast.Assign) for each in one.targets]
+                known |= {name.id for each in targets for name in ast.walk(each) if isinstance(name, ast.Name)}
+                assert {alias.name for alias in node.names} <= known, f"{path.name}: {node.module}"

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from oncurve.fleet.serving.weight_update import WeightUpdate
-from oncurve.fleet.weights import fetch, mirror, shards
+from oncurve.fleet.weights import delta_copy, file_download, shards
 from oncurve.fleet.weights.delta_store import DeltaStore
 from oncurve.fleet.weights.weight_manifest import Manifest
 from oncurve.fleet.weights.weight_stream import Shipment
@@ -74,7 +74,7 @@ class Server:
         """As a new process, with the weights of the base."""
         self.model = Weights()
         self.update = WeightUpdate(cast(PreTrainedModel, self.model))
-        self.update._mirror = mirror.Mirror(self.root)
+        self.update.fetcher._copy = delta_copy.DeltaCopy(self.root)
         self.label: str | None = None
 
     def take(self, message: dict[str, Any]) -> None:
@@ -274,7 +274,7 @@ class Deadly:
 
     def __init__(self, random: Random, *, after: int) -> None:
         self.random, self.left, self.lock = random, after, threading.Lock()
-        self.kept = (mirror.fetch_one, mirror._build, mirror.Mirror._tidy)
+        self.kept = (delta_copy.fetch_one, delta_copy._build, delta_copy.DeltaCopy._tidy)
 
     def __enter__(self) -> None:
         real_fetch, real_build, real_tidy = self.kept
@@ -282,7 +282,7 @@ class Deadly:
         def fetch_one(message: Any, label: str, file: Any, folder: Path) -> Path:
             if self.is_over():
                 folder.mkdir(parents=True, exist_ok=True)
-                (folder / f"{file.name}{fetch.PART}").write_bytes(bytes(self.random.randrange(300)))
+                (folder / f"{file.name}{file_download.PART}").write_bytes(bytes(self.random.randrange(300)))
                 raise Killed
             return real_fetch(message, label, file, folder)
 
@@ -292,15 +292,15 @@ class Deadly:
                 raise Killed
             real_build(start, steps, place, file)
 
-        def tidy(own: mirror.Mirror, *args: Any) -> None:
+        def tidy(own: delta_copy.DeltaCopy, *args: Any) -> None:
             if self.is_over():
                 raise Killed
             real_tidy(own, *args)
 
-        mirror.fetch_one, mirror._build, mirror.Mirror._tidy = fetch_one, build, tidy  # type: ignore[assignment]
+        delta_copy.fetch_one, delta_copy._build, delta_copy.DeltaCopy._tidy = fetch_one, build, tidy  # type: ignore[assignment]
 
     def __exit__(self, *args: object) -> None:
-        mirror.fetch_one, mirror._build, mirror.Mirror._tidy = self.kept  # type: ignore[method-assign]
+        delta_copy.fetch_one, delta_copy._build, delta_copy.DeltaCopy._tidy = self.kept  # type: ignore[method-assign]
 
     def is_over(self) -> bool:
         with self.lock:

@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -25,6 +26,9 @@ import gpu_first_rows  # noqa: E402
 import gpu_wheels  # noqa: E402
 from gpu_first_items import ITEMS, Item, chosen  # noqa: E402
 from gpu_first_run import Place, Result, run_all, table  # noqa: E402
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 PROBES = """
 import os, subprocess, sys, time
@@ -230,13 +234,10 @@ def test_a_way_to_draw_by_two_levels_draws_the_same_tokens() -> None:
 
 
 @pytest.mark.slow
-def test_a_stage_of_the_script_writes_its_record_and_its_table(tmp_path: Path) -> None:
+def test_a_stage_of_the_script_writes_its_record_and_its_table(nursery: Nursery, tmp_path: Path) -> None:
     words = ["A", "--items", "A7", "--tiny", "--device", "cpu"]
     places = ["--work", str(tmp_path / "work"), "--output", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu_first.py"), *words, *places],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = nursery.run_python(BENCHMARKS / "gpu_first.py", *words, *places)
     assert done.returncode == 0, done.stdout + done.stderr
     [kept] = json.loads((tmp_path / "out" / "stage_A.json").read_text())["items"]
     assert (kept["name"], kept["outcome"]) == ("A7", "passed")

@@ -63,10 +63,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("starts_forks")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_has_the_same_bits_when_it_is_done_again(tmp_path: Path, kind: str) -> None:
-    run = recorded_run(tmp_path, steps=5, **KINDS[kind])
-    for step in random.Random(kind).sample(range(1, 6), 3):
+    run = recorded_run(tmp_path, steps=4, **KINDS[kind])
+    for step in (random.Random(kind).choice([1, 2, 3]), 4):
         found = replay(run, step)
         assert found.is_same, found.differences
         assert found.is_sampled == (kind != "own server, a step ahead" or library() is not None)

@@ -133,7 +133,7 @@ def test_a_teacher_and_the_reference_belong_together(place: Path, choice: dict[s
 def test_the_planner_counts_the_teacher() -> None:
     def teachers_of(*more: str) -> list[Component]:
         found = plan_inputs(find_recipe("distil_word_problems"), ["algorithm.teacher=embedded", *more])
-        return [part for part in weight_parts(found.shape, found.setup) if part.name == "teacher"]
+        return [part for part in weight_parts(found.run) if part.name == "teacher"]
 
     [found] = teachers_of()
     assert found.bytes == 4 * find_shape("embedded").num_parameters

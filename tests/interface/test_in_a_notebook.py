@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 START = """
@@ -49,8 +53,8 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The outputs of the cells, run one after the other in one kernel."""
+def cells(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The outputs of the cells, run one after the other in one kernel, which is forked."""
     needed = "pip install 'oncurve[docs]'"
     nbformat = pytest.importorskip("nbformat", reason=f"nbformat is not installed: {needed}")
     nbclient = pytest.importorskip("nbclient", reason=f"nbclient is not installed: {needed}")
@@ -61,6 +65,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Any:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     notebook.cells[3].metadata["tags"] = ["raises-exception"]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(nursery.stand_in(folder / "python")))
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
         patch.setenv("IPYTHONDIR", str(folder / "ipython"))

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from lanes import gate
 from own_layer_cases import FAMILIES, gradients, largest_error, make, ragged_batch
 from torch import Tensor
 
@@ -251,10 +252,10 @@ def test_decoding_in_half_width_has_all_of_a_little_adapter(way: str, family: st
         assert share(found, exact) == pytest.approx(1, abs=0.2)
 
 
-@families
+@pytest.mark.parametrize("family", gate(FAMILIES, "qwen3"))
 def test_training_in_half_width_has_all_of_a_little_adapter(family: str) -> None:
     adapter = little(family, rate=4e-4)
-    rows = torch.randint(0, 64, (256, 21), generator=torch.Generator().manual_seed(3))
+    rows = torch.randint(0, 64, (86, 63), generator=torch.Generator().manual_seed(3))
     changes = []
     for kind in ("float32", "bfloat16"):
         with torch.no_grad(), compute_context(torch.device("cpu"), kind):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from planned_runs import KL, LORA, SERVER, planned_run
 from tables.published_costs import renewed
 
 from oncurve.cli.plan import plan_recipe
@@ -19,19 +20,20 @@ from oncurve.core.errors import ConfigError
 from oncurve.plan import constants
 from oncurve.plan.cost import compare_trainers, disk_use, fits, price
 from oncurve.plan.find_shape import find_shape
-from oncurve.plan.fit import CHANGES, advise, concrete
+from oncurve.plan.fit import CHANGES, advise
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
-from oncurve.plan.setup import Setup, Work
-from oncurve.plan.shape import Counted
+from oncurve.plan.shape import Counted, ModelShape
 from oncurve.plan.step_time import flops_per_token, step_time, train_seconds
 from oncurve.plan.weight_transfer import sent_share, sync_bytes, way_of_weights
 from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = load_devices()
 SEVEN, THIRTY_TWO = find_shape("Qwen/Qwen2.5-7B"), find_shape("Qwen/Qwen2.5-32B")
-WORK = Work(prompts=16, group_size=8, prompt_tokens=256, completion_tokens=512, mean_completion_tokens=256)
+APART: dict[str, Any] = {"placement": "disaggregated", "sampler_devices": 1}
+CHECKPOINTING, SMALL = "policy.gradient_checkpointing=true", "policy.tokens_per_microbatch=1024"
 
 
 def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:
@@ -41,9 +43,8 @@ def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:
 def test_rows_that_wait_enter_as_others_leave_so_that_fewer_at_a_time_take_longer_but_not_as_often_as_long() -> None:
     seconds = []
     for rows in (128, 64, 32):
-        seconds.append(
-            step_time(SEVEN, replace(WORK, max_rows=rows), Setup(), DEVICES["H100"], network_gbit=100).sample
-        )
+        run = planned_run(f"rollouts.max_rows={rows}", shape=SEVEN)
+        seconds.append(step_time(run, DEVICES["H100"], network_gbit=100).sample)
     assert seconds[0] < seconds[1] < 2 * seconds[0]
     assert seconds[1] < seconds[2] < 4 * seconds[0]
 
@@ -82,16 +83,25 @@ def test_every_advice_is_made_of_keys_that_recipes_have() -> None:
     keys = set(known_keys())
     sections = {key.rpartition(".")[0] for key in keys}
     for change in CHANGES:
-        for override in concrete(change, WORK, Setup()):
+        for override in change.concrete(planned_run()):
             assert override.split("=")[0] in keys | sections
 
 
+def test_what_a_plan_advises_is_a_recipe_that_loads() -> None:
+    """An adapter goes to servers as a file: where the recipe sends whole weights by NCCL, the advice changes both."""
+    servers = ["rollouts.type=servers", "rollouts.vllm_servers=1", "rollouts.transfer=nccl"]
+    advice = json.loads(planned("gsm8k", servers, gpu="RTX-4090", as_json=True))["advice"]
+    assert any(line.startswith("policy.lora") for row in advice for line in row["overrides"])
+    for row in advice:
+        load_config(find_recipe("gsm8k"), [*servers, *row["overrides"]])
+
+
 def test_advice_is_ordered_by_what_it_costs() -> None:
-    nearly = Setup(tokens_per_microbatch=8192)
-    advice = advise(find_shape("Qwen/Qwen2.5-0.5B"), WORK, nearly, find_device("RTX-4090", DEVICES))
+    nearly = planned_run("policy.tokens_per_microbatch=8192", shape=find_shape("Qwen/Qwen2.5-0.5B"))
+    advice = advise(nearly, find_device("RTX-4090", DEVICES))
     assert advice
     assert advice[0].fits
-    assert concrete(advice[0].changes[0], WORK, nearly)[0].startswith("policy.tokens_per_microbatch=")
+    assert advice[0].changes[0].concrete(nearly)[0].startswith("policy.tokens_per_microbatch=")
 
 
 def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
@@ -103,22 +113,22 @@ def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
 
 
 def test_weights_of_a_32b_model_are_65_gigabytes_and_no_300_megabytes() -> None:
-    apart = Setup(placement="disaggregated", sampler_devices=1)
-    size = sync_bytes(THIRTY_TWO, apart)
+    apart = planned_run(shape=THIRTY_TWO, **APART)
+    size = sync_bytes(apart)
     assert size == pytest.approx(2 * 32_763_876_352, rel=1e-4)
     assert size > 2 * 32_763_876_352, "vectors travel in full width"
-    parts = {part.name: part for part in way_of_weights(THIRTY_TWO, apart, DEVICES["H200"], network_gbit=100)}
+    parts = {part.name: part for part in way_of_weights(apart, DEVICES["H200"], network_gbit=100)}
     assert parts["fetch over the network"].seconds == pytest.approx(5.24, abs=0.01)
-    assert sync_bytes(THIRTY_TWO, replace(apart, method="lora")) < 0.01 * size
-    assert sync_bytes(THIRTY_TWO, Setup()) == 0
+    assert sync_bytes(planned_run(LORA, shape=THIRTY_TWO, **APART)) < 0.01 * size
+    assert sync_bytes(planned_run(shape=THIRTY_TWO)) == 0
 
 
 def test_differences_are_a_share_of_the_weights_that_grows_with_the_learning_rate() -> None:
-    whole = sync_bytes(THIRTY_TWO, Setup(placement="disaggregated", sampler_devices=1))
+    whole = sync_bytes(planned_run(shape=THIRTY_TWO, **APART))
     shares = []
     for rate in (1e-7, 1e-6, 1e-5, 1e-4, 1e-2):
-        setup = Setup(placement="disaggregated", sampler_devices=1, delta_rate=rate)
-        shares.append(sync_bytes(THIRTY_TWO, setup) / whole)
+        overrides = (*SERVER, "rollouts.deltas={}", f"optimizer.learning_rate={rate}")
+        shares.append(sync_bytes(planned_run(*overrides, shape=THIRTY_TWO, **APART)) / whole)
     assert shares == sorted(shares)
     assert shares[1:4] == pytest.approx([share for _, share in constants.SENT_SHARES[-1][1]])
     assert sent_share(10.0, 1e9) == 1.0
@@ -164,17 +174,17 @@ def test_the_way_of_weights_that_is_taken_is_priced_part_by_part() -> None:
 
 
 def test_training_costs_six_operations_per_weight_and_two_more_with_checkpointing() -> None:
-    short = replace(WORK, prompt_tokens=1, completion_tokens=1, mean_completion_tokens=1)
-    per_weight = flops_per_token(SEVEN, short, Setup()) / SEVEN.matrix_parameters
-    assert per_weight == pytest.approx(6, rel=1e-3)
-    assert flops_per_token(SEVEN, short, Setup(checkpointing=True)) / SEVEN.matrix_parameters == pytest.approx(8, 1e-3)
-    assert flops_per_token(SEVEN, short, Setup(method="lora")) / SEVEN.matrix_parameters == pytest.approx(4, 1e-3)
+    for override, operations in (("policy.packing=true", 6), (CHECKPOINTING, 8), (LORA, 4)):
+        short = (override, "rollouts.max_completion_tokens=1")
+        run = planned_run(*short, shape=SEVEN, prompt_tokens=1, mean_tokens=1)
+        assert flops_per_token(run) / SEVEN.matrix_parameters == pytest.approx(operations, rel=1e-3)
 
 
 def test_more_devices_and_faster_memory_take_less_time() -> None:
-    slow = step_time(SEVEN, WORK, Setup(), DEVICES["A100-80GB"], network_gbit=100)
-    fast = step_time(SEVEN, WORK, Setup(), DEVICES["H200"], network_gbit=100)
-    four = step_time(SEVEN, WORK, Setup(ranks=4), DEVICES["H200"], network_gbit=100)
+    run = planned_run(shape=SEVEN)
+    slow = step_time(run, DEVICES["A100-80GB"], network_gbit=100)
+    fast = step_time(run, DEVICES["H200"], network_gbit=100)
+    four = step_time(run.with_layout({"ranks": 4}), DEVICES["H200"], network_gbit=100)
     assert fast.total < slow.total
     assert four.train - four.network == pytest.approx(fast.train / 4)
     assert fast.sampled_tokens == 16 * 8 * 256
@@ -183,15 +193,15 @@ def test_more_devices_and_faster_memory_take_less_time() -> None:
 
 def test_weights_in_parts_pass_the_network_between_machines_with_every_microbatch() -> None:
     """Two gathers of half-width weights and one float32 gradient for each: 8 B a weight at the network's rate."""
-    setup = Setup(ranks=16, shard="zero3", tokens_per_microbatch=1024)
-    slow = step_time(THIRTY_TWO, WORK, setup, DEVICES["H100"], network_gbit=100)
-    microbatches = math.ceil(WORK.tokens(completion_tokens=256, packed=True) / 16 / 1024)
+    run = planned_run(SMALL, shape=THIRTY_TWO, ranks=16, shard="zero3")
+    slow = step_time(run, DEVICES["H100"], network_gbit=100)
+    microbatches = math.ceil((16 * 256 + 16 * 8 * 256) / 16 / 1024)
     assert slow.train == pytest.approx(microbatches * 8 * THIRTY_TWO.num_parameters / 12.5e9, rel=1e-3)
     assert 0 < slow.network < slow.train
-    assert step_time(THIRTY_TWO, WORK, setup, DEVICES["H100"], network_gbit=3200).network < slow.network / 5
-    one_machine = step_time(THIRTY_TWO, WORK, replace(setup, ranks=8), DEVICES["H100"], network_gbit=1)
+    assert step_time(run, DEVICES["H100"], network_gbit=3200).network < slow.network / 5
+    one_machine = step_time(run.with_layout({"ranks": 8}), DEVICES["H100"], network_gbit=1)
     assert one_machine.network < slow.network
-    assert step_time(SEVEN, WORK, Setup(), DEVICES["H100"], network_gbit=1).network == 0
+    assert step_time(planned_run(shape=SEVEN), DEVICES["H100"], network_gbit=1).network == 0
     assert "waits for the weights and gradients of other devices" in planned(
         "spot_32b/full", [], gpus=16, network_gbit=10
     )
@@ -199,15 +209,12 @@ def test_weights_in_parts_pass_the_network_between_machines_with_every_microbatc
 
 def test_rows_of_devices_that_have_all_weights_send_gradients_alone_between_machines() -> None:
     """Twice 4 B a weight for each update instead of 8 B for each microbatch, and twice as much memory for weights."""
-    setup = Setup(ranks=16, shard="zero3", tokens_per_microbatch=1024)
-    rows = replace(setup, degree=8)
-    flat, hybrid = (step_time(THIRTY_TWO, WORK, one, DEVICES["H100"], network_gbit=25) for one in (setup, rows))
-    assert hybrid.network == pytest.approx(WORK.updates * 8 * THIRTY_TWO.num_parameters / 3.125e9, rel=0.2)
+    run = planned_run(SMALL, shape=THIRTY_TWO, ranks=16, shard="zero3")
+    rows = run.with_keys("policy", {"shard_degree": 8})
+    flat, hybrid = (step_time(one, DEVICES["H100"], network_gbit=25) for one in (run, rows))
+    assert hybrid.network == pytest.approx(8 * THIRTY_TWO.num_parameters / 3.125e9, rel=0.2)
     assert hybrid.network < flat.network / 2
-    held, twice = (
-        {part.name: part.bytes for part in plan_memory(THIRTY_TWO, WORK, one).trainer.components}
-        for one in (setup, rows)
-    )
+    held, twice = ({part.name: part.bytes for part in plan_memory(one).trainer.components} for one in (run, rows))
     for name in ("weights, float32 (master)", "optimizer moments", "gradients"):
         assert twice[name] == pytest.approx(2 * held[name], rel=0.05), name
     with pytest.raises(ConfigError, match=r"--gpus 12 is no multiple of policy.shard_degree, 8"):
@@ -217,15 +224,17 @@ def test_rows_of_devices_that_have_all_weights_send_gradients_alone_between_mach
 def test_what_samples_through_modules_waits_for_their_kernels_the_longest_in_eight_bits() -> None:
     seconds = {
         quantization: step_time(
-            SEVEN, WORK, Setup(method="lora", quantization=quantization), DEVICES["H100"], network_gbit=100
+            planned_run(LORA, f"policy.quantization={quantization}", shape=SEVEN), DEVICES["H100"], network_gbit=100
         ).sample
-        for quantization in (None, "nf4", "int8")
+        for quantization in ("null", "nf4", "int8")
     }
-    assert seconds[None] < seconds["nf4"] < seconds["int8"]
+    assert seconds["null"] < seconds["nf4"] < seconds["int8"]
     assert seconds["int8"] >= 512 * SEVEN.layers * constants.MODULE_LAYER_SECONDS["int8"]
     unknown = replace(SEVEN, family="gemma3_text")
-    by_modules = step_time(unknown, WORK, Setup(), DEVICES["H100"], network_gbit=100).sample
-    assert by_modules > step_time(SEVEN, WORK, Setup(), DEVICES["H100"], network_gbit=100).sample
+    by_modules, by_own_layers = (
+        step_time(planned_run(shape=shape), DEVICES["H100"], network_gbit=100).sample for shape in (unknown, SEVEN)
+    )
+    assert by_modules > by_own_layers
 
 
 def test_a_mixture_of_experts_reads_those_that_its_rows_are_sent_to() -> None:
@@ -242,9 +251,9 @@ def test_a_mixture_of_experts_reads_those_that_its_rows_are_sent_to() -> None:
 def test_a_measured_share_replaces_the_guess() -> None:
     guessed = DEVICES["H200"]
     measured = guessed.model_copy(update={"train_utilization": 0.1})
-    times = [step_time(SEVEN, WORK, Setup(), device, network_gbit=100).train for device in (guessed, measured)]
-    tokens = WORK.tokens(completion_tokens=WORK.mean_tokens, packed=True)
-    assert times[1] == pytest.approx(tokens * flops_per_token(SEVEN, WORK, Setup()) / (guessed.bf16 * 1e11))
+    run = planned_run(shape=SEVEN)
+    times = [step_time(run, device, network_gbit=100).train for device in (guessed, measured)]
+    assert times[1] == pytest.approx(run.step_tokens * flops_per_token(run) / (guessed.bf16 * 1e11))
     assert times[0] < times[1] / 2
 
 
@@ -257,10 +266,9 @@ def test_training_takes_as_long_as_it_took_on_an_h100(model: str, checkpointing:
     items = json.loads((ROOT / "benchmarks/results/gpu_h100_stage_B.json").read_text(encoding="utf-8"))["items"]
     [ways] = [item["figures"]["ways"] for item in items if item["name"] == f"B2.{model}.shared"]
     taken = ways["checkpointing" if checkpointing else "plain"]["seconds"]
-    work = Work(prompts=16, group_size=8, prompt_tokens=256, completion_tokens=512, mean_completion_tokens=320)
-    shape = find_shape(f"Qwen/Qwen2.5-{model}")
-    found = train_seconds(shape, work, Setup(checkpointing=checkpointing), DEVICES["H100"])
-    assert 0.75 < found / taken < 1.15
+    override = f"policy.gradient_checkpointing={checkpointing}"
+    run = planned_run(override, shape=find_shape(f"Qwen/Qwen2.5-{model}"), mean_tokens=320)
+    assert 0.75 < train_seconds(run, DEVICES["H100"]) / taken < 1.15
 
 
 @pytest.mark.parametrize(
@@ -279,20 +287,20 @@ def test_the_ways_of_a_plan_are_those_of_its_settings(overrides: list[str], gpu:
 
 
 def test_prices_are_devices_times_hours() -> None:
-    apart = Setup(placement="disaggregated", sampler_devices=2)
-    found = price(apart, DEVICES["H200"], hours=24)
+    apart = planned_run(**APART | {"sampler_devices": 2})
+    found = price(apart.layout, DEVICES["H200"], hours=24)
     assert found.on_demand == pytest.approx(285.12)
     assert found.spot_samplers == pytest.approx(152.16)
-    assert price(Setup(), DEVICES["L4"], hours=1).on_demand is None
+    assert price(planned_run().layout, DEVICES["L4"], hours=1).on_demand is None
 
 
 def test_a_critic_costs_a_second_set_of_states_and_dpo_samples_nothing() -> None:
-    grpo, ppo, dpo = compare_trainers(SEVEN, WORK, Setup(checkpointing=True), DEVICES["B200"], network_gbit=100)
+    grpo, ppo, dpo = compare_trainers(planned_run(CHECKPOINTING, shape=SEVEN), DEVICES["B200"], network_gbit=100)
     assert (grpo.name, ppo.name, dpo.name) == ("GRPO", "PPO", "DPO")
-    assert ppo.setup.ranks > grpo.setup.ranks
+    assert ppo.run.layout.ranks > grpo.run.layout.ranks
     assert ppo.per_run.on_demand > grpo.per_run.on_demand  # type: ignore[operator]
     assert all(one.fits for one in (grpo, ppo, dpo))
-    assert dpo.setup.has_reference
+    assert dpo.run.has_reference
 
 
 def test_the_table_of_devices_has_memory_speed_and_dated_prices() -> None:
@@ -411,7 +419,7 @@ def test_what_fits_within_the_error_of_a_plan_is_tight(tmp_path: Path) -> None:
 
 
 def test_fitting_is_having_room_with_a_margin() -> None:
-    memory = plan_memory(SEVEN, WORK, Setup())
+    memory = plan_memory(planned_run(shape=SEVEN))
     peak = memory.trainer.peak_bytes / 2**30
     device = DEVICES["H100"]
     assert fits(memory, device.model_copy(update={"memory_gib": peak * 1.05}))
@@ -430,30 +438,25 @@ def test_our_column_of_the_published_tables_is_computed() -> None:
 
 def test_planned_peaks_are_near_the_measured_ones() -> None:
     """Measurements against the formulas as they are now: at least twelve within 15 %, all within 20 %."""
-    from oncurve.plan.shape import ModelShape
-
     record = json.loads((ROOT / "benchmarks" / "results" / "plan_memory.json").read_text())
     errors: dict[str, float] = {}
     for row in record["rows"]:
         setting, sizes = row["setting"], row["shape"]
-        work = Work(
-            prompts=setting["prompts"],
-            group_size=setting["group_size"],
+        run = planned_run(
+            f"run.prompts_per_step={setting['prompts']}",
+            f"algorithm.group_size={setting['group_size']}",
+            f"rollouts.max_completion_tokens={setting['new_tokens']}",
+            f"policy.packing={setting['packed']}",
+            f"policy.gradient_checkpointing={setting['checkpointing']}",
+            f"policy.tokens_per_microbatch={setting['tokens_per_microbatch']}",
+            *([LORA] if setting["lora_rank"] else []),
+            *([KL] if setting["reference"] else []),
+            shape=ModelShape(**sizes),
             prompt_tokens=setting["prompt_tokens"],
-            completion_tokens=setting["new_tokens"],
-            mean_completion_tokens=setting["new_tokens"],
-        )
-        setup = Setup(
-            method="lora" if setting["lora_rank"] else "full",
-            rank=setting["lora_rank"] or 16,
-            compute="float32",
+            mean_tokens=setting["new_tokens"],
             is_gpu=False,
-            packed=setting["packed"],
-            checkpointing=setting["checkpointing"],
-            tokens_per_microbatch=setting["tokens_per_microbatch"],
-            has_reference=setting["reference"],
         )
-        peak = plan_memory(ModelShape(**sizes), work, setup).trainer.peak_bytes
+        peak = plan_memory(run).trainer.peak_bytes
         assert peak == pytest.approx(row["planned_bytes"], rel=1e-6), "run benchmarks/speed/plan_memory.py --again"
         errors[row["name"]] = abs(peak / max(row["peaks"].values()) - 1)
     assert sum(error <= 0.15 for error in errors.values()) >= 12
@@ -549,5 +552,5 @@ def test_the_table_of_gpus_has_a_row_for_each_with_what_the_json_says() -> None:
 def test_checkpoints_on_the_disk_are_those_that_are_saved_and_kept(
     steps: int, every: int, kept: int, left: int
 ) -> None:
-    work = replace(WORK, steps=steps, save_every_steps=every, keep_checkpoints=kept, keep_every_steps=0)
-    assert disk_use(SEVEN, work, Setup()).checkpoints == left
+    run = planned_run(f"run.steps={steps}", f"run.save_every_steps={every}", f"run.keep_checkpoints={kept}")
+    assert disk_use(run).checkpoints == left

@@ -9,7 +9,7 @@ from oncurve.recipe.find import find_recipe
 
 def planned(recipe: str, *overrides: str) -> Plan:
     found = plan_inputs(find_recipe(recipe), overrides)
-    return make_plan(found.shape, found.work, found.setup, found.device, devices=found.devices, network_gbit=10.0)
+    return make_plan(found.run, found.device, devices=found.devices, network_gbit=10.0)
 
 
 def test_a_supervised_step_samples_nothing_and_its_plan_names_no_other_trainer() -> None:
@@ -26,6 +26,6 @@ def test_a_supervised_step_samples_nothing_and_its_plan_names_no_other_trainer()
 
 def test_epochs_over_generated_rows_are_steps_and_over_others_they_are_said() -> None:
     counted = planned("word_problems/base", "model=embedded", "sft.epochs=2")
-    assert counted.work.steps == 2 * 12_800 // 16
+    assert counted.run.steps == 2 * 12_800 // 16
     assert "sft.epochs" not in as_text(counted)
     assert "sft.epochs=2 sets other ones" in as_text(planned("gsm8k_lora_8gb/sft", "sft.epochs=2"))

@@ -68,15 +68,16 @@ def weights(run: Path) -> str:
     return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_a_run_with_muon_that_was_left_ends_at_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_with_muon_that_was_left_ends_at_the_same_bits(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     options: dict[str, Any] = {
         "optimizer": {"type": "muon", "learning_rate": 1e-3, "schedule": "linear"},
         "evaluation": {"num_prompts": 2},
         "rollouts": {"max_completion_tokens": 4},
     }
     run = {"steps": 4, "prompts_per_step": 8, "name": "run", "save_every_steps": 2}
-    whole = oncurve.sft("embedded", ROWS, run={**run, "folder": str(tmp_path / "whole")}, **options)
-    trainer = Trainer("embedded", ROWS, sft={}, run={**run, "folder": str(tmp_path / "left")}, **options)
+    model = str(checkpoints["qwen2"])
+    whole = oncurve.sft(model, ROWS, run={**run, "folder": str(tmp_path / "whole")}, **options)
+    trainer = Trainer(model, ROWS, sft={}, run={**run, "folder": str(tmp_path / "left")}, **options)
     for step in trainer.steps():
         if step.number == 3:
             break

@@ -9,6 +9,7 @@ import pytest
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import parse_config
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.settings import R1ZeroReward
@@ -90,7 +91,7 @@ def test_cosine_length_asks_the_correctness_that_it_names(correctness: dict[str,
 def test_every_key_that_all_rewards_share_stays_out_of_their_functions() -> None:
     """A new shared key that was handed on would be an unknown argument."""
     shared = {"weight": 2.0, "name": "mine", "only_if_correct": False, "held_out": False, "limited": False}
-    shared["rotate_every_steps"] = None
+    shared |= {"rotate_every_steps": None, "weight_by_step": None}
     assert set(shared) == set(RewardSection.model_fields)
     for kind in ("r1_zero", "mathematics", "cosine_length", "json_schema", "tool_calls"):
         own = {"json_schema": '{"type": "object"}'} if kind == "json_schema" else {}
@@ -137,3 +138,17 @@ def test_two_rotating_rewards_of_one_name_are_refused() -> None:
         make_reward_function(rewards_of(same, {**same, "answer_from": "boxed"}))
     named = make_reward_function(rewards_of(same, {**same, "answer_from": "boxed", "name": "boxed"}))
     named.close()
+
+
+def test_a_schedule_of_a_weight_is_said_and_refused_where_it_has_no_say() -> None:
+    scheduled = {"type": "length", "min_tokens": 1, "weight": 0.5, "weight_by_step": {20: 1.0, 0: 0.0}}
+    [line] = describe_rewards(rewards_of({"type": "mathematics"}, scheduled))
+    assert line == "rewards: of the weight of length, 0.5, the part paid is 0 at step 0, 1 at step 20"
+    with pytest.raises(ConfigError, match="is held_out, so it pays nothing, and weight_by_step is about"):
+        rewards_of({"type": "mathematics"}, {**scheduled, "held_out": True})
+    with pytest.raises(ConfigError, match="leave it out of rewards that rotate"):
+        rewards_of({"type": "mathematics"}, {**scheduled, "rotate_every_steps": 3})
+    rewards = json.dumps([{"type": "mathematics"}, scheduled])
+    config = parse_config(BASE + f"algorithm: {{type: gdpo}}\nrewards: {rewards}\n")
+    with pytest.raises(ConfigError, match="multi_objective weighs the parts of the reward by themselves"):
+        check_algorithm(config)

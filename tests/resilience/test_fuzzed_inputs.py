@@ -8,12 +8,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+from lanes import gate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults" / "fuzz.py"
-COUNT = 400
+COUNTS = {"first": (0, 160), "more": (160, 240)}
+"""Of cases: the number of the first, and how many."""
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,13 @@ def fuzz() -> ModuleType:
     return module
 
 
-def test_mutated_inputs_end_with_a_message_or_work(fuzz: ModuleType, tokenizer: PreTrainedTokenizerFast) -> None:
-    counts = fuzz.run_cases(COUNT, tokenizer)
-    assert sum(sum(found.values()) for found in counts.values()) == COUNT
+@pytest.mark.parametrize("cases", gate(COUNTS, "first"))
+def test_mutated_inputs_end_with_a_message_or_work(
+    cases: str, fuzz: ModuleType, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    first, count = COUNTS[cases]
+    counts = fuzz.run_cases(count, tokenizer, first=first)
+    assert sum(sum(found.values()) for found in counts.values()) == count
     for kind, found in counts.items():
         assert found.get("message", 0) > 10, f"{kind}: hardly anything was broken, so hardly anything was tried"
     assert sum(found.get("worked", 0) for found in counts.values()) > 10

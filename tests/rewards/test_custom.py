@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Reward
 from oncurve.data.datasets import adapt_given_rows
-from oncurve.rewards.custom import from_function, to_reward
+from oncurve.rewards.custom import from_function, reads_answer, to_reward
+from oncurve.rewards.parameters import check_parameters
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.user_code import load_function
 
@@ -264,3 +266,53 @@ def test_a_reward_file_imports_the_files_beside_it(tmp_path: Path) -> None:
     )
     function = from_function(load_function(f"{tmp_path / 'mine.py'}:says"))
     assert function([prompt_of(row=ROW)], [completion_of("yes")])[0].value == 1.0
+
+
+def of_one(completion: str, step: int, trainer_state: Any, log_metric: Any, log_extra: Any) -> float:
+    log_metric("letters", len(completion))
+    log_extra("read as", completion.upper())
+    return step + trainer_state.max_steps / 100
+
+
+def of_lists(completions: list[str], trainer_state: Any, log_metric: Any, log_extra: Any, **_: Any) -> list[float]:
+    log_metric("letters", sum(map(len, completions)))
+    log_metric("letters", 0)
+    log_extra("read as", [text.upper() for text in completions])
+    return [trainer_state.global_step + trainer_state.max_steps / 100 for _ in completions]
+
+
+async def later(completion: str, step: int, log_extra: Any) -> float:
+    log_extra("read as", completion.upper())
+    return step + 0.5
+
+
+def test_functions_know_the_step_and_what_they_log_is_kept() -> None:
+    prompts = [prompt_of(row={"answer": "5"})] * 2
+    texts = [replace(completion_of(text), policy_version=3) for text in ("ab", "cde")]
+    one = from_function(of_one, total_steps=50)(prompts, texts)
+    many = from_function(of_lists, total_steps=50)(prompts, texts)
+    awaited = from_function(later, total_steps=50)(prompts, texts)
+    assert [reward.value for reward in (*one, *many, *awaited)] == [3.5] * 6
+    for rewards in (one, many, awaited):
+        assert [reward.detail for reward in rewards] == ["read as: AB", "read as: CDE"]
+    assert [dict(reward.parts) for reward in one] == [{"letters": 2.0}, {"letters": 3.0}]
+    assert [dict(reward.parts) for reward in many] == [{"letters": 2.5}, {}]
+    check_parameters(of_one, ["answer"], location="mine.py:of_one")
+    assert not reads_answer(of_one)
+
+
+def test_a_column_goes_before_a_name_of_ours() -> None:
+    prompts = [prompt_of(row={"answer": "5", "step": 7})]
+    assert from_function(lambda completion, step: step)(prompts, [completion_of("a")])[0].value == 7.0
+    assert from_function(lambda completions, step: step)(prompts, [completion_of("a")])[0].value == 7.0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [(lambda completions, log_metric: [log_metric("correct", 1.0) or 0.0], "'correct' has a fixed meaning"),
+     (lambda completions, log_extra: [log_extra("x", [1, 2]) or 0.0], "got 2 values for 1 completions")],
+)  # fmt: skip
+def test_what_cannot_be_logged_is_an_error_that_says_so(function: Any, said: str) -> None:
+    [reward] = grade(from_function(function), [prompt_of(row=ROW)], [completion_of("a")])
+    assert reward.error is not None
+    assert said in reward.detail

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,11 @@ def pays(completion, answer):
 def longest(completions, **kwargs):
     most = max(map(len, completions))
     return [float(len(text) == most) for text in completions]
+
+
+def knows(completion, step, trainer_state, log_metric):
+    log_metric("letters", len(completion))
+    return step + trainer_state.max_steps
 """
 
 
@@ -65,6 +72,12 @@ def test_rewards_come_back_with_their_parts(function: SubprocessReward) -> None:
         Reward(value=0.0, parts={"format": 1.0}),
     ]
     assert function([], []) == []
+
+
+def test_it_knows_the_step_and_what_it_logs_comes_back(source: Path) -> None:
+    with closing(SubprocessReward(f"{source}:knows", total_steps=50)) as function:
+        [reward] = function([prompt_of()], [replace(completion_of("abc"), policy_version=3)])
+    assert (reward.value, reward.parts) == (53.0, {"letters": 3.0})
 
 
 def test_what_the_function_breaks_is_an_error_of_its_kind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from typer.testing import CliRunner
 
 import oncurve
 from oncurve.algorithm.advantages import multi_objective
+from oncurve.algorithm.losses import soft_gated
 from oncurve.cli.app import app
 from oncurve.core.batch import Rewards, stack_rewards
 from oncurve.core.errors import ConfigError, RewardError, TrainingError
 from oncurve.core.formulas import group_relative
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.recipe.find import find_recipe
+from oncurve.recipe.load import load_config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.weighted_sum import Term, WeightedSum
+from oncurve.run.assemble import make_algorithm
 from oncurve.run.verbs import Scores
 
 RECIPE = [
@@ -66,6 +71,60 @@ def test_a_mistake_in_an_own_formula_is_said_with_its_place(
     assert isinstance(ended.exception, TrainingError), ended.output
     assert f"algorithm.{key}: own.py:formula {said}" in str(ended.exception)
     assert "raised" not in said or 'own.py", line 2, in formula' in str(ended.exception)
+
+
+LOSS = """def formula(logprobs, old_logprobs, advantages, mask, height=1.0):
+    numbers = height * (logprobs - old_logprobs).exp()
+    return -advantages[:, None] * numbers, RETURNED
+"""
+
+
+def test_a_statistic_of_an_own_loss_is_in_the_log(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(LOSS.replace("RETURNED", "{'far': numbers > 0.5, 'three': 3 * numbers}"))
+    Path("mine.py").write_text("def mine(completion):\n    return len(completion) % 7\n")
+    words = ["algorithm.type=custom", "algorithm.function=own.py:formula", "algorithm.loss_options={height: 2.0}"]
+    ended = CliRunner().invoke(app, ["train", *RECIPE, *words, "rewards=[{type: custom, function: 'mine.py:mine'}]"])
+    assert ended.exit_code == 0, ended.output
+    *_, row = [json.loads(line) for line in Path("runs/small/metrics.jsonl").read_text().splitlines()]
+    assert row["loss/far"] == 1.0
+    assert row["loss/three"] == pytest.approx(6.0, rel=1e-3)
+    assert "policy/clip_fraction" not in row
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [("[1]", "gave list beside the loss, not a dictionary of statistics"),
+     ("{'far': numbers.sum()}", r"gave for the statistic 'far' a tensor of \[\], not a tensor of \[2, 3\]"),
+     ("{'a/b': numbers}", "gave a statistic 'a/b'; name it as a variable")],
+)  # fmt: skip
+def test_what_is_no_statistic_is_refused(returned: str, said: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(LOSS.replace("RETURNED", returned))
+    config = load_config(find_recipe("word_problems"), ["algorithm.type=custom", "algorithm.function=own.py:formula"])
+    zeros = torch.zeros(2, 3)
+    with pytest.raises(TrainingError, match=f"algorithm.function: own.py:formula {said}"):
+        make_algorithm(config).token_loss(zeros, zeros, torch.ones(2), zeros == 0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [("algorithm.type=sapo", r"loss_options: width is no parameter of the loss. .*: sharpness_positive, sharpness_neg"),
+     ("algorithm.type=dapo", r"loss_options: width is no parameter of the loss. Parameters of the loss: none")],
+)  # fmt: skip
+def test_an_option_that_no_loss_has_is_refused(chosen: str, said: str) -> None:
+    config = load_config(find_recipe("word_problems"), [chosen, "algorithm.loss_options={width: 2.0}"])
+    with pytest.raises(ConfigError, match=f"algorithm.{said}"):
+        make_algorithm(config)
+
+
+def test_options_reach_the_loss() -> None:
+    config = load_config(
+        find_recipe("word_problems"), ["algorithm.type=sapo", "algorithm.loss_options={sharpness_positive: 3}"]
+    )
+    now, old, ones = torch.full((1, 1), 0.5), torch.zeros(1, 1), torch.ones(1)
+    expected = soft_gated(now, old, ones, now == now, sharpness_positive=3.0)
+    assert torch.equal(make_algorithm(config).token_loss(now, old, ones, now == now), expected)
 
 
 @pytest.mark.slow

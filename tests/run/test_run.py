@@ -62,8 +62,8 @@ def graded(groups: list[Group]) -> list[list[Reward]]:
 def one_step(run: Run, step: int, groups: list[Group]) -> None:
     """What the loop asks of a run in a step, without training."""
     rewards = graded(groups)
-    run.log.measure(step, groups, rewards)
-    run.keep(step, groups, rewards, torch.ones(len(groups), len(groups[0].completions)))
+    run.observe(step, groups, rewards)
+    run.observe(step, groups, rewards, torch.ones(len(groups), len(groups[0].completions)))
     run.end_step(step)
 
 

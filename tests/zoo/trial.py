@@ -221,7 +221,7 @@ class _Steps:
         self.same_logits(served, self.policy.model)
 
     def message(self, policy: Any) -> dict[str, Any]:
-        from oncurve.fleet.servers.server_sampler import write_weights
+        from oncurve.fleet.weights.shards import write_weights
         from oncurve.fleet.weights.store import WeightStore
         from oncurve.fleet.weights.weight_manifest import describe_files
         from oncurve.fleet.weights.weight_stream import make_shipment

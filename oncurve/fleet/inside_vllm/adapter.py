@@ -67,8 +67,8 @@ def _model_of(thin: LoraWeights, manager: Any, number: int, dtype: torch.dtype) 
     rank = max(len(a) for a, _ in thin.pairs.values())
     told = PEFTHelper.from_dict({"r": rank, "lora_alpha": rank, "target_modules": []})
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
-    words = {"weights_mapper": None if mapper is None else mapper.get_rename_mapper()}
-    return LoRAModel.from_lora_tensors(number, tensors, told, device="cpu", dtype=dtype, **words)
+    names = None if mapper is None else mapper.get_rename_mapper()
+    return LoRAModel.from_lora_tensors(number, tensors, told, device="cpu", dtype=dtype, weights_mapper=names)
 
 
 def _load(plain: Any) -> Any:

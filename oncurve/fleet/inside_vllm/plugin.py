@@ -9,7 +9,6 @@ Of this package it imports only what needs nothing but torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,10 +31,10 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
 from oncurve.fleet.inside_vllm.adapter import HELD, check_adapter, install
-from oncurve.fleet.inside_vllm.device import SAME_NCCL, DeviceWay, check_nccl
+from oncurve.fleet.inside_vllm.device import DeviceWay, check_nccl
 from oncurve.fleet.inside_vllm.own_files import OwnFiles
-from oncurve.fleet.weights.fetch import FETCHED, FETCHING, fetched
-from oncurve.fleet.weights.mirror import Mirror
+from oncurve.fleet.servers.protocol import SAME_NCCL
+from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
 from oncurve.model.same_model import told_config
 
@@ -46,10 +45,6 @@ class WeightExtension:
     """The extension that vLLM loads into its workers. Importing this module has registered the backend."""
 
     weight_transfer_engine: Any
-
-    def fetch_ahead(self, message: dict[str, Any]) -> str:
-        """Bring the copy of the weights up to date beside sampling; what became of it: ask until it is FETCHED."""
-        return self.weight_transfer_engine.fetch_ahead(message)
 
     def tell_model(self) -> dict[str, Any]:
         """The configuration of the model; empty where the transformers in this environment does not know its kind."""
@@ -102,9 +97,7 @@ class FileEngine(WeightTransferEngine):
         self._thin: LoraWeights | None = None
         self._known_base: str | None = None
         """The fingerprint of a base that is this server's."""
-        self._mirror = Mirror(group=self.vllm_config.instance_id)  # the workers of a server fetch once
-        self._fetches = ThreadPoolExecutor(1, thread_name_prefix="fetches-weights")
-        self._ahead: tuple[str, Future[Any]] | None = None
+        self._fetcher = Fetcher(group=self.vllm_config.instance_id)  # the workers of a server share a copy
         self._own = OwnFiles(self.model_config.model)
         self._device: DeviceWay | None = None
         """The way of weights without files, where that was agreed on."""
@@ -128,35 +121,18 @@ class FileEngine(WeightTransferEngine):
         else:
             self._device.receive(update_info)
 
-    def fetch_ahead(self, message: dict[str, Any]) -> str:
-        """Begin to fetch a version in a thread, or tell how that goes; the model stays as it is."""
-        label = str(message["label"])
-        if self._ahead is None or self._ahead[0] != label:
-            self._ahead = label, self._fetches.submit(self._mirror.bring, message)
-        work = self._ahead[1]
-        if not work.done():
-            return FETCHING
-        if error := work.exception():
-            self._ahead = None
-            return str(error)
-        return FETCHED
-
     def receive_weights(self, update_info: FileUpdate) -> None:
         """Open the announced files. Raises ValueError if they are not whole, or not those of this model."""
         if update_info.give_up:
             raise ValueError("the update is given up, as asked")
         self._forget()
-        message = vars(update_info)
-        with ExitStack() as stack, ExitStack() as copy:  # other workers may want the copy before all have finished
-            if update_info.chain:
-                paths = copy.enter_context(self._mirror.opened(message))
-            else:
-                paths = stack.enter_context(fetched(message))
+        with ExitStack() as stack, self._fetcher.fetch(vars(update_info)) as paths:
             if update_info.adapter is not None:
                 self._thin = self._read_adapter(read_thin(paths[0], update_info.adapter))
                 return
             if self.vllm_config.lora_config is not None:
                 raise AnotherModel("it was started with --enable-lora, and takes adapters, not whole weights")
+            # open files are mapped into memory, and can be read when their names are gone
             opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
             check_all(opened, update_info.names)
             self._opened, self._staged = opened, stack.pop_all()
@@ -214,9 +190,11 @@ class FileEngine(WeightTransferEngine):
 def read_config(chosen: Any) -> dict[str, Any]:
     """The configuration of a model's part for text, as its folder says it and the server's options change it."""
     changes = chosen.hf_overrides if isinstance(chosen.hf_overrides, dict) else {}
-    words = {"revision": chosen.revision, "trust_remote_code": chosen.trust_remote_code}
+    own_code = chosen.trust_remote_code
     try:
-        return told_config(AutoConfig.from_pretrained(chosen.model, **words, **changes))
+        return told_config(
+            AutoConfig.from_pretrained(chosen.model, revision=chosen.revision, trust_remote_code=own_code, **changes)
+        )
     except (OSError, ValueError, KeyError, ImportError):
         return {}
 

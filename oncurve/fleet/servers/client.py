@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,11 +13,8 @@ import aiohttp
 
 from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.weights.fetch import FETCHED, FETCHING
 from oncurve.model.lora_weights import SAYS_ANOTHER
 
-ASK_SECONDS = 0.1
-"""Between two questions to vLLM whether weights are fetched."""
 LONG = 2**16
 """Characters of an answer, some hundred for a token, from which on reading it would hold up other requests."""
 T = TypeVar("T")
@@ -147,25 +143,6 @@ class ServerClient:
     async def send_update(self, message: Mapping[str, Any], *, within: float) -> None:
         """Tell it where the weights are; it fetches and checks them, and its model stays as it is."""
         await self._call("POST", protocol.UPDATE, within=within, body={"update_info": dict(message)})
-
-    async def fetch_ahead(self, message: Mapping[str, Any], *, within: float, takes_keys: bool) -> None:
-        """Let a server bring its copy of the weights up to date. It samples meanwhile, from what it has. vLLM, which
-        does not say ``takes_keys``, fetches in a thread and is asked whether it has finished."""
-        if takes_keys:
-            await self._call("POST", protocol.UPDATE, within=within, body={"update_info": {**message, "ahead": True}})
-            return
-        body = {"method": "fetch_ahead", "kwargs": {"message": dict(message)}}
-        end = time.monotonic() + within
-        while True:
-            answer = await self._call("POST", protocol.CALL_WORKERS, within=within, body=body)
-            said = set(answer["results"])
-            if wrong := said - {FETCHED, FETCHING}:
-                raise ServerFailed(f"{self.url} cannot fetch weights: {'; '.join(sorted(wrong))[:_SHOWN]}")
-            if said == {FETCHED}:
-                return
-            if time.monotonic() > end:
-                raise ServerSlow(f"{self.url} has not fetched the weights within {within:g} s")
-            await asyncio.sleep(ASK_SECONDS)
 
     async def finish_update(self, label: str, *, within: float) -> None:
         """Let the new weights take the place of the old ones."""

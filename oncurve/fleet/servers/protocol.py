@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from oncurve.core.records import FinishReason, Numbers, SamplingParams
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import CUTS, FinishReason, Numbers, SamplingParams
 
 HEALTH = "/health"
 WEIGHT_INFO = "/weight_info"
@@ -44,6 +45,13 @@ WITHOUT_ADAPTER = "oncurve_without_adapter"
 """Name among ``extra_args`` by which our own servers are asked for what the base alone would say."""
 KEYS = "oncurve_stream_keys"
 """Name among ``extra_args`` of the random streams, one for each completion."""
+READ = {
+    "n", "temperature", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs",
+    "include_stop_str_in_output", "detokenize", "extra_args",
+}  # fmt: skip
+"""The sampling parameters that our own servers read, beside those that cut the distribution."""
+VLLM_CUTS = ("top_p", "top_k", "min_p")
+"""Parameters that cut the distribution, of vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +102,7 @@ def request_body(
     sampling: dict[str, Any] = {
         "n": len(keys),
         "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
+        **{name: getattr(params, name) for name in CUTS if name in VLLM_CUTS or name in params.active_cuts},
         "max_tokens": params.max_completion_tokens,
         "min_tokens": params.min_completion_tokens,
         "stop": list(params.stop),
@@ -113,6 +119,15 @@ def request_body(
     return body | ({"model": ADAPTER_MODEL} if has_adapter and not takes_keys else {})
 
 
+def refuse_unknown_cuts(params: SamplingParams) -> None:
+    """Raise SamplerError for a way to cut the distribution that vLLM does not have."""
+    if unknown := [name for name in params.active_cuts if name not in VLLM_CUTS]:
+        raise SamplerError(
+            f"rollouts.{unknown[0]} is {getattr(params, unknown[0])}, and vLLM has no such parameter. Leave it out, or "
+            f"take other servers (oncurve serve)"
+        )
+
+
 def read_request(body: Any) -> GenerateRequest:
     """A request as our own server takes it.
 
@@ -121,6 +136,8 @@ def read_request(body: Any) -> GenerateRequest:
     if not isinstance(body, dict) or not isinstance(body.get("sampling_params"), dict):
         raise ValueError("the body must be an object with token_ids and sampling_params")
     sampling = body["sampling_params"]
+    if unknown := sorted(sampling.keys() - READ - CUTS.keys()):
+        raise ValueError(f"sampling_params.{unknown[0]} is not known to this server; it may be of an older version")
     count = _number(sampling, "n", 1, least=1)
     extra = sampling.get("extra_args") or {}
     keys = extra.get(KEYS)
@@ -131,9 +148,7 @@ def read_request(body: Any) -> GenerateRequest:
         temperature=float(sampling.get("temperature", 1.0)),
         max_completion_tokens=_number(sampling, "max_tokens", 16, least=1),
         min_completion_tokens=_number(sampling, "min_tokens", 0, least=0),
-        top_p=float(sampling.get("top_p", 1.0)),
-        top_k=max(int(sampling.get("top_k", 0)), 0),
-        min_p=float(sampling.get("min_p", 0.0)),
+        **{name: max(type(neutral)(sampling.get(name, neutral)), 0) for name, neutral in CUTS.items()},
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )
     return GenerateRequest(

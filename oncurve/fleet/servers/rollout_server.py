@@ -265,25 +265,18 @@ class RolloutServer:
             await self._compare()
         message, begin = await self.fleet.message(target), time.monotonic()
         self._move("syncing", f"has {old}, takes {target.label}")
+        await self.halt(self.why)
         try:
-            if target.chain:
-                await self._fetch_ahead(message)
-            stood = time.monotonic()
-            await self.halt(self.why)
-            try:
-                await self.client.start_update(within=limit)
-                await self.client.send_update(message, within=limit)
-            except ServerFailed:
-                if not self.is_asleep:  # its model is as it was
-                    await self._resume()
-                raise
+            await self.client.start_update(within=limit)
+            await self.client.send_update(message, within=limit)
         except ServerFailed:
-            if target.chain:
-                await self.fleet.repair(target)
+            if not self.is_asleep:  # its model is as it was
+                await self._resume()
+            await self.fleet.repair(target)
             raise
         self.life += 1  # a group that it was in is left with that
         await self.adopt(target.label)
-        self.sync_seconds, self.stood_seconds = time.monotonic() - begin, time.monotonic() - stood
+        self.sync_seconds = self.stood_seconds = time.monotonic() - begin
 
     async def _prove(self, target: Manifest) -> None:
         """Raises SamplerError for a server that has a part of the current adapter only."""
@@ -318,8 +311,6 @@ class RolloutServer:
         limit = self.fleet.deadlines.push_seconds
         message, begin = await self.fleet.message(target), time.monotonic()
         stood = begin
-        if target.chain:
-            await self._fetch_ahead(message)
         try:
             if not self.takes_keys:
                 stood = await self._freeze()
@@ -330,8 +321,7 @@ class RolloutServer:
         except ServerFailed:
             if self._is_paused:
                 await self._resume()
-            if target.chain:
-                await self.fleet.repair(target)
+            await self.fleet.repair(target)
             raise
         try:
             await self.client.finish_update(target.label, within=limit)
@@ -349,23 +339,6 @@ class RolloutServer:
         await self.client.pause(within=self.fleet.deadlines.push_seconds, keeps=True)
         self._is_paused = True
         return begin
-
-    async def fetch_ahead(self, manifest: Manifest) -> None:
-        """Bring its copy of the weights up to date while it samples. What fails is done when the weights are wanted."""
-        if self.state != "ready":
-            return
-        try:
-            await self._fetch_ahead(await self.fleet.message(manifest))
-        except (ServerLost, ServerFailed, SamplerError) as error:
-            self.why = f"could not fetch ahead: {error}"
-
-    async def _fetch_ahead(self, message: Mapping[str, object]) -> None:
-        """While it samples; what fails here is tried again, or fails, in the update itself."""
-        limit = self.fleet.deadlines.push_seconds
-        try:
-            await self.client.fetch_ahead(message, within=limit, takes_keys=self.takes_keys)
-        except ServerFailed as error:
-            self.why = f"could not fetch ahead: {error}"
 
     async def halt(self, why: str) -> None:
         """Before new weights: it samples nothing, and has room for them."""

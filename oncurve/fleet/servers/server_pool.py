@@ -75,7 +75,6 @@ class ServerPool:
         """Numbers of attempts that were lost, failed, cut off, or of another version."""
         self._urls, self._find, self._restart, self._say = list(urls), find, restart, notify
         self._push, self._files, self._repair = push, files, repair
-        self._order: list[RolloutServer] = []
         self._target: Manifest | None = None
         self._session: aiohttp.ClientSession | None = None
         self._waiting: deque[tuple[asyncio.Future[RolloutServer], PendingGroup | None]] = deque()
@@ -150,20 +149,10 @@ class ServerPool:
 
     async def repair(self, manifest: Manifest) -> None:
         """A server could not make the version of what it was told: let it be there whole."""
-        self.counts["repaired"] += 1
         found = await aside(partial(self._repair, manifest.label), name="writes-weights")
+        self.counts["repaired"] += found is not None
         if found is not None and self._target is not None and self._target.label == found.label:
             self._target = found
-
-    async def announce(self, manifest: Manifest) -> None:
-        """Let servers fetch a version while they sample from the one before."""
-        self._order = self._by_speed()
-        for server in self.servers:
-            self._start(server.fetch_ahead(manifest))
-
-    def _by_speed(self) -> list[RolloutServer]:
-        """The servers in the order in which they had the last version."""
-        return sorted(self.servers, key=lambda server: server.sync_seconds)
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
         """A server is in another state: say it if it matters to a person, and let it work if it can."""
@@ -229,7 +218,6 @@ class ServerPool:
         Raises SamplerError if no server has it in time.
         """
         self._ready_at = started = time.monotonic()
-        self._order = self._by_speed()
         async with AsyncExitStack() as held:
             members = await self._hold(held) if shipment is not None else []
             self._target = manifest
@@ -296,6 +284,8 @@ class ServerPool:
         """
         if job.labels is None and (self._target is None or self._target.label != job.label):
             raise SamplerError(f"completions of {job.label} were asked for, and the servers have newer weights by now")
+        if not server.takes_keys:
+            protocol.refuse_unknown_cuts(job.params)
         name = uuid.uuid4().hex
         body = protocol.request_body(
             job.prompt_ids,

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +34,9 @@ from oncurve.fleet.weights.delta_store import DeltaStore
 from oncurve.fleet.weights.endpoints import give_back_cache
 from oncurve.fleet.weights.fallback import Copies
 from oncurve.fleet.weights.host import Bandwidth, WeightHost
-from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest, describe_files
-from oncurve.fleet.weights.weight_stream import half_shipment, make_shipment
+from oncurve.fleet.weights.weight_stream import Shipment
 from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.same_model import why_another
 from oncurve.sample.event_loop import EventLoopThread
@@ -82,11 +80,13 @@ class ServerSampler:
         deltas, weights_address = section.deltas, section.weights_address
         self.params, self.notify, self._local = params, notify, local
         self.on_group: Callable[[Group], None] | None = None
-        words: dict[str, Any] = {"run": secrets.token_hex(4), "memory": memory_folder, "notify": self._say}
-        words["keep"] = 2 if section.staleness < 2 else 4  # versions that wait until those before them are not needed
-        anchors = {} if deltas is None else {"anchor_every": deltas.anchor_every}
-        self._deltas = DeltaStore(weights_folder, **anchors, **words) if deltas is not None else None
-        self._store = self._deltas or WeightStore(weights_folder, **words)
+        self._store = (WeightStore if deltas is None else partial(DeltaStore, anchor_every=deltas.anchor_every))(
+            weights_folder,
+            run=secrets.token_hex(4),
+            keep=2 if section.staleness < 2 else 4,  # versions that wait until those before them are not needed
+            memory=memory_folder,
+            notify=self._say,
+        )
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
         self._held_seconds, self._num_late = 0.0, 0
@@ -109,7 +109,7 @@ class ServerSampler:
             push=push,
             files=self._copies.files,
             address=f"{weights_address.rstrip('/')}/{self._store.name}" if weights_address and is_url else None,
-            repair=self._deltas.renew if self._deltas is not None else lambda label: None,
+            repair=self._store.renew,
             notify=self._say,
         )
         self.pool.in_flight = section.in_flight
@@ -124,8 +124,7 @@ class ServerSampler:
 
     def prepare(self, policy: PublishedPolicy, version: int) -> bool:
         """Put these weights into files that nobody is told of yet: ``load_weights`` comes later, with the same, and
-        does not read the policy. Differences are made of a copy in another thread, and servers fetch them while they
-        sample from the previous weights.
+        does not read the policy, from which the store may take a copy and work on that in another thread.
 
         False where weights are not sent as files: then nothing was copied.
         """
@@ -134,21 +133,13 @@ class ServerSampler:
         begin = time.perf_counter()
         self._store.dither = seed_of(policy.model)
         with self._explained(version):
-            if self._deltas is None or self._thin(policy) is not None:
-                done: Future[Manifest] = Future()
-                done.set_result(self._write(policy, version))
-                self._prepared[version] = done
+            if self._thin(policy) is None:
+                self._prepared[version] = self._coder.submit(self._store.take(self._shipment(policy, version)))
             else:
-                publish = self._deltas.take(half_shipment(policy, version))
-                self._prepared[version] = self._coder.submit(self._publish_ahead, publish)
+                self._prepared[version] = Future()
+                self._prepared[version].set_result(self._write(policy, version))
         self._held_seconds += time.perf_counter() - begin
         return True
-
-    def _publish_ahead(self, publish: Callable[[], Manifest]) -> Manifest:
-        manifest = publish()
-        if self._loop is not None and len(self._prepared) == 1:  # else they have older ones to take before
-            self._loop.call(self.pool.announce(manifest))
-        return manifest
 
     def _published(self, policy: PublishedPolicy, version: int) -> Manifest:
         """The weights in files: those that were prepared, or now."""
@@ -197,7 +188,7 @@ class ServerSampler:
     def _hand_over(self, policy: PublishedPolicy, version: int) -> None:
         """Weights from the GPU to servers that can take them so; the others fetch files, which are written for them."""
         assert self._loop is not None
-        shipment = make_shipment(policy, self._store.run, version, matrix_type=self._matrix_type)
+        shipment = self._store.shipment(policy, version, matrix_type=self._matrix_type)
         with self._copies.still():
             if self._manifest is None or self._manifest.label != shipment.label:
                 self._policy, self._manifest = policy, self._copies.offer(shipment)
@@ -229,13 +220,8 @@ class ServerSampler:
     def _write(self, policy: PublishedPolicy, version: int) -> Manifest:
         """An adapter alone where one is trained, whole weights otherwise."""
         thin = self._thin(policy)
-        if thin is None and self._deltas is not None:
-            shipment = half_shipment(policy, version)
-            return self._deltas.publish_shipment(shipment)
         if thin is None:
-            shipment = make_shipment(policy, self._store.run, version, matrix_type=self._file_type())
-            write = partial(write_weights, shipment)
-            return self._store.publish(version, write, size=shipment.num_bytes, label=shipment.label)
+            return self._store.publish_shipment(self._shipment(policy, version))
 
         def write_thin(folder: Path) -> Contents:
             thin.save(folder)
@@ -244,6 +230,9 @@ class ServerSampler:
         manifest = self._store.publish(version, write_thin, size=thin.num_bytes, adapter=thin.facts())
         self._prove(policy, manifest.label)
         return manifest
+
+    def _shipment(self, policy: PublishedPolicy, version: int) -> Shipment:
+        return self._store.shipment(policy, version, matrix_type=self._file_type())
 
     def _prove(self, policy: PublishedPolicy, label: str) -> None:
         """Measure what a version's adapter changes, for servers to show that they have all of it.
@@ -328,8 +317,8 @@ class ServerSampler:
         return [groups[place] for place in range(len(prompts))]
 
     def weight_metrics(self) -> dict[str, float]:
-        """For what servers and trainer waited since this was last asked, and the way of the newest weights where they
-        are sent as differences."""
+        """For what servers and trainer waited since this was last asked, and what was sent of the newest weights where
+        that is not all of them."""
         if self._loop is None or self._manifest is None:
             return {}
         have = [server for server in self.pool.servers if server.label == self._manifest.label]
@@ -342,18 +331,11 @@ class ServerSampler:
         shares = [server.adapter for server in have if server.adapter is not None and server.adapter.is_known]
         if shares:
             found["mismatch/adapter_fraction"] = min(one.fraction for one in shares)
-        last = self._deltas.last if self._deltas is not None else None
-        if last is None:
-            return found
-        return found | {
-            "weights/changed_fraction": last.changed_fraction,
-            "weights/sent_fraction": last.bytes / max(1, last.whole_bytes),
-            "weights/sent_mb": last.bytes / 1e6,
-            "weights/publish_seconds": last.seconds,
-            "weights/coding_seconds": last.coding_seconds,
-            "weights/sync_seconds": max((server.sync_seconds for server in have), default=0.0),
-            "weights/late_servers": float(self._num_late),
-        }
+        if sent := self._store.metrics():
+            found |= sent
+            found["weights/sync_seconds"] = max((server.sync_seconds for server in have), default=0.0)
+            found["weights/late_servers"] = float(self._num_late)
+        return found
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> ServerTurns:
         """Turns of the weights that were loaded last."""
@@ -362,8 +344,8 @@ class ServerSampler:
         held = ExitStack()
         held.enter_context(self._copies.still())
         end_ids = end_token_ids(self._policy.model, self._policy.tokenizer)
-        words = {"weights": self._manifest, "end_ids": end_ids, "post": post, "held": held}
-        return ServerTurns(self._loop, self.pool, params, **words)
+        weights = self._manifest
+        return ServerTurns(self._loop, self.pool, params, weights=weights, end_ids=end_ids, post=post, held=held)
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""

@@ -12,7 +12,7 @@ from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.server_pool import ServerPool
 from oncurve.fleet.weights.weight_manifest import Manifest
 from oncurve.sample.event_loop import EventLoopThread
-from oncurve.sample.turns import Ask, with_limit
+from oncurve.sample.turns import Ask
 
 
 class ServerTurns:
@@ -37,10 +37,17 @@ class ServerTurns:
 
     def ask(self, asked: Ask) -> None:
         """Send it to a server; turns that begin with the same tokens go together."""
-        params = with_limit(self._params, asked.max_tokens)
-        weights, labels = self._weights, self._pool.versions
-        words = {"labels": labels, "oldest": weights.version}
-        job = PendingGroup(weights.label, asked.token_ids, list(asked.keys), params, self._end_ids, **words)
+        params = self._params.limited_to(asked.max_tokens)
+        weights = self._weights
+        job = PendingGroup(
+            weights.label,
+            asked.token_ids,
+            list(asked.keys),
+            params,
+            self._end_ids,
+            labels=self._pool.versions,
+            oldest=weights.version,
+        )
         future = self._loop.start(self._pool.sample([job]))
         self._open.add(future)
         future.add_done_callback(lambda future: self._post(partial(self._deliver, future, job, asked)))

@@ -141,7 +141,7 @@ class ChatRoutes:
             raise ChatError("the server is ending", status=503)
         seed = pending.request.drawing.get("seed")
         keys = None if seed is None else (turn_key(int(seed) % 2**63, pending.key),)
-        params = replace(params, max_completion_tokens=pending.room)
+        params = params.limited_to(pending.room)
         asked = GenerateRequest("", pending.read_ids, 1, params, self.end_ids, keys)
         try:
             return self.sampling.submit(asked, on_tokens=on_tokens)

@@ -174,13 +174,6 @@ class SamplingServer:
     async def stage(self, request: web.Request) -> web.Response:
         """Fetch and check weights. If they are not good, the model and the version stay what they are."""
         message = (await _json(request))["update_info"]
-        if message.get("ahead"):  # what is needed for it is fetched while the server samples
-            try:
-                await asyncio.to_thread(self.update.mirror.bring, message)
-            except (ValueError, OSError) as error:
-                return _say(str(error), 500)
-            mirror = self.update.mirror
-            return web.json_response({"seconds": mirror.seconds, "bytes": mirror.bytes})
         async with self._control:
             if not self._is_updating:
                 return _say("no update was started", 500)

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.rounding import narrow, parameter_keys, set_dither
-from oncurve.fleet.weights.fetch import fetched
-from oncurve.fleet.weights.mirror import Mirror
+from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
 from oncurve.policy.lora_forward import base_state, check_places, put_adapter, remove_adapter
 from oncurve.policy.model_folder import is_converted, under_module_names
@@ -29,7 +28,7 @@ class WeightUpdate:
         self.model = model
         self.label: str | None = None
         """The version that was staged."""
-        self._mirror: Mirror | None = None
+        self.fetcher = Fetcher()
         self._staged: dict[str, torch.Tensor] | LoraWeights | None = None
         self._seed: int | None = None
         """Seed of the dither of the trainer's copies."""
@@ -40,20 +39,13 @@ class WeightUpdate:
         Raises ValueError for files that are not there or not whole, and for weights that are not those of this model.
         """
         self._staged = self.label = None
-        with self.mirror.opened(message) if message.get("chain") else fetched(message) as paths:
+        with self.fetcher.fetch(message) as paths:
             try:
                 staged = self._adapter(paths[0], message["adapter"]) if message.get("adapter") else self._read(paths)
             except SafetensorError as error:
                 raise ValueError(f"{paths[0].name} cannot be read: {error}") from None
         self._staged, self._seed = staged, message.get("dither")
         self.label = str(message["label"])
-
-    @property
-    def mirror(self) -> Mirror:
-        """The copy of the newest weights that differences are applied to."""
-        if self._mirror is None:
-            self._mirror = Mirror()
-        return self._mirror
 
     def _read(self, paths: Sequence[Path]) -> dict[str, torch.Tensor]:
         staged: dict[str, torch.Tensor] = {}

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Numbers: TypeAlias = NDArray[Any]
+DELTA = ".delta"
+"""End of the name of a difference, after the name of the file that it belongs to."""
 FORMAT = 1
 SPARSE_BELOW, DENSE_ABOVE = 0.6, 0.25
 """Share of changed numbers up to which, and from which on, an encoding is tried at all."""

@@ -14,16 +14,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from oncurve.core.errors import SamplerError
-from oncurve.fleet.weights.delta import Bytes, Coded, Region, encode
-from oncurve.fleet.weights.mirror import DELTA
+from oncurve.fleet.weights.delta import DELTA, Bytes, Coded, Region, encode
 from oncurve.fleet.weights.shards import at_once, cut_into_files, file_pieces
 from oncurve.fleet.weights.store import Contents, WeightStore
 from oncurve.fleet.weights.weight_manifest import Link, Manifest, WeightFile, label_of
-from oncurve.fleet.weights.weight_stream import Shipment
+from oncurve.fleet.weights.weight_stream import Shipment, half_shipment
+
+if TYPE_CHECKING:
+    import torch
+
+    from oncurve.core.sampler import PolicyView
 
 PAYS = 0.7
 """A version whose differences are more than this share of its files is published whole."""
@@ -68,6 +73,10 @@ class DeltaStore(WeightStore):
         self._links: list[Link] = []
         self._since_anchor = 0
         self._lock = threading.RLock()
+
+    def shipment(self, policy: PolicyView, version: int, *, matrix_type: torch.dtype | None) -> Shipment:
+        """Matrices in bfloat16 whatever the servers' type: wider ones change nearly everywhere."""
+        return half_shipment(policy, version)
 
     def take(self, shipment: Shipment) -> Callable[[], Manifest]:
         """Copy the weights as servers get them. What is returned publishes them, in any thread."""
@@ -128,6 +137,21 @@ class DeltaStore(WeightStore):
             self._links[-1] = replace(link, whole=manifest.files)
             self.published[-1] = replace(manifest, chain=tuple(self._links))
             return self.published[-1]
+
+    def metrics(self) -> dict[str, float]:
+        """The share of the last version that was sent, and the seconds it took to find it."""
+        last = self.last
+        return (
+            {}
+            if last is None
+            else {
+                "weights/changed_fraction": last.changed_fraction,
+                "weights/sent_fraction": last.bytes / max(1, last.whole_bytes),
+                "weights/sent_mb": last.bytes / 1e6,
+                "weights/publish_seconds": last.seconds,
+                "weights/coding_seconds": last.coding_seconds,
+            }
+        )
 
     def _write(
         self,

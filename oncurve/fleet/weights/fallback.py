@@ -7,9 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
-from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.store import WeightStore
 from oncurve.fleet.weights.weight_manifest import Manifest
 from oncurve.fleet.weights.weight_stream import Shipment
@@ -62,7 +60,5 @@ class Copies:
             shipment = self._offered
             if shipment is None or shipment.label != label or not (self._trains_meanwhile or self._is_still):
                 return None
-            self._written = self._store.publish(
-                shipment.version, partial(write_weights, shipment), label=label, size=shipment.num_bytes
-            )
+            self._written = self._store.publish_shipment(shipment)
             return self._written

@@ -1,164 +1,66 @@
-"""The way of files to a server: from a folder that it sees, from another server, or from the trainer over HTTP.
+"""The files of an announced version on a server's machine, whatever is sent for them.
 
-Nothing but the standard library is needed here, because vLLM's environment imports it too.
+Nothing but the standard library and numpy is needed here, because vLLM's environment imports it too.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from oncurve.fleet.weights.weight_manifest import SIDE_BY_SIDE, WeightFile, check
-from oncurve.observe.checksums import CHUNK, FileSum
+from oncurve.fleet.weights.delta_copy import DeltaCopy
+from oncurve.fleet.weights.file_download import download, side_by_side
+from oncurve.fleet.weights.weight_manifest import check
 
-FETCH_SECONDS = 60.0
-"""A trainer that sends nothing for so long while a file is fetched is lost."""
-ATTEMPTS = 4
-"""Times in a row that a download without progress is continued where it was cut off."""
-FETCHED, FETCHING = "fetched", "fetching"
-"""Answers of a vLLM worker about files that it fetches beside sampling; anything else is an error."""
-PART = ".part"
-"""End of the name of a file that is not whole yet."""
-PARTIAL, RANGE_ENDS, NOT_YET = 206, 416, 503
-"""HTTP status: what was asked for of a file; nothing is there after the place that was asked for; a server that is
-fetching the file itself does not have it yet."""
-SOON_SECONDS = 10.0
-"""Least wait for such an answer; a sooner one counts as an attempt."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+
+class Fetcher:
+    """The files of one version after another."""
+
+    def __init__(self, *, group: str | None = None) -> None:
+        """Processes of this machine with the same ``group`` share the copy that differences are applied to."""
+        self._group = group
+        self._copy: DeltaCopy | None = None
+
+    @contextmanager
+    def fetch(self, message: Mapping[str, Any]) -> Iterator[list[Path]]:
+        """The announced files, whole; they may be gone or replaced after this.
+
+        Raises ValueError if they cannot be had, or if one is not what the trainer wrote.
+        """
+        if not message.get("chain"):
+            with _whole(message) as paths:
+                yield paths
+            return
+        self._copy = self._copy or DeltaCopy(group=self._group)
+        with self._copy.updated(message) as paths:
+            yield paths
 
 
 @contextmanager
-def fetched(message: Mapping[str, Any]) -> Iterator[list[Path]]:
-    """The announced files, whole: the trainer's own, or copies that last as long as this.
-
-    Raises ValueError if they cannot be had, or if one is not what the trainer wrote.
-    """
-    files, copies = message.get("files"), None
+def _whole(message: Mapping[str, Any]) -> Iterator[list[Path]]:
+    """The trainer's own files, or downloads that last as long as this."""
+    files, downloads = message.get("files"), None
     if not files:
         raise ValueError("the update names no files")
     if message.get("folder"):
         folder = Path(message["folder"])
     else:
-        folder = copies = Path(tempfile.mkdtemp(prefix="oncurve-fetched-"))
+        folder = downloads = Path(tempfile.mkdtemp(prefix="oncurve-fetched-"))
     try:
-        yield side_by_side(lambda file: _have(message, folder, file), files)
+        yield side_by_side(lambda file: _file(message, folder, file), files)
     finally:
-        if copies is not None:
-            shutil.rmtree(copies, ignore_errors=True)
+        if downloads is not None:
+            shutil.rmtree(downloads, ignore_errors=True)
 
 
-def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The results of some work for each of several files, in their order."""
-    with ThreadPoolExecutor(min(SIDE_BY_SIDE, os.cpu_count() or 1), thread_name_prefix="reads-weights") as threads:
-        return list(threads.map(work, items))
-
-
-def _have(message: Mapping[str, Any], folder: Path, file: Mapping[str, Any]) -> Path:
-    """One file in the folder, whole."""
+def _file(message: Mapping[str, Any], folder: Path, file: Mapping[str, Any]) -> Path:
     path = folder / Path(file["name"]).name
     if message.get("folder"):
         check(path, file)
     else:
         download(f"{message['address']}/{path.name}", message.get("token"), path, file)
     return path
-
-
-def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
-    """A file of a version of the chain, whole: where it lies, if this machine sees it, otherwise in ``folder``.
-
-    Raises ValueError if it cannot be had.
-    """
-    name = Path(file.name).name
-    place = folder / name
-    if place.is_file() and FileSum.of(place).objection(asdict(file)) is None:
-        return place
-    place.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    if message.get("folder"):
-        place = Path(message["folder"]).parent / label / name
-        check(place, asdict(file))
-    else:
-        base = str(message["address"]).rpartition("/")[0]
-        download(f"{base}/{label}/{name}", message.get("token"), place, asdict(file))
-    return place
-
-
-def download(address: str, token: str | None, place: Path, file: Mapping[str, Any]) -> None:
-    """Bring a file here; what came before the connection was cut is not sent again.
-
-    Raises ValueError if it does not come, or is not the file that was announced.
-    """
-    part = _Part(place.with_name(place.name + PART))
-    tries = ATTEMPTS
-    while tries:
-        before, began = part.size, time.monotonic()
-        try:
-            part.go_on(address, token)
-            break
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == RANGE_ENDS and before == file.get("size"):
-                break
-            if error.code == NOT_YET and tries > 1:
-                tries -= time.monotonic() - began < SOON_SECONDS
-                time.sleep(1.0)
-                continue
-            part.path.unlink(missing_ok=True)
-            raise ValueError(f"{address} cannot be fetched: {error}") from None
-        except (OSError, HTTPException) as error:
-            tries = ATTEMPTS if part.size > before else tries - 1
-            if not tries or not part.size:
-                raise ValueError(f"{address} cannot be fetched: {error}") from None
-    try:
-        check(part.path, file, FileSum(part.size, part.digest.hexdigest()))
-    except ValueError:
-        part.path.unlink(missing_ok=True)
-        raise
-    part.path.replace(place)
-
-
-class _Part:
-    """The beginning of a file, with its checksum."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size, self.digest = 0, hashlib.sha256()
-        if path.exists():
-            with path.open("rb") as file:
-                while piece := file.read(CHUNK):
-                    self._count(piece)
-
-    def _count(self, piece: bytes | memoryview) -> None:
-        self.digest.update(piece)
-        self.size += len(piece)
-
-    def go_on(self, address: str, token: str | None) -> None:
-        """Add what is missing; from the beginning, if the other side cannot begin in the middle."""
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        if self.size:
-            headers["Range"] = f"bytes={self.size}-"
-        buffer = bytearray(CHUNK)
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=FETCH_SECONDS) as answer:
-            if answer.status != PARTIAL:
-                self.size, self.digest = 0, hashlib.sha256()
-            end = None if answer.length is None else self.size + answer.length
-            with self.path.open("ab" if self.size else "wb") as file:
-                while count := answer.readinto(buffer):
-                    piece = memoryview(buffer)[:count]
-                    file.write(piece)
-                    self._count(piece)
-            if end is not None and self.size < end:
-                raise HTTPException(f"the connection ended {end - self.size} bytes too early")

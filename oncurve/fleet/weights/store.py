@@ -8,13 +8,21 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.constants import GB
 from oncurve.core.errors import SamplerError
+from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.weight_manifest import Manifest, WeightFile, label_of
+from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
 from oncurve.observe.checksums import flush
+
+if TYPE_CHECKING:
+    import torch
+
+    from oncurve.core.sampler import PolicyView
 
 ROOM = 0.5
 """Share of the free memory that the versions of a store may take; the rest is for other programs."""
@@ -50,6 +58,32 @@ class WeightStore:
         for one in (root, memory):
             if one is not None:
                 _sweep(one)
+
+    def shipment(self, policy: PolicyView, version: int, *, matrix_type: torch.dtype | None) -> Shipment:
+        """The policy's whole weights as they are published here. Nothing is copied."""
+        return make_shipment(policy, self.run, version, matrix_type=matrix_type)
+
+    def publish_shipment(self, shipment: Shipment) -> Manifest:
+        """Write a version of the whole weights.
+
+        Raises SamplerError if the disk does not take it.
+        """
+        write = partial(write_weights, shipment)
+        return self.publish(shipment.version, write, size=shipment.num_bytes, label=shipment.label)
+
+    def take(self, shipment: Shipment) -> Callable[[], Manifest]:
+        """Take the weights over, which may change after this. What is returned publishes them, in any thread."""
+        manifest = self.publish_shipment(shipment)
+        return lambda: manifest
+
+    def renew(self, label: str) -> Manifest | None:
+        """Publish the last version in another form, because a server could not make it of what it was sent; None if
+        there is no other, or ``label`` is not the last."""
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """The share of the last version that was sent, where that is not all of it; otherwise nothing."""
+        return {}
 
     def publish(
         self,

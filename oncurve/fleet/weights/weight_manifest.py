@@ -44,41 +44,6 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """A way from files that can be had to a version."""
-
-    whole: Link | None
-    """Begin with the files of this version; None: with what is here already."""
-    links: tuple[Link, ...]
-    """Then apply the differences of these, one after another."""
-
-    @property
-    def num_bytes(self) -> int:
-        """That must be fetched."""
-        begin = sum(file.size for file in self.whole.whole) if self.whole else 0
-        return begin + sum(link.delta_bytes for link in self.links)
-
-
-def find_routes(have: str | None, chain: Sequence[Link]) -> list[Route]:
-    """All ways to the last version of a chain for who has the version ``have``, those with the fewest bytes first."""
-    found: list[Route] = []
-    links: tuple[Link, ...] = ()
-    for place in reversed(range(len(chain))):
-        link = chain[place]
-        if link.label == have:
-            found.append(Route(None, links))
-        if link.whole:
-            found.append(Route(link, links))
-        if link.base is None:
-            break
-        links = (link, *links)
-        if place == 0 or chain[place - 1].label != link.base:
-            found += [Route(None, links)] if link.base == have else []
-            break
-    return sorted(found, key=lambda route: route.num_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """One version of the weights, file by file: an ordinary checkpoint, or an adapter."""
 
@@ -117,25 +82,6 @@ class Manifest:
             **source,
             **chain,
         }
-
-
-def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
-    """The chain in a message. Raises ValueError for one that is damaged or does not lead to the announced version."""
-    try:
-        chain = tuple(
-            Link(
-                str(link["label"]),
-                link["base"],
-                tuple(WeightFile(**file) for file in link["deltas"]),
-                tuple(WeightFile(**file) for file in link["whole"]),
-            )
-            for link in message["chain"]
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the chain of versions cannot be read: {error}") from None
-    if not chain or chain[-1].label != message["label"]:
-        raise ValueError(f"the chain of versions does not lead to {message['label']}")
-    return chain
 
 
 def label_of(run: str, version: int, files: Sequence[WeightFile]) -> str:

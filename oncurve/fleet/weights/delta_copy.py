@@ -1,4 +1,4 @@
-"""A server's own copy of the newest weights, which differences bring up to date.
+"""A server's own copy of the newest weights, which differences bring up to date, and the routes to a version.
 
 A copy is one version or the other: it is built beside the old one, its checksums are compared with those of the files
 that the trainer would have written, and then it is renamed. What breaks in between costs the work, never the weights.
@@ -15,27 +15,59 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from oncurve.fleet.weights.delta import Bytes, apply
-from oncurve.fleet.weights.fetch import fetch_one, side_by_side
-from oncurve.fleet.weights.weight_manifest import NAME, Route, WeightFile, find_routes, read_chain
+from oncurve.fleet.weights.delta import DELTA, Bytes, apply
+from oncurve.fleet.weights.file_download import download, side_by_side
+from oncurve.fleet.weights.weight_manifest import NAME, Link, WeightFile, check
 from oncurve.observe.checksums import FileSum
 
 COPY_VARIABLE = "ONCURVE_WEIGHTS_COPY"
 """Environment variable with the folder of the copy. A server that is started again goes on from what is there."""
 PREFIX = "oncurve-copy-"
-DELTA = ".delta"
-"""End of the name of a difference, after the name of the file that it belongs to."""
 
 
-class Mirror:
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way from files that can be had to a version."""
+
+    whole: Link | None
+    """Begin with the files of this version; None: with what is here already."""
+    links: tuple[Link, ...]
+    """Then apply the differences of these, one after another."""
+
+    @property
+    def num_bytes(self) -> int:
+        """That must be fetched."""
+        begin = sum(file.size for file in self.whole.whole) if self.whole else 0
+        return begin + sum(link.delta_bytes for link in self.links)
+
+
+def find_routes(have: str | None, chain: Sequence[Link]) -> list[Route]:
+    """All ways to the last version of a chain for who has the version ``have``, those with the fewest bytes first."""
+    found: list[Route] = []
+    links: tuple[Link, ...] = ()
+    for place in reversed(range(len(chain))):
+        link = chain[place]
+        if link.label == have:
+            found.append(Route(None, links))
+        if link.whole:
+            found.append(Route(link, links))
+        if link.base is None:
+            break
+        links = (link, *links)
+        if place == 0 or chain[place - 1].label != link.base:
+            found += [Route(None, links)] if link.base == have else []
+            break
+    return sorted(found, key=lambda route: route.num_bytes)
+
+
+class DeltaCopy:
     """One copy, in a folder that several processes of a machine may share."""
 
     def __init__(self, root: Path | None = None, *, group: str | None = None) -> None:
@@ -48,27 +80,19 @@ class Mirror:
             root = Path(tempfile.mkdtemp(prefix=PREFIX)) if group is None else _common(group)
             atexit.register(shutil.rmtree, root, ignore_errors=True)
         self.root = root
-        self.seconds: dict[str, float] = {}
-        """Seconds of fetching and of applying the newest version."""
-        self.bytes = 0
-        """That were fetched for it."""
 
-    def bring(self, message: Mapping[str, Any]) -> list[Path]:
-        """The files of the announced version, whole, made of what is here and what must be fetched.
+    @contextlib.contextmanager
+    def updated(self, message: Mapping[str, Any]) -> Iterator[list[Path]]:
+        """The files of the announced version, whole, made of what is here and what must be fetched. Nobody replaces
+        them inside of this.
 
         Raises ValueError if no way leads there; what was here stays.
         """
-        with self.opened(message) as paths:
-            return paths
-
-    @contextlib.contextmanager
-    def opened(self, message: Mapping[str, Any]) -> Iterator[list[Path]]:
-        """The same files, which nobody replaces inside of this."""
         self.root.mkdir(parents=True, exist_ok=True)
         with self._alone():
-            yield self._bring(message)
+            yield self._update(message)
 
-    def _bring(self, message: Mapping[str, Any]) -> list[Path]:
+    def _update(self, message: Mapping[str, Any]) -> list[Path]:
         chain = read_chain(message)
         label, files = _plain(chain[-1].label), [WeightFile(**file) for file in message["files"]]
         have, held = self._held()
@@ -88,9 +112,7 @@ class Mirror:
 
     def _go(self, route: Route, have: str | None, files: list[WeightFile], message: Mapping[str, Any]) -> list[Path]:
         """Build the version beside the copy, and let it take its place."""
-        begin = time.perf_counter()
         got = self._fetch(route, message)
-        fetched = time.perf_counter()
         label = str(message["label"])
         partial, place = self.root / ".partial", self.root / label
         shutil.rmtree(partial, ignore_errors=True)
@@ -110,8 +132,6 @@ class Mirror:
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
         self._tidy(label)
-        self.seconds = {"fetch": fetched - begin, "apply": time.perf_counter() - fetched}
-        self.bytes = route.num_bytes
         return [place / file.name for file in files]
 
     def _fetch(self, route: Route, message: Mapping[str, Any]) -> dict[tuple[str, str], Path]:
@@ -147,6 +167,45 @@ class Mirror:
         with (self.root / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
+    """The chain in a message. Raises ValueError for one that is damaged or does not lead to the announced version."""
+    try:
+        chain = tuple(
+            Link(
+                str(link["label"]),
+                link["base"],
+                tuple(WeightFile(**file) for file in link["deltas"]),
+                tuple(WeightFile(**file) for file in link["whole"]),
+            )
+            for link in message["chain"]
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the chain of versions cannot be read: {error}") from None
+    if not chain or chain[-1].label != message["label"]:
+        raise ValueError(f"the chain of versions does not lead to {message['label']}")
+    return chain
+
+
+def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
+    """A file of a version of the chain, whole: where it lies, if this machine sees it, otherwise in ``folder``.
+
+    Raises ValueError if it cannot be had.
+    """
+    name = Path(file.name).name
+    place = folder / name
+    if place.is_file() and FileSum.of(place).objection(asdict(file)) is None:
+        return place
+    place.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if message.get("folder"):
+        place = Path(message["folder"]).parent / label / name
+        check(place, asdict(file))
+    else:
+        base = str(message["address"]).rpartition("/")[0]
+        download(f"{base}/{label}/{name}", message.get("token"), place, asdict(file))
+    return place
 
 
 def _common(group: str) -> Path:
