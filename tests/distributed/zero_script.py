@@ -12,8 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import tasks
 import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+import tasks
 import workers
 from safetensors.torch import save_file
 
