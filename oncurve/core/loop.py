@@ -122,7 +122,7 @@ class StepSchedule:
 
 
 class Observer(Protocol):
-    """The services that look at a run and decide when it ends: logs, alarms, evaluations, checkpoints."""
+    """The services of a run: they make its updates, record its statistics, evaluate, save, and decide when it ends."""
 
     @property
     def schedule(self) -> StepSchedule:
