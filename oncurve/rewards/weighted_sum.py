@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import pairwise
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction, grade
@@ -51,8 +50,13 @@ class Term:
         """
         if not self.weight_by_step:
             return self.weight
-        steps = sorted(self.weight_by_step)
-        return self.weight * float(np.interp(step, steps, [self.weight_by_step[each] for each in steps]))
+        named = sorted(self.weight_by_step.items())
+        (first, low), (last, high) = named[0], named[-1]
+        for start, end in pairwise(named):
+            if start[0] <= step <= end[0]:
+                (first, low), (last, high) = start, end
+        share = min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0
+        return self.weight * (low + share * (high - low))
 
 
 class WeightedSum:
