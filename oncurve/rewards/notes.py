@@ -1,4 +1,4 @@
-"""What a function of the user's is told of the run, and what it says besides its reward."""
+"""The state of the run for a function of the user's, and the metrics and texts that the function logs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def state_at(completions: Sequence[Completion], total_steps: int | None) -> Trai
 
 @dataclass
 class Notes:
-    """What one call said: metrics, and values of the single completions."""
+    """Metrics and values of single completions that one call logged."""
 
     metrics: dict[str, Mean] = field(default_factory=dict)
     extras: dict[str, list[Any]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class RewardSection(Section):
     weight: float = 1.0
     """Factor of this term in the sum."""
     weight_by_step: dict[NonNegative, Fraction] | None = None
-    """The part of the weight that is paid, by step and linear between those named: {0: 0, 100: 1}. None: all of it."""
+    """Factor of the weight by step, from 0 to 1 and linear between the steps named: {0: 0, 100: 1}. None: 1."""
     name: str | None = None
     """Name in the metrics; None: the type."""
     only_if_correct: bool = False

@@ -153,7 +153,7 @@ def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = Fal
             lines.append(f"rewards: {reward.key} is held out: logged as reward/held_out/{reward.key}, never trained on")
         if reward.weight_by_step:
             parts = ", ".join(f"{part:g} at step {step}" for step, part in sorted(reward.weight_by_step.items()))
-            lines.append(f"rewards: of the weight of {reward.key}, {reward.weight:g}, the part paid is {parts}")
+            lines.append(f"rewards: on the weight of {reward.key}, {reward.weight:g}, the factor is {parts}")
     return [*lines, *_describe_limit(rewards)]
 
 

@@ -22,7 +22,7 @@ class Term:
     weight: float = 1.0
     """Factor of this function's value in the sum; negative turns a reward into a penalty."""
     weight_by_step: Mapping[int, float] = field(default_factory=dict)
-    """The part of the weight that is paid, by step; linear between the steps that are named, constant outside."""
+    """Factor of the weight by step, from 0 to 1; linear between the steps that are named, constant outside."""
     name: str | None = None
     """Key of the value in ``Reward.parts``; None takes the function's own name."""
     only_if_correct: bool = False

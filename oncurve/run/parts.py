@@ -20,7 +20,7 @@ from oncurve.core.records import SOURCE_ROW, Group, Prompt
 from oncurve.core.sampler import PolicyView, Sampler, check_ids
 from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
-from oncurve.data.from_settings import shared_columns
+from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.extensions import extension
@@ -140,15 +140,7 @@ def make_parts(
         reward_function = ShardedRewards(reward_function, processes, interruption)
     else:
         reward_function = with_early_grading(reward_function, config.rewards)
-    context = context_of(policy.model.config)
-    prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
-    policy.reference_prompts = prompts.hinted
-    for prompt in (*prompts.written, *prompts.during, *prompts.test):
-        check_ids(policy.trained_model, prompt.prompt_ids)
-    if isinstance(prompts.train, PromptsOnDemand):
-        prompts.train.check = lambda token_ids: check_ids(policy.trained_model, token_ids)
-    for shown in prompts.shown:
-        check_ids(policy.trained_model, shown.token_ids)
+    prompts = _make_checked_prompts(config, policy, given, rows)
     data = Curriculum(
         prompts.train,
         config.run.prompts_per_step,
@@ -169,6 +161,22 @@ def make_parts(
         config, policy, algorithm, shown, DemonstratedReward(), prompts, data, servers, given,
         examining_sampler=sampler, examining_reward=reward_function,
     )  # fmt: skip
+
+
+def _make_checked_prompts(
+    config: Config, policy: TrainedPolicy, given: Given, rows: tuple[Rows, Rows, Rows, Rows]
+) -> Rendered:
+    """The prompts of a run, all of whose tokens the model has."""
+    context = context_of(policy.model.config)
+    prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows)
+    policy.reference_prompts = prompts.hinted
+    for prompt in (*prompts.written, *prompts.during, *prompts.test):
+        check_ids(policy.trained_model, prompt.prompt_ids)
+    if isinstance(prompts.train, PromptsOnDemand):
+        prompts.train.check = lambda token_ids: check_ids(policy.trained_model, token_ids)
+    for shown in prompts.shown:
+        check_ids(policy.trained_model, shown.token_ids)
+    return prompts
 
 
 def with_moment(config: Config, tokenizer: PreTrainedTokenizerBase, processes: Processes) -> Config:

@@ -143,7 +143,7 @@ def test_two_rotating_rewards_of_one_name_are_refused() -> None:
 def test_a_schedule_of_a_weight_is_said_and_refused_where_it_has_no_say() -> None:
     scheduled = {"type": "length", "min_tokens": 1, "weight": 0.5, "weight_by_step": {20: 1.0, 0: 0.0}}
     [line] = describe_rewards(rewards_of({"type": "mathematics"}, scheduled))
-    assert line == "rewards: of the weight of length, 0.5, the part paid is 0 at step 0, 1 at step 20"
+    assert line == "rewards: on the weight of length, 0.5, the factor is 0 at step 0, 1 at step 20"
     with pytest.raises(ConfigError, match="is held_out, so it pays nothing, and weight_by_step is about"):
         rewards_of({"type": "mathematics"}, {**scheduled, "held_out": True})
     with pytest.raises(ConfigError, match="leave it out of rewards that rotate"):
