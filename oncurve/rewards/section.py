@@ -29,8 +29,8 @@ class RewardSection(Section):
 
     weight: float = 1.0
     """Factor of this term in the sum."""
-    weight_by_step: dict[NonNegative, Fraction] | None = None
-    """Factor of the weight by step, from 0 to 1 and linear between the steps named: {0: 0, 100: 1}. None: 1."""
+    weight_by_step: tuple[tuple[NonNegative, Fraction], ...] | None = None
+    """Pairs of step and factor of the weight, from 0 to 1 and linear between: [[0, 0], [100, 1]]. None: 1."""
     name: str | None = None
     """Name in the metrics; None: the type."""
     only_if_correct: bool = False
@@ -100,10 +100,11 @@ class RewardSection(Section):
                     f"rewards: {self.name or type(self).__name__} is held_out, so it pays nothing, and "
                     f"{key} is about what it pays. Remove one of the two keys"
                 )
-        if self.weight_by_step is not None and (not self.weight_by_step or self.rotate_every_steps):
+        steps = [step for step, _ in self.weight_by_step or ()]
+        if self.weight_by_step is not None and (not steps or steps != sorted(set(steps)) or self.rotate_every_steps):
             raise ValueError(
-                f"rewards: {self.name or type(self).__name__} has weight_by_step {self.weight_by_step}. Name at least "
-                f"one step, and leave it out of rewards that rotate, which all pay the same"
+                f"rewards: {self.name or type(self).__name__} has weight_by_step {self.weight_by_step}. Write pairs of "
+                f"step and factor with rising steps, and leave it out of rewards that rotate, which all pay the same"
             )
         return self
 

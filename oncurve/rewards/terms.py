@@ -68,7 +68,7 @@ def _terms(rewards: Sequence[RewardSection], seed: int, around: Surroundings) ->
             Term(
                 function,
                 weight=reward.weight,
-                weight_by_step=reward.weight_by_step or {},
+                weight_by_step=reward.weight_by_step or (),
                 name=name,
                 only_if_correct=reward.only_if_correct,
                 decides=reward is deciding,
@@ -152,7 +152,7 @@ def describe_rewards(rewards: Sequence[RewardSection], *, is_default: bool = Fal
         if reward.held_out:
             lines.append(f"rewards: {reward.key} is held out: logged as reward/held_out/{reward.key}, never trained on")
         if reward.weight_by_step:
-            parts = ", ".join(f"{part:g} at step {step}" for step, part in sorted(reward.weight_by_step.items()))
+            parts = ", ".join(f"{part:g} at step {step}" for step, part in reward.weight_by_step)
             lines.append(f"rewards: on the weight of {reward.key}, {reward.weight:g}, the factor is {parts}")
     return [*lines, *_describe_limit(rewards)]
 

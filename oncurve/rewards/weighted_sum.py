@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from oncurve.core.errors import ConfigError
@@ -21,8 +21,8 @@ class Term:
     function: RewardFunction
     weight: float = 1.0
     """Factor of this function's value in the sum; negative turns a reward into a penalty."""
-    weight_by_step: Mapping[int, float] = field(default_factory=dict)
-    """Factor of the weight by step, from 0 to 1; linear between the steps that are named, constant outside."""
+    weight_by_step: Sequence[tuple[int, float]] = ()
+    """Pairs of step and factor of the weight, in their order; linear between the steps, constant outside."""
     name: str | None = None
     """Key of the value in ``Reward.parts``; None takes the function's own name."""
     only_if_correct: bool = False
@@ -45,14 +45,13 @@ class Term:
     def weight_at(self, step: int) -> float:
         """The factor of its value in the sum, at a step.
 
-        >>> Term(None, 2.0, {0: 0.0, 10: 1.0}).weight_at(5)
+        >>> Term(None, 2.0, [(0, 0.0), (10, 1.0)]).weight_at(5)
         1.0
         """
         if not self.weight_by_step:
             return self.weight
-        named = sorted(self.weight_by_step.items())
-        (first, low), (last, high) = named[0], named[-1]
-        for start, end in pairwise(named):
+        (first, low), (last, high) = self.weight_by_step[0], self.weight_by_step[-1]
+        for start, end in pairwise(self.weight_by_step):
             if start[0] <= step <= end[0]:
                 (first, low), (last, high) = start, end
         share = min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0

@@ -141,13 +141,15 @@ def test_two_rotating_rewards_of_one_name_are_refused() -> None:
 
 
 def test_a_schedule_of_a_weight_is_said_and_refused_where_it_has_no_say() -> None:
-    scheduled = {"type": "length", "min_tokens": 1, "weight": 0.5, "weight_by_step": {20: 1.0, 0: 0.0}}
+    scheduled = {"type": "length", "min_tokens": 1, "weight": 0.5, "weight_by_step": [[0, 0.0], [20, 1.0]]}
     [line] = describe_rewards(rewards_of({"type": "mathematics"}, scheduled))
     assert line == "rewards: on the weight of length, 0.5, the factor is 0 at step 0, 1 at step 20"
     with pytest.raises(ConfigError, match="is held_out, so it pays nothing, and weight_by_step is about"):
         rewards_of({"type": "mathematics"}, {**scheduled, "held_out": True})
     with pytest.raises(ConfigError, match="leave it out of rewards that rotate"):
         rewards_of({"type": "mathematics"}, {**scheduled, "rotate_every_steps": 3})
+    with pytest.raises(ConfigError, match="pairs of step and factor with rising steps"):
+        rewards_of({"type": "mathematics"}, {**scheduled, "weight_by_step": [[20, 1.0], [0, 0.0]]})
     rewards = json.dumps([{"type": "mathematics"}, scheduled])
     config = parse_config(BASE + f"algorithm: {{type: gdpo}}\nrewards: {rewards}\n")
     with pytest.raises(ConfigError, match="multi_objective weighs the parts of the reward by themselves"):

@@ -217,7 +217,7 @@ def test_rewards_that_do_not_apply_do_not_stop_the_run() -> None:
 
 
 def test_a_weight_follows_its_schedule_by_the_step_of_the_policy_that_sampled() -> None:
-    terms = [Term(Fixed(value(1.0), "a")), Term(Fixed(value(1.0), "b"), 2.0, {10: 0.0, 20: 1.0})]
+    terms = [Term(Fixed(value(1.0), "a")), Term(Fixed(value(1.0), "b"), 2.0, [(10, 0.0), (20, 1.0)])]
     completions = [replace(completion_of(""), policy_version=step) for step in (0, 10, 15, 20, 99)]
     rewards = WeightedSum(terms)([prompt_of()] * 5, completions)
     assert [reward.value for reward in rewards] == [1.0, 1.0, 2.0, 3.0, 3.0]
@@ -225,7 +225,7 @@ def test_a_weight_follows_its_schedule_by_the_step_of_the_policy_that_sampled() 
 
 
 def test_the_limit_of_what_knows_no_answer_follows_the_schedule_of_what_does() -> None:
-    answer = Term(Fixed(value(0.0, correct=0.0), "m"), 1.0, {0: 0.5, 10: 1.0})
+    answer = Term(Fixed(value(0.0, correct=0.0), "m"), 1.0, [(0, 0.5), (10, 1.0)])
     total_at = WeightedSum([answer, Term(Fixed(value(9.0), "long"))])
     completions = [replace(completion_of(""), policy_version=step) for step in (0, 10)]
     assert [reward.value for reward in total_at([prompt_of()] * 2, completions)] == [0.5, 1.0]
