@@ -163,8 +163,9 @@ def test_a_part_that_does_not_apply_is_in_no_mean_of_that_part() -> None:
     first, second = [1.0, 2.0, 4.0, 3.0], [None, 1.0, 5.0, 3.0]
     one = from_function(lambda completion: 0.0)
     terms = [Term(one, name="first"), Term(one, name="second")]
+    absent = Reward(None, error="not_applicable")
     rewards = [
-        WeightedSum(terms)._combine([Reward(a), Reward(b) if b is not None else Reward(None, error="not_applicable")])
+        WeightedSum(terms)._combine([Reward(a), Reward(b) if b is not None else absent], [1.0, 1.0])
         for a, b in zip(first, second, strict=True)
     ]
     found = multi_objective(stack_rewards(*group_of(*rewards)), weights={"first": 1.0, "second": 1.0})
