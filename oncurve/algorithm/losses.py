@@ -1,9 +1,9 @@
 """Token losses: what one token of a completion contributes to the loss.
 
-Every function here has the same signature, so that a row of the table of algorithms can name any of them. They return
-one number per token, also on masked tokens, and those that clip or cap also say where; a normalizer turns the numbers
-into a scalar. w_t = exp(log p_t - log p_old,t) is the ratio of a token, |o| the number of tokens of its completion,
-sg[.] what is taken as a constant.
+Every loss has the same signature, so that a row of the table of algorithms can name any of them. A loss returns one
+number per token, also on masked tokens, and one that clips or caps also says where; a normalizer turns the numbers into
+a scalar. Beside them stands the choice of the tokens that a loss is computed on. w_t = exp(log p_t - log p_old,t) is
+the ratio of a token, |o| the number of tokens of its completion, sg[.] what is taken as a constant.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from oncurve.algorithm.table import LOSSES, PRESETS, RATIO_CAP, Preset, resolve
 from oncurve.core import formulas
 from oncurve.core.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
 from oncurve.core.batch import Rewards
+from oncurve.core.errors import ConfigError
 from oncurve.core.formulas import EntropyBonus
 
 __all__ = ["PRESETS", "build"]
@@ -28,6 +29,8 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "absolute": kl.absolute,
     "k1_reversed": kl.k1_reversed,
 }
+NUM_ARGUMENTS = 4
+"""Arguments that every token loss has: logprobs, old_logprobs, advantages and mask."""
 
 
 def build(
@@ -50,7 +53,7 @@ def build(
     >>> build("dapo", group_size=8, max_completion_tokens=512, clip_low=0.1).name
     'dapo'
 
-    Raises ValueError for a name, choice or value that does not exist.
+    Raises ValueError for a name, choice or value that does not exist, ConfigError for such an option of the loss.
     """
     named_loss = "custom" if callable(loss) else loss
     named_advantage = "custom" if callable(advantage) else advantage
@@ -81,10 +84,6 @@ def build(
         is_custom=row.loss == "custom",
         ratio_level="sequence" if LOSSES[row.loss].level == "geometric" else "token",
     )
-
-
-NUM_ARGUMENTS = 4
-"""Arguments that every token loss has: logprobs, old_logprobs, advantages and mask."""
 
 
 def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None) -> Advantage:
@@ -121,7 +120,7 @@ def find_loss(row: Preset) -> TokenLoss:
 def with_options(loss: TokenLoss, options: Mapping[str, Any]) -> TokenLoss:
     """A token loss with further parameters bound, those behind the four that every loss has.
 
-    Raises ValueError for a parameter that it does not have, or that has a key of its own.
+    Raises ConfigError for a parameter that it does not have, or that has a key of its own.
     """
     if not options:
         return loss
@@ -129,7 +128,9 @@ def with_options(loss: TokenLoss, options: Mapping[str, Any]) -> TokenLoss:
     free = [name for name in [*inspect.signature(loss).parameters][NUM_ARGUMENTS:] if name not in bound]
     if unknown := [name for name in options if name not in free]:
         why = "has a key of its own" if unknown[0] in bound else "is no parameter of the loss"
-        raise ValueError(f"loss_options: {unknown[0]} {why}. Parameters of the loss: {', '.join(free) or 'none'}")
+        raise ConfigError(
+            f"algorithm.loss_options: {unknown[0]} {why}. Parameters of the loss: {', '.join(free) or 'none'}"
+        )
     return partial(loss, **options)
 
 

@@ -125,7 +125,7 @@ class Algorithm:
         A KL in the reward is subtracted from it and the advantages are made anew; training on tokens of high entropy
         marks them. Most algorithms need neither and get the batch back as it is.
 
-            r_i <- r_i - coefficient sum_t kl_it          RLOO, arXiv:2402.14740
+            r_i <- r_i - beta sum_t kl_it             RLOO, arXiv:2402.14740; beta is kl.coefficient
 
         Raises ValueError if the rows are not those of the rewards, in their order.
         """
@@ -153,8 +153,8 @@ class Algorithm:
     ) -> tuple[Float[Tensor, ""], dict[str, Mean]]:
         """The microbatch's share of the update's loss, and statistics that add up over microbatches.
 
-            L = normalize(correction * token_loss + coefficient kl) - entropy_coef H
-            A_it = A_i - coefficient (log p_old,t - log p_ref,t)        where the KL is part of the advantage; k1
+            L = normalize(correction * token_loss + beta kl) - entropy_coef H        beta = kl.coefficient
+            A_it = A_i - beta (log p_old,t - log p_ref,t)        where the KL is part of the advantage; k1
 
         Without stored old log-probabilities the current ones stand for them, detached: with one update per batch of
         rollouts they are the same numbers, and the second forward pass is saved.

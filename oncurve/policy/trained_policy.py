@@ -85,8 +85,6 @@ class TrainedPolicy(DevicePolicy):
     """The model in training with what a recipe asks for: an adapter, a teacher, parts, recomputed activations."""
 
     backend: Backend
-    logprobs = traced("forward")(DevicePolicy.logprobs)
-    annotate = traced("old_reference")(DevicePolicy.annotate)
 
     def __init__(
         self,
@@ -188,6 +186,16 @@ class TrainedPolicy(DevicePolicy):
         """The reason why servers cannot apply the adapter beside its base, with what to change; None where they can,
         and without an adapter."""
         return why_not_apart(self._model) if self.adapter is not None else None
+
+    @traced("forward")
+    def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """See ``DevicePolicy``."""
+        return super().logprobs(batch)
+
+    @traced("old_reference")
+    def annotate(self, batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
+        """See ``DevicePolicy``."""
+        return super().annotate(batch, old=old, entropy=entropy, reference=reference)
 
     @traced("backward")
     def backward(self, loss: Float[Tensor, ""]) -> None:

@@ -283,7 +283,7 @@ class _PerSample(_Adapted):
             "step": state.global_step,
             "trainer_state": state,
             "log_metric": notes.log_metric,
-            "log_extra": notes.log_extra,
+            "log_extra": notes.log_extra_of_one,
             **dict.fromkeys(ANSWER_NAMES, answer),
             "prompt": prompt.text,
             "row": row,

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oncurve.core.records import Completion, Mean, Reward
+from oncurve.rewards.weighted_sum import FIXED_PARTS
 from oncurve.wording import shortened
 
 NAMES = ("step", "trainer_state", "log_metric", "log_extra")
 """Parameters by which a function asks for this, where no column of the data has the name."""
-VERDICTS = ("correct", "format", "reward")
-"""Parts of a reward with a fixed meaning, which no metric may take."""
 SHOWN = 120
 """Letters of a value of ``log_extra`` that a completion shows."""
 
@@ -46,14 +45,17 @@ class Notes:
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number as ``reward/<name>``: the mean over all calls of the step."""
-        if name in VERDICTS:
+        if name in (*FIXED_PARTS, "reward"):
             raise ValueError(f"log_metric: {name!r} has a fixed meaning among a reward's parts; take another name")
         self.metrics[name] = self.metrics.get(name, Mean(0.0, 0.0)) + Mean(float(value), 1.0)
 
-    def log_extra(self, column: str, values: Any) -> None:
-        """Show a value beside each completion: a list of them, or the one of a function of one completion."""
-        is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes))
-        self.extras[column] = list(values) if is_list else [values]
+    def log_extra(self, column: str, values: Iterable[Any]) -> None:
+        """Show a value beside each completion."""
+        self.extras[column] = [values] if isinstance(values, str) else list(values)
+
+    def log_extra_of_one(self, column: str, value: Any) -> None:
+        """The same, of a function of one completion."""
+        self.extras[column] = [value]
 
     def noted(self, rewards: list[Reward]) -> list[Reward]:
         """The rewards with the metrics among the parts of the first that is there, and the values in their details."""

@@ -66,17 +66,14 @@ def make_algorithm(config: Config) -> Algorithm:
     if config.algorithm.advantage_function is not None:
         place = config.algorithm.advantage_function
         own["advantage"] = _own_formula(place, where="algorithm.advantage_function")
-    try:
-        made = build(
-            config.algorithm.row_name,
-            group_size=config.algorithm.group_size,
-            max_completion_tokens=config.rollouts.max_completion_tokens,
-            loss_options=config.algorithm.loss_options,
-            part_weights=part_weights(config.rewards),
-            **own,
-        )
-    except ValueError as error:
-        raise ConfigError(f"algorithm.{error}") from None
+    made = build(
+        config.algorithm.row_name,
+        group_size=config.algorithm.group_size,
+        max_completion_tokens=config.rollouts.max_completion_tokens,
+        loss_options=config.algorithm.loss_options,
+        part_weights=part_weights(config.rewards),
+        **own,
+    )
     return replace(made, advantage=_stopping(made.advantage))
 
 

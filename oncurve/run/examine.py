@@ -130,7 +130,8 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         console.print(f"many rows: the first {CHECKED_ROWS:,} of {len(parts[0]):,} are checked", highlight=False)
         parts = (list(parts[0][:CHECKED_ROWS]), *parts[1:])
     columns = shared_columns(parts)
-    with closing(make_reward_function(config.rewards, columns=columns)) as reward_function:
+    function = make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps)
+    with closing(function) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 

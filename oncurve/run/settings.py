@@ -45,7 +45,7 @@ class RunSection(Section):
     max_nonfinite_updates: Harmless[NonNegative] = 3
     """Stop after so many updates in a row with a loss or gradient that is not finite; 0: never."""
     on_kl_alarm: Harmless[Literal["warn", "return"]] = "warn"
-    """If the KL runs away: warn, or return to a checkpoint and double the weight of the KL."""
+    """If the KL runs away: warn, or return to a checkpoint and double algorithm.kl_coef."""
     rollouts_every_steps: Harmless[PositiveInt] = 10
     """Write the completions of every so many steps to the run folder."""
     record: Harmless[Literal["sampled", "all"]] = "sampled"

@@ -172,7 +172,7 @@ def has_one_policy(config: Config) -> bool:
     """The tokens of a step are drawn and trained with the same weights and without anything that changes their
     probabilities: both ends compute the same numbers, up to rounding."""
     rollouts, lora = config.rollouts, config.policy.lora
-    is_whole = not rollouts.sampling(config.run.seed).cuts
+    is_whole = not config.sampling().cuts
     drops = lora is not None and lora.dropout > 0
     return config.sft is None and is_whole and not drops and not rollouts.staleness and rollouts.temperature > 0
 

@@ -271,6 +271,7 @@ def test_a_reward_file_imports_the_files_beside_it(tmp_path: Path) -> None:
 def of_one(completion: str, step: int, trainer_state: Any, log_metric: Any, log_extra: Any) -> float:
     log_metric("letters", len(completion))
     log_extra("read as", completion.upper())
+    log_extra("words", completion.split())
     return step + trainer_state.max_steps / 100
 
 
@@ -293,7 +294,8 @@ def test_functions_know_the_step_and_what_they_log_is_kept() -> None:
     many = from_function(of_lists, total_steps=50)(prompts, texts)
     awaited = from_function(later, total_steps=50)(prompts, texts)
     assert [reward.value for reward in (*one, *many, *awaited)] == [3.5] * 6
-    for rewards in (one, many, awaited):
+    assert [reward.detail for reward in one] == ["read as: AB; words: ['ab']", "read as: CDE; words: ['cde']"]
+    for rewards in (many, awaited):
         assert [reward.detail for reward in rewards] == ["read as: AB", "read as: CDE"]
     assert [dict(reward.parts) for reward in one] == [{"letters": 2.0}, {"letters": 3.0}]
     assert [dict(reward.parts) for reward in many] == [{"letters": 2.5}, {}]
