@@ -29,6 +29,10 @@ def broken(completion, answer):
 def one(completion, answer):
     return 1.0 + 0.001 * (len(completion) % 3)
 
+def knows(completion, step, trainer_state, log_metric):
+    log_metric("tens", 10 * step)
+    return 1.0 + step / trainer_state.max_steps
+
 def two(completion, answer):
     return 2.0 + 0.001 * (len(completion) % 3)
 """
@@ -127,3 +131,13 @@ def test_keys_that_do_not_go_together_are_refused(rewards: list[dict[str, Any]],
         train(tmp_path, "refused", rewards)
     assert said in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_reward_that_knows_the_step_is_weighted_by_it_in_check_and_in_training(tmp_path: Path) -> None:
+    run = train(tmp_path, "knowing", [{"function": "knows", "weight_by_step": [[0, 0.5], [1, 1.0]]}])
+    first, second = [row for row in read_metrics(run) if "reward/mean" in row]
+    assert (first["reward/mean"], first["reward/knows"], first["reward/tens"]) == (0.5, 1.0, 0.0)
+    assert (second["reward/mean"], second["reward/knows"], second["reward/tens"]) == (1.5, 1.5, 10.0)
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "knowing.yaml")], catch_exceptions=False)
+    assert "crashed" not in checked.output
+    assert "on the weight of knows, 1, the factor is 0.5 at step 0, 1 at step 1" in " ".join(checked.output.split())
