@@ -122,6 +122,11 @@ def gpus() -> str:
     return _fill((ROOT / "docs" / "gpus.md").read_text(encoding="utf-8"), "gpus", _neighbour("gpus_page").table())
 
 
+def data() -> str:
+    """The page on data, with the prompt templates as the code has them."""
+    return _fill((ROOT / "docs" / "data.md").read_text(encoding="utf-8"), "templates", templates_markdown())
+
+
 def keys() -> str:
     """The reference of a recipe's keys."""
     return str(_neighbour("keys_page").keys_markdown())
@@ -137,7 +142,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/grpo.md": loop,
     "docs/gpus.md": gpus,
     "docs/keys.md": keys,
-    "docs/templates.md": templates_markdown,
+    "docs/data.md": data,
     "README.md": readme,
 }
 

@@ -18,33 +18,41 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACE = "repository"
+FOLDER = "repository"
 """Folder of the site for files from outside of docs/."""
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+"""Files from outside of docs/ that are pages of the navigation."""
 LINK = re.compile(r"\[(?P<text>[^\]\n]*(?:\][^\](\n][^\]\n]*)*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add a page for every file that a page links to and that lies outside of docs/."""
-    left = [(f"docs/{file.src_uri}", file.content_string) for file in files.documentation_pages()]
-    known: set[str] = set()
-    while left:
-        source, text = left.pop()
-        for path in outside(source, text):
-            if path not in known:
-                known.add(path)
-                page = as_page(path)
-                left.append((path, page if path.endswith(".md") else ""))
-                added = File.generated(config, place_of(path), content=page, inclusion=InclusionLevel.NOT_IN_NAV)
-                files.append(added)
+    remaining = [(f"docs/{file.src_uri}", file.content_string) for file in files.documentation_pages()]
+    added: set[str] = set()
+
+    def add(path: str) -> None:
+        if path not in added:
+            added.add(path)
+            page = as_page(path)
+            remaining.append((path, page if path.endswith(".md") else ""))
+            inclusion = InclusionLevel.INCLUDED if path in PAGES else InclusionLevel.NOT_IN_NAV
+            files.append(File.generated(config, uri_of(path), content=page, inclusion=inclusion))
+
+    for path in PAGES:
+        add(path)
+    while remaining:
+        for path in outside(*remaining.pop()):
+            add(path)
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Point links that lead out of docs/ at the pages of those files."""
     uri = page.file.src_uri
-    is_outside = uri.startswith(f"{PLACE}/")
-    source = uri.removeprefix(f"{PLACE}/") if is_outside else f"docs/{uri}"
+    named = {page: path for path, page in PAGES.items()}
+    is_outside = uri in named or uri.startswith(f"{FOLDER}/")
+    source = named.get(uri, uri.removeprefix(f"{FOLDER}/")) if is_outside else f"docs/{uri}"
     if is_outside and not (ROOT / source).is_file():
         return markdown  # a page made of code, which has no links
 
@@ -55,7 +63,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
                 return found[0]
             target, anchor = path.removeprefix("docs/"), found["anchor"] or ""
         elif (ROOT / path).is_file():
-            target, anchor = place_of(path), found["anchor"] or anchor_of(path, found["text"])
+            target, anchor = uri_of(path), found["anchor"] or anchor_of(path, found["text"])
         else:
             return found[0]
         return f"[{found['text']}]({posixpath.relpath(target, posixpath.dirname(uri) or '.')}{anchor})"
@@ -76,9 +84,9 @@ def resolve(source: str, target: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
 
 
-def place_of(path: str) -> str:
-    """Where the site shows a file of the repository."""
-    return f"{PLACE}/{path}" if path.endswith(".md") else f"{PLACE}/{path}.md"
+def uri_of(path: str) -> str:
+    """The page of the site that shows a file of the repository."""
+    return PAGES.get(path) or (f"{FOLDER}/{path}" if path.endswith(".md") else f"{FOLDER}/{path}.md")
 
 
 def anchor_of(path: str, text: str) -> str:

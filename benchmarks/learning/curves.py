@@ -1,4 +1,4 @@
-"""Pictures and table of docs/plots.md: curves of healthy and of sick runs, from results/curves.json.
+"""Pictures and table of docs/watching.md: curves of healthy and of sick runs, from results/curves.json.
 
 python benchmarks/learning/curves.py
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "curves.json"
-PAGE = ROOT / "docs" / "plots.md"
+PAGE = ROOT / "docs" / "watching.md"
 PICTURES = ROOT / "docs" / "pictures"
 
 CHOSEN = (

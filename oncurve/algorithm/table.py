@@ -313,7 +313,7 @@ PRESETS: dict[str, Preset] = {
     "distil": Preset(
         paper="GKD, arXiv:2306.13649; as a policy gradient: On-Policy Distillation, Thinking Machines 2025",
         changes="The advantage of a token is the negative reverse KL to a teacher, estimated from that token.",
-        use_when="A model with the same tokenizer already does what yours should; see docs/distillation.md.",
+        use_when="A model with the same tokenizer already does what yours should; see docs/sft.md.",
         differs="GKD sums the KL over the vocabulary. algorithm.advantage=group_mean adds the verified reward.",
         advantage="none",
         loss="importance_weighted",

@@ -24,7 +24,7 @@ def block(text: str, language: str) -> str:
 
 
 def test_every_key_named_for_people_from_verl_exists() -> None:
-    rows = [line.split(" | ") for line in between("coming_from_verl.md", "verl").splitlines()[2:]]
+    rows = [line.split(" | ") for line in between("coming_from_trl.md", "verl").splitlines()[2:]]
     assert len(rows) > 60
     sections = {"rewards", "evaluation.data", "evaluation", *Config.model_fields}
     named = {key for row in rows for key in re.findall(r"`([^`]+)`", row[1]) if not key.startswith("oncurve ")}
@@ -36,7 +36,7 @@ def test_every_key_named_for_people_from_verl_exists() -> None:
 
 
 def test_the_example_from_verl_loads_and_has_its_batch() -> None:
-    config = parse_config(block(between("coming_from_verl.md", "verl example"), "yaml"))
+    config = parse_config(block(between("coming_from_trl.md", "verl example"), "yaml"))
     assert config.run.completions_per_update == 32 * config.algorithm.group_size
     assert config.updates_per_step == 4
     check_algorithm(config)

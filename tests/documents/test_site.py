@@ -60,7 +60,7 @@ def site(built: Path) -> dict[str, Links]:
 
 
 def test_every_link_inside_the_site_leads_to_a_page_and_an_anchor(site: dict[str, Links]) -> None:
-    assert {"index.html", "grpo.html", "repository/CHANGELOG.html"} <= set(site)
+    assert {"index.html", "contributing.html", "grpo.html", "repository/CHANGELOG.html"} <= set(site)
     links = [(name, link) for name, page in site.items() if name != "404.html" for link in sorted(page.leads)]
     assert len(links) > 1000
     assert_none(f"{name} links to {link}" for name, link in links if not leads_somewhere(site, name, link))

@@ -15,10 +15,9 @@ from oncurve.doctor import grading, groups, lengths, policy_health, throughput
 from oncurve.recipe.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
-HISTORY = ("LOG.md",)
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in HISTORY),
+    *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "oncurve" / "recipes").rglob("*.md")),
 ]
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|<[^>]+>", re.DOTALL)
