@@ -11,7 +11,7 @@ CHECK := .venv-check
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CODE := oncurve tests benchmarks
 # Tests of the code as text, which import no torch.
-ARCHITECTURE := $(addprefix tests/architecture/test_,config_keys.py core.py layers.py rooms.py style.py words_of_code.py)
+ARCHITECTURE := $(addprefix tests/architecture/test_,config_keys.py core.py layers.py promises.py rooms.py style.py words_of_code.py)
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
@@ -63,7 +63,7 @@ check: $(CHECK)/.ready  ## format, lint, types, who imports whom: under two minu
 	$(CHECK)/bin/ruff check $(CODE)
 	$(CHECK)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(CHECK)/bin/python -m pytest -c /dev/null --rootdir . --noconftest -q -p no:cacheprovider \
-	  -o pythonpath="$(CURDIR) $(CURDIR)/tests" $(ARCHITECTURE)
+	  -o markers=proves -o pythonpath="$(CURDIR) $(CURDIR)/tests" $(ARCHITECTURE)
 	$(CHECK)/bin/pyright --pythonpath $(CHECK)/bin/python --threads 2
 
 test: $(VENV)/.ready-test  ## lint and the tests that must pass before a merge: no network, engine or browser

@@ -63,6 +63,7 @@ def test_selected_rows_keep_their_tokens_and_lose_padding() -> None:
     assert part.size == batch.size
 
 
+@pytest.mark.proves("F18")
 def test_updates_are_consecutive_rows_with_denominators_of_their_own() -> None:
     batch = make_batch([3, 1, 2, 2], [2, 5, 1, 4])
     updates = list(batch.split(2))

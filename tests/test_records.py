@@ -19,11 +19,13 @@ def completion(prompt_ids: tuple[int, ...] = (1, 2), *, finish_reason: FinishRea
     return Completion(prompt_ids, (5, 6), "ab", (-0.5, -1.0), finish_reason, policy_version=3, index=0)
 
 
+@pytest.mark.proves("D45", "D52")
 def test_a_completion_has_a_log_probability_for_every_token() -> None:
     with pytest.raises(ValueError, match="2 tokens but 1 log-probabilities"):
         replace(completion(), sampler_logprobs=(-0.5,))
 
 
+@pytest.mark.proves("D0")
 def test_a_completion_of_another_prompt_is_refused_by_the_group() -> None:
     prompt = Prompt("q", (1, 2), index=7)
     with pytest.raises(ValueError, match="completion 1 of prompt 7 was sampled from another prompt"):

@@ -105,6 +105,7 @@ def test_no_change_at_all_still_leaves_a_doubt() -> None:
     assert paired_difference_interval(0, 0, 10, 0)[1] == 1.0
 
 
+@pytest.mark.proves("D20")
 def test_paired_intervals_cover_the_truth_as_often_as_they_say() -> None:
     generator = np.random.default_rng(0)
     counts = generator.multinomial(80, [0.3, 0.05, 0.25, 0.4], size=2000)

@@ -21,17 +21,20 @@ def wide(table: list[list[float | None]]) -> Rewards:
     return Rewards(rewards.values.double(), rewards.graded, rewards.num_tokens, rewards.is_truncated)
 
 
+@pytest.mark.proves("F3", "D1")
 def test_the_example_of_four_rewards_has_deviation_one_half_with_ddof_0():
     rewards = Rewards.of([[1.0, 1.0, 0.0, 0.0]])
     assert group_relative(rewards, ddof=0, epsilon=1e-6).tolist() == [pytest.approx([1, 1, -1, -1], abs=1e-5)]
 
 
+@pytest.mark.proves("F3", "D1")
 def test_ddof_1_is_smaller_by_the_root_of_three_quarters():
     rewards = wide([[1.0, 1.0, 0.0, 0.0]])
     zero, one = (group_relative(rewards, ddof=ddof, epsilon=1e-12) for ddof in (0, 1))
     assert torch.allclose(one / zero, torch.tensor(math.sqrt(3 / 4), dtype=torch.float64))
 
 
+@pytest.mark.proves("F2")
 def test_epsilon_is_added_to_the_deviation_and_not_to_the_variance():
     rewards = wide([[1.0, 0.0]])
     deviation = math.sqrt(0.5)
@@ -55,6 +58,7 @@ def test_equal_rewards_give_exactly_zero_for_every_group_size(value: float, scal
         assert (advantages == 0).all(), size
 
 
+@pytest.mark.proves("D1")
 def test_a_group_of_one_is_refused():
     with pytest.raises(ValueError, match="at least 2"):
         group_relative(Rewards.of([[1.0]]))
@@ -77,6 +81,7 @@ def test_permuting_a_group_permutes_its_advantages(table: list[list[float | None
     assert torch.allclose(permuted[0], advantages[0, order], atol=1e-12, rtol=0)
 
 
+@pytest.mark.proves("F2")
 @settings(deadline=None, max_examples=100)
 @given(GROUP, st.booleans(), st.sampled_from([0, 1]), st.sampled_from([1e-8, 1e-4]))
 def test_group_relative_agrees_with_a_loop(row: list[float | None], scale: bool, ddof: int, epsilon: float):

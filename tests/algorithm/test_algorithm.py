@@ -50,6 +50,7 @@ def test_statistics_do_not_depend_on_how_an_update_is_cut(choices: dict[str, Any
     assert cut == {key: pytest.approx(value, abs=1e-12) for key, value in whole.items()}
 
 
+@pytest.mark.proves("D53")
 def test_the_gap_to_the_sampler_is_measured_without_a_correction():
     policy, batch = rows()
     found = statistics(make(), policy, [batch])
@@ -76,6 +77,7 @@ def test_what_a_correction_does_is_counted():
     assert found["mismatch/weight_mean"] == pytest.approx(ratio.clamp(max=1.1).mean().item())
 
 
+@pytest.mark.proves("F10")
 def test_clipped_and_capped_tokens_are_counted_one_by_one_and_losses_without_limit_say_nothing():
     policy, batch = rows(distance=0.5)
     batch = replace(batch, advantages=-batch.advantages)
@@ -99,6 +101,7 @@ def test_clipped_and_capped_tokens_are_counted_one_by_one_and_losses_without_lim
     assert "policy/clip_fraction" not in statistics(make("rloo"), policy, [batch])
 
 
+@pytest.mark.proves("F20")
 def test_with_one_update_per_step_no_old_logprobs_are_asked_for():
     for name in ("grpo", "gspo", "cispo", "rloo"):
         assert not make(name).needs_old(1)
@@ -108,6 +111,7 @@ def test_with_one_update_per_step_no_old_logprobs_are_asked_for():
     assert not make("grpo", old_logprobs="sampler").needs_old(2)
 
 
+@pytest.mark.proves("F19")
 def test_the_sampler_can_stand_for_the_old_policy():
     policy, batch = rows()
     by_sampler = make(old_logprobs="sampler").loss(*policy.logprobs(batch), replace(batch, old_logprobs=None))[0]
@@ -124,6 +128,7 @@ def test_only_what_reaches_rows_without_advantage_needs_every_row():
     assert make("dapo", loss=lambda logprobs, old_logprobs, advantages, mask: logprobs).needs_every_row
 
 
+@pytest.mark.proves("F12")
 def test_the_policy_that_sampled_is_a_reference_that_needs_no_model():
     algorithm = make("sequence_reinforce", kl_coef=0.01)
     assert not algorithm.needs_reference
@@ -141,6 +146,7 @@ def test_a_kl_without_reference_logprobs_is_refused():
         make(kl_coef=0.1).loss(*policy.logprobs(batch), replace(batch, ref_logprobs=None))
 
 
+@pytest.mark.proves("F15")
 def test_a_refreshed_reference_follows_every_so_many_steps():
     algorithm = make("iterative_grpo", reference_every_steps=3)
     assert [algorithm.reference_share(step) for step in range(6)] == [0, 0, 1, 0, 0, 1]
@@ -150,6 +156,7 @@ def test_a_refreshed_reference_follows_every_so_many_steps():
     assert make("iterative_grpo", kl_coef=0.0).reference_share(499) == 0
 
 
+@pytest.mark.proves("F15")
 def test_moving_the_reference_by_hand():
     reference, policy = nn.Linear(2, 1), nn.Linear(2, 1)
     nn.init.constant_(reference.weight, 1.0)

@@ -43,6 +43,7 @@ def test_icepop_by_hand():
     assert found[0].tolist() == pytest.approx([0, 0.5, 1, 5, 0], abs=1e-12)
 
 
+@pytest.mark.proves("D53")
 def test_truncation_by_hand():
     ratios = torch.tensor([[0.4, 1.0, 3.0]], dtype=torch.float64)
     assert truncate(ratios.log(), torch.zeros_like(ratios), ratios > 0)[0].tolist() == pytest.approx([0.4, 1, 2])

@@ -261,6 +261,7 @@ def slow_advantages(row, table, rewards: Rewards) -> list[list[float]]:
             return [[value or 0.0 for value in line] for line in table]
 
 
+@pytest.mark.proves("F20")
 @pytest.mark.parametrize("name", PRESETS)
 def test_on_policy_the_gradient_is_that_of_reinforce(name: str):
     """Without a KL every loss is, at ratio 1, the plain policy gradient under the same normalizer."""

@@ -24,12 +24,14 @@ def test_estimators_agree_with_loops(name: str):
         assert found[row].tolist() == pytest.approx(expected, abs=1e-14)
 
 
+@pytest.mark.proves("F13")
 def test_k3_by_hand():
     difference = torch.tensor([[0.0, math.log(2), -math.log(2)]], dtype=torch.float64)
     expected = [0.0, 2 - math.log(2) - 1, 0.5 + math.log(2) - 1]
     assert k3(torch.zeros_like(difference), difference)[0].tolist() == pytest.approx(expected, abs=1e-15)
 
 
+@pytest.mark.proves("F13", "D6")
 def test_k3_is_never_negative():
     draw = torch.Generator().manual_seed(0)
     a, b = (torch.randn(50, 20, generator=draw, dtype=torch.float64) for _ in range(2))
@@ -93,6 +95,7 @@ def test_the_mean_of_k1_and_k3_is_the_kl():
         )
 
 
+@pytest.mark.proves("F12", "D6")
 def test_k1_in_the_loss_has_no_gradient():
     v = Vocabulary()
     assert_equal(v.of_loss(k1, importance=False), torch.zeros(5, dtype=torch.float64))
@@ -109,6 +112,7 @@ def test_k3_in_the_loss_has_the_gradient_of_the_forward_kl():
     assert_equal(v.of_loss(k3, importance=False), v.forward_kl())
 
 
+@pytest.mark.proves("F13", "D6")
 @pytest.mark.parametrize("estimator", [k1, k3])
 def test_importance_weights_give_k1_and_k3_the_gradient_of_the_reverse_kl(estimator):
     v = Vocabulary()

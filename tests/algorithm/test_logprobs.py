@@ -22,6 +22,7 @@ def head(tokens: int = 7, width: int = 4, vocabulary: int = 6) -> tuple[Tensor, 
     return hidden, weight, torch.randint(0, vocabulary, (tokens,), generator=draw)
 
 
+@pytest.mark.proves("F28")
 def test_from_logits_by_hand():
     logprobs, entropy = from_logits(torch.tensor([[0.0, math.log(3)]]), torch.tensor([1]))
     assert logprobs.item() == pytest.approx(math.log(3 / 4), abs=1e-6)
@@ -36,6 +37,7 @@ def test_the_temperature_divides_the_logits():
     assert hot[1].item() == halved[1].item()
 
 
+@pytest.mark.proves("F27")
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
 @pytest.mark.parametrize(("temperature", "is_large"), [(1.0, False), (0.7, False), (1.0, True)])
 def test_from_hidden_gives_value_and_gradient_of_the_whole_matrix(
@@ -78,6 +80,7 @@ def test_no_token_gives_empty_results():
     (logprobs.sum() + entropy.sum()).backward()
 
 
+@pytest.mark.proves("D13")
 def test_half_precision_states_give_float32_logprobs():
     hidden, weight, targets = head()
     logprobs, entropy = from_hidden(hidden.detach().bfloat16(), weight.detach().float(), targets)

@@ -22,6 +22,7 @@ def batch(seed: int, rows: int = 5, width: int = 7) -> tuple[Tensor, Tensor, Ten
     return logprobs, old, advantages, torch.arange(width)[None, :] < lengths[:, None]
 
 
+@pytest.mark.proves("F8")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28), (0.1, 0.5)])
 def test_clipped_agrees_with_a_loop(seed: int, low: float, high: float):
@@ -33,6 +34,7 @@ def test_clipped_agrees_with_a_loop(seed: int, low: float, high: float):
             assert fast[row, place].item() == pytest.approx(slow.clipped(a, b, weight, low, high), abs=1e-12)
 
 
+@pytest.mark.proves("F8", "D27")
 @pytest.mark.parametrize(
     ("log_ratio", "advantage", "expected"),
     [
@@ -59,6 +61,7 @@ def test_ratio_one_gives_the_gradient_of_reinforce():
     assert torch.allclose(plain, -advantages[:, None].expand_as(plain), atol=0, rtol=0)
 
 
+@pytest.mark.proves("F9")
 def test_a_clipped_token_has_no_gradient_and_is_counted():
     logprobs, old, advantages, mask = batch(1)
     logprobs.requires_grad_()
@@ -69,6 +72,7 @@ def test_a_clipped_token_has_no_gradient_and_is_counted():
     assert torch.equal(gradient == 0, counted)
 
 
+@pytest.mark.proves("F6")
 def test_plain_policy_gradient_ignores_the_old_logprobs():
     logprobs, old, advantages, mask = batch(2)
     assert torch.equal(policy_gradient(logprobs, old, advantages, mask), -advantages[:, None] * logprobs)

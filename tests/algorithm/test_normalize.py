@@ -13,6 +13,7 @@ MASK = torch.tensor([[True, True, True], [True, False, False], [False, False, Fa
 SIZE = Size(num_rows=3, num_tokens=4, num_prompts=1)
 
 
+@pytest.mark.proves("F22")
 def test_sequence_mean_by_hand():
     assert sequence_mean(LOSS, MASK, of=SIZE).item() == pytest.approx((2 + 4 + 0) / 3, abs=1e-15)
 
@@ -21,10 +22,12 @@ def test_token_mean_by_hand():
     assert token_mean(LOSS, MASK, of=SIZE).item() == pytest.approx((1 + 2 + 3 + 4) / 4, abs=1e-15)
 
 
+@pytest.mark.proves("F5", "D2")
 def test_constant_by_hand():
     assert constant(LOSS, MASK, of=SIZE, tokens_per_row=10).item() == pytest.approx(10 / 30, abs=1e-15)
 
 
+@pytest.mark.proves("F22")
 def test_sequence_mean_and_token_mean_agree_with_loops():
     draw = torch.Generator().manual_seed(0)
     loss = torch.randn(9, 12, generator=draw, dtype=torch.float64)
@@ -35,6 +38,7 @@ def test_sequence_mean_and_token_mean_agree_with_loops():
     assert token_mean(loss, mask, of=size).item() == pytest.approx(slow.token_sum(plain, kept) / 77, abs=1e-13)
 
 
+@pytest.mark.proves("F21")
 @pytest.mark.parametrize("normalize", [sequence_mean, token_mean])
 def test_masked_tokens_never_reach_value_or_gradient(normalize):
     loss = torch.where(MASK, LOSS, torch.nan).requires_grad_()
@@ -45,12 +49,14 @@ def test_masked_tokens_never_reach_value_or_gradient(normalize):
     assert (loss.grad[~MASK] == 0).all()
 
 
+@pytest.mark.proves("D11")
 @pytest.mark.parametrize("normalize", [sequence_mean, token_mean])
 def test_an_update_without_a_token_is_zero_and_not_nan(normalize):
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     assert normalize(torch.ones(2, 3), nothing, of=Size(2, 0, 1)).item() == 0.0
 
 
+@pytest.mark.proves("F21")
 def test_masked_mean_over_all_and_over_one_dimension():
     values, mask = torch.arange(6.0).reshape(2, 3), torch.tensor([[1, 1, 0], [0, 1, 0]])
     assert masked_mean(values, mask).item() == pytest.approx((0 + 1 + 4) / 3)
@@ -58,6 +64,7 @@ def test_masked_mean_over_all_and_over_one_dimension():
     assert masked_mean(values, mask, dim=0)[:2].tolist() == pytest.approx([0.0, 2.5])
 
 
+@pytest.mark.proves("D11")
 def test_masked_mean_of_nothing_is_nan():
     values, mask = torch.arange(6.0).reshape(2, 3), torch.tensor([[1, 1, 0], [0, 1, 0]])
     assert masked_mean(values, mask, dim=0)[2].isnan()

@@ -51,6 +51,7 @@ def test_every_row_has_an_example():
     assert LOSSES.keys() == PRESETS.keys()
 
 
+@pytest.mark.proves("F7", "F9", "F11", "F23")
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_loss_by_hand(name: str):
     choices, expected = LOSSES[name]

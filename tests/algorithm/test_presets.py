@@ -48,6 +48,7 @@ def test_grpo_scales_by_the_deviation_and_takes_the_mean_of_every_completion():
     assert loss.item() == pytest.approx(-(1 + 4 / 4) / 2)
 
 
+@pytest.mark.proves("F5", "D2")
 def test_dr_grpo_drops_the_deviation_and_divides_by_the_token_limit():
     algorithm = make("dr_grpo")
     advantages = algorithm.advantages(Rewards.of([[1.0, 1.0, 0.0, 0.0]]))
@@ -57,11 +58,13 @@ def test_dr_grpo_drops_the_deviation_and_divides_by_the_token_limit():
     assert loss.item() == pytest.approx(-(1 + 4) / (2 * 10))
 
 
+@pytest.mark.proves("F4", "F6")
 def test_a_choice_replaces_that_of_the_preset():
     assert make("grpo", scale_by_std=False).advantages(Rewards.of([[1.0, 0.0, 0.0, 0.0]]))[0, 0].item() == 0.75
     assert make("grpo", loss="no_baseline").advantages(Rewards.of([[1.0, 0.0, 0.0, 1.0]])).tolist() == [[1, 0, 0, 1]]
 
 
+@pytest.mark.proves("F14", "D27")
 def test_only_a_kl_term_needs_a_reference():
     assert not make("grpo").needs_reference
     assert make("grpo", kl_coef=0.04).needs_reference

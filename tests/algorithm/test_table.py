@@ -94,6 +94,7 @@ def test_a_name_that_does_not_exist_gets_a_suggestion():
         build("dapo", group_size=4, max_completion_tokens=8, loss="clip")
 
 
+@pytest.mark.proves("F7")
 def test_the_losses_of_the_course():
     assert resolve("cs336", loss="no_baseline").advantage == "raw"
     assert resolve("cs336", loss="reinforce_with_baseline").loss == "policy_gradient"

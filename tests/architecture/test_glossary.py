@@ -29,6 +29,7 @@ def is_even(prompt: Prompt, completion: Completion) -> bool:
     return completion.token_ids[0] % 2 == 0
 
 
+@pytest.mark.proves("F120", "D26")
 @pytest.mark.parametrize(
     ("preset", "choices"),
     [

@@ -147,6 +147,7 @@ def loaded_with(module: str) -> set[str]:
     return others
 
 
+@pytest.mark.proves("F156")
 def test_modules_without_tensors_never_load_torch() -> None:
     rooms = {room: [module for module in modules() if f"{module}.".startswith(f"{room}.")] for room in TORCH_FREE}
     assert all(rooms.values())

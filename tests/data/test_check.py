@@ -57,6 +57,7 @@ def test_rows_whose_gold_answer_is_refused_are_listed_with_the_reason() -> None:
     assert [each.severity for each in lenient] == ["warning"]
 
 
+@pytest.mark.proves("D28")
 def test_a_template_that_asks_for_another_form_than_the_reward_is_found() -> None:
     findings = check(template="boxed")
     assert findings[0].what == "the reward does not accept the format of the reference completion"
@@ -156,6 +157,7 @@ def test_repeated_questions_are_told_from_contradictions() -> None:
     assert "'5' and '6'" in other.example
 
 
+@pytest.mark.proves("F145", "D20")
 def test_questions_that_are_trained_on_and_evaluated_are_errors() -> None:
     findings = find_shared(ROWS, [{"question": "new"}, {"question": "WHAT is 7 and 1?"}])
     assert [(each.severity, each.rows) for each in findings] == [("error", (7,))]

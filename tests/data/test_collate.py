@@ -25,6 +25,7 @@ GROUPS = [group((1, 2, 3), (10, 11), (12,), ends="sl"), group((4,), (13, 14, 15)
 ADVANTAGES = torch.tensor([[1.0, -1.0], [0.5, -0.5]])
 
 
+@pytest.mark.proves("F24", "F25", "D0")
 def test_rows_are_right_padded_in_the_order_of_the_groups() -> None:
     batch = collate(GROUPS, ADVANTAGES)
     assert batch.prompt_ids.tolist() == [[1, 2, 3], [1, 2, 3], [4, 0, 0], [4, 0, 0]]
@@ -39,6 +40,7 @@ def test_rows_are_right_padded_in_the_order_of_the_groups() -> None:
     assert batch.size == Size(num_rows=4, num_tokens=8, num_prompts=2)
 
 
+@pytest.mark.proves("F42", "D37")
 def test_masked_truncated_completions_stay_rows_without_trained_tokens() -> None:
     batch = collate(GROUPS, ADVANTAGES, mask_truncated=True)
     assert batch.mask.sum(dim=1).tolist() == [2, 0, 0, 2]

@@ -35,6 +35,7 @@ def numbered_rows(count: int) -> list[dict[str, Any]]:
     return [{"question": f"What is {number} + 1?", "answer": str(number + 1)} for number in range(count)]
 
 
+@pytest.mark.proves("F86")
 def test_json_lines_keep_every_column_and_the_order(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "a.jsonl",
@@ -108,6 +109,7 @@ def test_a_missing_column_is_answered_with_the_nearest(
     assert hint in str(caught.value)
 
 
+@pytest.mark.proves("F91")
 def test_limit_takes_the_first_rows(tmp_path: Path) -> None:
     path = save_rows(numbered_rows(50), tmp_path / "a.jsonl")
     assert load_rows("jsonl", path=path, limit=3) == numbered_rows(3)
@@ -123,6 +125,7 @@ def test_an_unknown_type_is_answered_with_the_nearest() -> None:
         load_rows("gms8k")
 
 
+@pytest.mark.proves("F84")
 def test_gsm8k_answers_are_canonical_and_the_solution_is_what_stands_before(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"question": "q", "answer": "500+500 = <<500+500=1000>>1000\n#### 1,000"})
     assert load_rows("gsm8k", path=path) == [
@@ -162,6 +165,7 @@ def test_math_without_a_box_is_refused(tmp_path: Path) -> None:
         load_rows("math", path=path)
 
 
+@pytest.mark.proves("D31")
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
@@ -240,6 +244,7 @@ def test_the_held_out_split_does_not_depend_on_the_order_of_rows(size: dict[str,
     assert hold_out(rows, **size, seed=6)[1] != held_out
 
 
+@pytest.mark.proves("F91")
 def test_a_held_out_count_is_exact_and_a_fraction_is_close() -> None:
     rows = numbered_rows(1000)
     assert len(hold_out(rows, count=37)[1]) == 37
@@ -294,6 +299,7 @@ def test_rows_that_cannot_be_written_leave_nothing_behind(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.proves("F84")
 def test_statistics_count_rows_repeats_kinds_and_lengths() -> None:
     rows = [
         {"question": "abc", "answer": "5", "solution": "x"},

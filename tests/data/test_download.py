@@ -52,6 +52,7 @@ def run(*words: str) -> str:
     return result.output
 
 
+@pytest.mark.proves("F82")
 @pytest.mark.parametrize("name", ["math", "gsm8k"])
 def test_a_data_set_becomes_a_folder_of_splits_that_recipes_read(
     name: str, hub: list[dict[str, Any]], tmp_path: Path
@@ -64,6 +65,7 @@ def test_a_data_set_becomes_a_folder_of_splits_that_recipes_read(
     assert [row["answer"] for row in rows] == (["0", "1"] if name == "math" else ["1000", "1100"])
 
 
+@pytest.mark.proves("F82")
 def test_files_are_kept_unless_force_is_given(hub: list[dict[str, Any]], tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text("mine\n")
     with pytest.raises(DataError, match=r"test\.jsonl: exists already.*--force"):
@@ -75,6 +77,7 @@ def test_files_are_kept_unless_force_is_given(hub: list[dict[str, Any]], tmp_pat
     assert not (tmp_path / "train.jsonl").exists()
 
 
+@pytest.mark.proves("F83")
 def test_a_model_is_fetched_by_revision_and_by_the_names_of_its_files(
     hub: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -94,6 +97,7 @@ def test_a_model_is_fetched_by_revision_and_by_the_names_of_its_files(
     ]
 
 
+@pytest.mark.proves("F83")
 def test_a_model_that_needs_a_token_says_so(hub: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"gated: not downloaded: 401: you need access and a token.*HF_TOKEN"):
         run("nobody/gated", "--output", str(tmp_path))

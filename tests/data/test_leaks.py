@@ -23,6 +23,7 @@ def prompt_of(text: str) -> Prompt:
     return Prompt(text=text, prompt_ids=(), index=0)
 
 
+@pytest.mark.proves("D5")
 @pytest.mark.parametrize(
     "text",
     [

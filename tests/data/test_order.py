@@ -13,6 +13,7 @@ from oncurve.core.records import Prompt
 SIZES = [(1, 1), (7, 7), (7, 3), (7, 5), (8, 4), (10, 8), (12, 9), (100, 32), (33, 32)]
 
 
+@pytest.mark.proves("F33", "F35")
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("num_prompts", "prompts_per_step"), SIZES)
 def test_every_prompt_comes_once_per_epoch_and_once_per_step(
@@ -35,6 +36,7 @@ def test_a_step_is_the_same_whoever_asks_and_whenever(num_prompts: int, prompts_
         assert in_order.at(step) == steps[step]
 
 
+@pytest.mark.proves("F33")
 def test_seeds_and_epochs_give_different_orders() -> None:
     epochs = [Order(100, 50, seed=seed).at(2 * epoch) for seed in (0, 1) for epoch in (0, 1, 2)]
     assert len(set(epochs)) == 6
@@ -54,6 +56,7 @@ def test_asking_for_a_far_step_costs_no_history() -> None:
     assert len(set(order.at(10**12))) == 64
 
 
+@pytest.mark.proves("F92")
 def test_shuffling_is_close_to_uniform() -> None:
     firsts = [Order(4, 4, seed=seed).at(0)[0] for seed in range(2_000)]
     assert all(firsts.count(index) == pytest.approx(500, abs=100) for index in range(4))

@@ -23,6 +23,7 @@ def only_text(row: dict[str, Any], **options: Any) -> str:
     return prompts[0].text
 
 
+@pytest.mark.proves("F38", "F87")
 def test_r1_zero_is_a_conversation_that_ends_where_the_thinking_begins() -> None:
     text = only_text(ROW, template="r1_zero")
     assert text.endswith("\nUser: 2+3?\nAssistant: <think>")
@@ -46,6 +47,7 @@ def test_think_answer_is_the_prompt_of_the_embedded_task() -> None:
     assert any(form.fullmatch(completion) for _, completion in demonstrations(50))
 
 
+@pytest.mark.proves("F87", "F88", "F89")
 @pytest.mark.parametrize(
     ("template", "end", "gold"),
     [
@@ -70,6 +72,7 @@ def test_a_gold_completion_without_a_solution_is_its_form_and_answer() -> None:
     assert write_gold({"answer": "5"}, TEMPLATES["think_answer"]) == "</think> <answer> 5 </answer>"
 
 
+@pytest.mark.proves("D5")
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
 def test_no_template_shows_anything_of_a_row_but_its_question(name: str) -> None:
     row = {"question": "the question", "answer": "SECRET", "solution": "SECRET", "user": "SECRET"}
@@ -85,6 +88,7 @@ def test_braces_in_a_question_stay_as_they_are() -> None:
     assert text == f"User: {question}\nAssistant: <think>"
 
 
+@pytest.mark.proves("F87")
 def test_few_shot_examples_are_earlier_exchanges() -> None:
     text = only_text(ROW, template="think_answer", few_shot=[EXAMPLE])
     assert text == (
@@ -154,6 +158,7 @@ def test_an_end_token_that_the_template_asks_for_stays() -> None:
     assert render_prompts([ROW], byte_tokenizer(), template=template)[0][0].prompt_ids[-1] == EOS
 
 
+@pytest.mark.proves("F38", "D13")
 def test_chat_prompts_go_through_the_chat_template_of_the_tokenizer() -> None:
     tokenizer = byte_tokenizer(adds_bos=True, adds_eos=True, chat_template=CHAT_TEMPLATE)
     prompt = render_prompts([ROW], tokenizer, template="reasoning_answer", chat=True, few_shot=[EXAMPLE])[0][0]
@@ -195,6 +200,7 @@ def test_chat_without_a_chat_template_is_refused_with_the_remedy() -> None:
         render_prompts([ROW], byte_tokenizer(), chat=True)
 
 
+@pytest.mark.proves("F42", "D37")
 def test_prompts_that_are_too_long_are_excluded_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"question": "x" * length, "answer": "1"} for length in (5, 50, 7, 51)]
     with caplog.at_level(logging.WARNING):

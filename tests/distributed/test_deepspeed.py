@@ -65,6 +65,7 @@ def largest_gap(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     return max(float((found[name] - expected[name]).detach().abs().max()) for name in expected)
 
 
+@pytest.mark.proves("F48", "F49")
 @needs_deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
@@ -128,6 +129,7 @@ def resolved(tree: dict[str, Any], *, offload: bool = False, half: bool = False)
     return resolve(settings(tree, offload=offload), OPTIMIZER, hidden_size=64, half=half, world_size=2)
 
 
+@pytest.mark.proves("F49")
 def test_auto_takes_the_numbers_of_recipe_and_model() -> None:
     found = resolved(
         {
@@ -152,6 +154,7 @@ def test_auto_takes_the_numbers_of_recipe_and_model() -> None:
     assert not found.keys() & {"optimizer", "scheduler", "bf16"}
 
 
+@pytest.mark.proves("D47")
 @pytest.mark.parametrize(
     ("tree", "said"),
     [

@@ -128,6 +128,7 @@ def test_an_error_in_one_share_is_raised_in_all_and_said_once(tmp_path: Path) ->
     assert workers.run(2, fail_in_one, tmp_path) == ["SamplerError: ", "SamplerError: no server answers"]
 
 
+@pytest.mark.proves("F69", "D12")
 def test_each_process_samples_and_grades_its_share_and_has_all(tmp_path: Path) -> None:
     first, second = workers.run(2, sample_and_grade, tmp_path)
     assert first["tokens"] == second["tokens"] == [[(p, g) for g in range(3)] for p in range(5)]

@@ -72,6 +72,7 @@ def assert_same(found: list[dict[str, Any]], alone: dict[str, Any], *, double: b
     assert sum(one["tokens"] for one in found) == alone["tokens"]
 
 
+@pytest.mark.proves("F69", "D12")
 @pytest.mark.parametrize("variant", gate(VARIANTS, *(name for name in VARIANTS if name in IN_THE_GATE)))
 def test_two_processes_end_at_the_weights_of_one(variant: str, two: list[dict[str, Any]]) -> None:
     options = VARIANTS[variant]

@@ -95,6 +95,7 @@ def test_a_checkpoint_of_two_processes_is_an_ordinary_model_in_two_files(
     )
 
 
+@pytest.mark.proves("D14")
 @pytest.mark.parametrize(("count", "degree"), [(1, None), (2, None), (3, None), (4, 2)])
 def test_any_number_of_processes_opens_it(
     count: int, degree: int | None, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path
@@ -127,6 +128,7 @@ def test_a_checkpoint_of_one_process_opens_in_parts(tmp_path: Path) -> None:
         assert_equal(one["opened"], alone["saved"])
 
 
+@pytest.mark.proves("D14")
 def test_a_share_that_cannot_be_written_leaves_no_checkpoint_and_the_older_one(tmp_path: Path) -> None:
     found = workers.run(2, part_tasks.broken_write, tmp_path / "said", root=tmp_path / "checkpoints")
     assert all("process 1: No space left on device" in said for said in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from safetensors.torch import load_file
 
 from oncurve.observe.record import read_metrics
@@ -32,6 +33,7 @@ def train(nursery: Nursery, folder: Path, name: str, *arguments: str) -> Path:
     return folder / name
 
 
+@pytest.mark.proves("F69")
 def test_two_processes_make_the_run_of_one(nursery: Nursery, tmp_path: Path) -> None:
     alone = train(nursery, tmp_path, "alone")
     both = train(nursery, tmp_path, "both", "--processes", "2")

@@ -286,10 +286,12 @@ def test_every_check_has_its_sick_and_nearly_sick_runs() -> None:
     assert list(SICK) == list(NEARLY) == list(check_names())
 
 
+@pytest.mark.proves("F135")
 def test_nothing_is_found_on_a_healthy_run() -> None:
     assert diagnose(case()) == []
 
 
+@pytest.mark.proves("F131", "F132", "F135")
 @pytest.mark.parametrize(("name", "given"), [(name, given) for name, all_ in SICK.items() for given in all_])
 def test_a_check_speaks_on_a_sick_run(name: str, given: Case) -> None:
     finding = said(given)[name]
@@ -300,6 +302,7 @@ def test_a_check_speaks_on_a_sick_run(name: str, given: Case) -> None:
     assert all(0 <= first <= last <= len(given.metrics) for first, last in steps)
 
 
+@pytest.mark.proves("F132")
 @pytest.mark.parametrize(("name", "given"), [(name, given) for name, all_ in NEARLY.items() for given in all_])
 def test_a_check_is_silent_on_a_run_that_is_nearly_sick(name: str, given: Case) -> None:
     assert name not in said(given)
@@ -313,12 +316,14 @@ def test_the_worst_sick_run_of_a_check_has_the_check_first_or_explained(name: st
     assert findings[place].follows is not None or len(before) <= 1, before
 
 
+@pytest.mark.proves("D24")
 def test_loss_is_no_diagnosis() -> None:
     falling = case({"policy/loss": lambda x: 1 - x})
     rising = case({"policy/loss": lambda x: x})
     assert diagnose(falling) == diagnose(rising) == []
 
 
+@pytest.mark.proves("D23")
 def test_batch_spread_is_no_group_spread() -> None:
     """Rewards that differ between prompts and not inside groups carry no signal, however large their spread."""
     wide = said(case({"reward/std": 0.5, "group/zero_signal_fraction": 0.95, "group/std_mean": 0.01}))
@@ -342,6 +347,7 @@ def test_test_problems_that_are_answered_worse_than_by_the_base_are_a_collapse(
     assert not is_said or str(found["learning_rate_high"].evidence[1]) == "mean reward on test problems, after = 0.6"
 
 
+@pytest.mark.proves("D22")
 def test_growth_of_the_kl_asks_for_a_higher_coefficient() -> None:
     remedy = said(SICK["kl_growth"][0])["kl_growth"].do
     assert remedy.startswith("Raise algorithm.kl_coef")

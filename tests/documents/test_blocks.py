@@ -58,6 +58,7 @@ NIGHTLY = {"agents", "distillation", "preflight", "replay", "sft"}
 IN_THE_GATE = [page for page in PAGES if page.stem not in NIGHTLY]
 
 
+@pytest.mark.proves("F20", "F79", "F111", "F136", "F150", "F151", "F152", "F153", "F154", "F157")
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("page", gate(PAGES, *IN_THE_GATE), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_does_what_it_says(page: Path, run_page: Run, tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
+
+from oncurve.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -89,3 +93,16 @@ def test_a_tool_and_agents_train_in_a_notebook(tmp_path: Path, monkeypatch: pyte
     assert "policy:" in shown
     assert "rows of an episode: 3.0" in shown
     assert len(list((tmp_path / "runs").glob("*/report.html"))) == 3
+
+
+@pytest.mark.proves("F78")
+def test_the_notebook_is_python_that_uses_what_is_there() -> None:
+    cells = json.loads((ROOT / "notebooks" / "first_run.ipynb").read_text(encoding="utf-8"))["cells"]
+    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert sources
+    commands = [line for source in sources for line in source.splitlines() if re.match(r"\s*[!%]", line)]
+    for source in sources:
+        ast.parse("\n".join("pass" if re.match(r"\s*[!%]", line) else line for line in source.splitlines()))
+    used = {word for line in commands for word in re.findall(r"\boncurve ([a-z]+)\b", line)}
+    assert used <= known

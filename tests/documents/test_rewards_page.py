@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from oncurve.recipe import schema
 from oncurve.rewards.custom import from_function
 from oncurve.user_code import load_function
@@ -14,6 +16,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(e
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.proves("F111")
 def test_the_examples_can_be_named_by_a_recipe(tmp_path: Path) -> None:
     file = tmp_path / "my_rewards.py"
     file.write_text("\n".join(PYTHON), encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from oncurve.evaluate.analysis import TITLES, analysis_markdown
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
 from oncurve.rewards.grading_failures import Category
@@ -36,6 +38,7 @@ def test_every_category_has_a_title_and_a_line_with_its_share() -> None:
     assert "| Could not be graded | 0/6 = 0.0%" in page
 
 
+@pytest.mark.proves("F143")
 def test_examples_stand_under_their_category_whole_up_to_a_length_and_a_number() -> None:
     page = analysis_markdown(EVALUATION)
     assert "## Could not be graded" not in page

@@ -25,6 +25,7 @@ def comparison() -> Comparison:
     return compare(evaluation_of(BEFORE), evaluation_of(AFTER))
 
 
+@pytest.mark.proves("F141", "D20")
 def test_counts_change_and_paired_test_are_those_of_a_hand_count(comparison: Comparison) -> None:
     rows = {row.name: row for row in comparison.rows}
     correct = rows["correct"]
@@ -52,6 +53,7 @@ def test_a_large_improvement_is_significant_and_its_interval_excludes_nothing() 
     assert row.factor == pytest.approx(4.0)
 
 
+@pytest.mark.proves("F142")
 def test_improvements_are_told_apart_from_mere_changes_of_form(comparison: Comparison) -> None:
     assert [(change.before.index, change.kind) for change in comparison.improved] == [(1, "answer"), (2, "format")]
     assert [(change.before.index, change.kind) for change in comparison.worsened] == [(3, "answer"), (4, "format")]
@@ -94,6 +96,7 @@ def test_the_same_table_in_markdown_and_terminal(comparison: Comparison) -> None
     assert len(table) == 2 + len(comparison.rows)
 
 
+@pytest.mark.proves("F142")
 def test_examples_are_shown_with_both_completions(comparison: Comparison) -> None:
     text = comparison.examples_text(limit=1)
     assert "Improved: 2 examples, the first:" in text
@@ -119,6 +122,7 @@ def test_everything_is_written_and_counts_the_same(comparison: Comparison, tmp_p
     assert "| correct |" in (tmp_path / "new" / "comparison.md").read_text()
 
 
+@pytest.mark.proves("F138")
 def test_other_examples_are_refused() -> None:
     with pytest.raises(DataError, match="2 and 1 examples"):
         compare(evaluation_of(["[1]", "[2]"]), evaluation_of(["[1]"]))
@@ -128,6 +132,7 @@ def test_other_examples_are_refused() -> None:
         compare(evaluation_of(["[1]", "[2]"]), swapped)
 
 
+@pytest.mark.proves("D20", "D43")
 def test_other_decoding_is_refused_but_a_list_read_from_a_file_is_the_same_as_a_tuple() -> None:
     found = evaluation_of(["[1]"])
     with pytest.raises(DataError, match=r"decoded differently: temperature 0\.0 and 1\.0"):

@@ -22,6 +22,7 @@ from oncurve.stats import wilson_interval
 TEXTS = ["[1]", "[9]", "3", "boom", "nonsense"]
 
 
+@pytest.mark.proves("F140")
 def test_every_example_falls_into_one_category() -> None:
     found = evaluation_of(TEXTS)
     assert [example.category for example in found.examples] == ["correct", "wrong", "bad_format", "error", "bad_format"]
@@ -66,6 +67,7 @@ def test_the_metrics_are_all_in_the_glossary() -> None:
     assert "evaluation/any_format_fraction" not in evaluation_of(TEXTS, loose=False).metrics()
 
 
+@pytest.mark.proves("D43")
 def test_prompts_go_to_the_sampler_in_parts_with_the_given_decoding() -> None:
     sampler, told = Reciter(["[1]"] * 5), []
     evaluate(
@@ -120,6 +122,7 @@ def test_a_right_answer_in_the_right_form_is_right_in_any_form() -> None:
     assert found.examples[0].correct_any_format is True
 
 
+@pytest.mark.proves("D41")
 def test_nothing_to_evaluate_twice_the_same_row_and_greedy_repetition_are_refused() -> None:
     with pytest.raises(DataError, match="no prompt"):
         evaluate([], Reciter([]), Boxed(), params=GREEDY)
@@ -146,6 +149,7 @@ def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
         read_evaluation(tmp_path, "missing")
 
 
+@pytest.mark.proves("F139")
 def test_the_sampler_may_draw_by_any_setting() -> None:
     found = evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), params=SamplingParams(temperature=0.6, stop=("]",)))
     assert found.params["temperature"] == 0.6

@@ -91,6 +91,7 @@ DEEPSPEED_PYTHON = os.environ.get("ONCURVE_DEEPSPEED_PYTHON") or (
 )
 
 
+@pytest.mark.proves("F74")
 @pytest.mark.timeout(1000)  # DeepSpeed may have to compile first
 @pytest.mark.slow
 @pytest.mark.skipif(
@@ -114,6 +115,7 @@ def test_the_launcher_of_deepspeed_starts_a_run_under_zero_that_is_resumed(
     assert steps == [0, 1, 2]
 
 
+@pytest.mark.proves("F75", "F77")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", gate(LAUNCHERS, "torchrun"))
 def test_a_launcher_starts_a_run_of_two_processes(launcher: str, nursery: Nursery, tmp_path: Path) -> None:

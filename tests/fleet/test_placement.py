@@ -21,6 +21,7 @@ def gpus(count: int, gib: float = 80.0, *, has_vllm: bool = True) -> Machine:
     return Machine("cuda", (gib * GIB,) * count, has_vllm)
 
 
+@pytest.mark.proves("F56", "F58")
 @pytest.mark.parametrize(
     ("machine", "model", "overrides", "expected"),
     [
@@ -55,6 +56,7 @@ def test_a_machine_and_a_recipe_have_one_layout(
     assert other in found.sentence, "how to have it otherwise"
 
 
+@pytest.mark.proves("F60")
 def test_a_server_beside_the_trainer_is_there_where_it_is_asked_for_and_can_be() -> None:
     config = parse_config(RECIPE, ["model=Qwen/Qwen2.5-1.5B", "rollouts.sleep=true"])
     for machine in (gpus(1), gpus(2)):
@@ -84,6 +86,7 @@ def test_servers_get_the_gpus_that_nothing_trains_on(trainers: int, expected: in
     assert (found.sampler == "servers") == (expected > 0)
 
 
+@pytest.mark.proves("F63")
 def test_what_a_server_spreads_over_divides_the_heads_and_nothing_is_hidden() -> None:
     wants = Wants(weights=30e9, heads=14)
     assert choose_placement(gpus(8), wants).tensor_parallel == 2
@@ -92,6 +95,7 @@ def test_what_a_server_spreads_over_divides_the_heads_and_nothing_is_hidden() ->
     assert "do not fit" in choose_placement(gpus(8, 40.0), wants).why
 
 
+@pytest.mark.proves("F55", "F68", "D10")
 def test_servers_see_gpus_of_their_own_behind_those_of_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,GPU-5a,7")
     seen = visible_gpus(4)
@@ -103,6 +107,7 @@ def test_servers_see_gpus_of_their_own_behind_those_of_the_trainers(monkeypatch:
         gpu_shares(visible_gpus(8), trainers=1, servers=4, each=2)
 
 
+@pytest.mark.proves("F56", "F59")
 def test_only_a_recipe_that_leaves_it_open_is_settled() -> None:
     config, said = settle(parse_config(RECIPE, ["policy.device=cpu"]))
     assert config.rollouts.type == "engine"

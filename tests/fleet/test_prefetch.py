@@ -187,6 +187,7 @@ def test_what_is_unfinished_when_a_run_stops_can_be_kept_group_by_group(inner: N
     ahead.close()
 
 
+@pytest.mark.proves("D3")
 def test_the_loop_refuses_completions_that_are_too_old(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder, Progress(3, console=Console(file=io.StringIO())) as progress:
         for allowed, version, is_fine in ((0, 2, True), (0, 1, False), (1, 1, True), (1, 0, False), (1, 3, False)):

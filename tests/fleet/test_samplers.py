@@ -56,6 +56,7 @@ def teacher_forced(model: PreTrainedModel, completion: Completion, temperature: 
     return torch.log_softmax(logits / temperature, dim=-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
 
 
+@pytest.mark.proves("F71", "D13", "D45")
 @samplers
 @architectures
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -83,6 +84,7 @@ def test_greedy_log_probabilities_are_at_temperature_one_and_those_under_a_minim
         )
 
 
+@pytest.mark.proves("F1")
 @samplers
 def test_groups_come_in_the_order_of_the_prompts_with_everything_that_belongs_to_them(
     make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
@@ -100,6 +102,7 @@ def test_groups_come_in_the_order_of_the_prompts_with_everything_that_belongs_to
             assert completion.text == tokenizer.decode(shown)
 
 
+@pytest.mark.proves("F24", "D38")
 @samplers
 def test_a_completion_ends_with_its_end_token_or_is_known_to_be_truncated(
     make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
@@ -127,6 +130,7 @@ def test_an_end_token_in_the_last_place_is_no_truncation(
     assert all((completion.finish_reason == "stop") == (completion in ended) for completion in found)
 
 
+@pytest.mark.proves("F71")
 @samplers
 def test_a_stop_string_ends_a_completion_and_stays_in_its_text_and_tokens(
     make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
@@ -142,6 +146,7 @@ def test_a_stop_string_ends_a_completion_and_stays_in_its_text_and_tokens(
     assert stopped.text.endswith(stop)
 
 
+@pytest.mark.proves("F71")
 @samplers
 def test_nothing_ends_a_completion_before_its_minimum(
     make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts, tokenizer: PreTrainedTokenizerFast
@@ -178,6 +183,7 @@ def test_a_prompt_that_comes_twice_in_a_step_gets_different_completions(
     assert len({completion.token_ids for completion in completions(groups)}) == 8
 
 
+@pytest.mark.proves("F33", "D39")
 @samplers
 def test_seed_and_step_decide_what_is_sampled(
     make_sampler: MakeSampler, policy: TrainedPolicy, make_prompts: MakePrompts
@@ -203,6 +209,7 @@ def test_params_of_a_call_replace_the_usual_ones_for_that_call(
     assert max(len(completion.token_ids) for completion in usual) == 9
 
 
+@pytest.mark.proves("F1", "D39")
 @samplers
 def test_the_latest_weights_are_sampled_from(
     make_sampler: MakeSampler, make_policy: MakePolicy, make_prompts: MakePrompts
@@ -230,6 +237,7 @@ def test_sampling_leaves_the_model_and_the_random_numbers_of_others_alone(
     assert all(parameter.grad is None for parameter in policy.model.parameters())
 
 
+@pytest.mark.proves("D13")
 @samplers
 def test_generation_settings_that_come_with_a_model_have_no_say(
     make_sampler: MakeSampler, make_policy: MakePolicy, make_prompts: MakePrompts

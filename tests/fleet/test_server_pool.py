@@ -83,6 +83,7 @@ def state_of(sampler: ServerSampler, puppet: Puppet) -> str:
     return next(server.state for server in sampler.pool.servers if server.url == puppet.url)
 
 
+@pytest.mark.proves("F64", "D3")
 def test_prompts_are_spread_and_every_completion_is_stamped(
     puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
@@ -95,6 +96,7 @@ def test_prompts_are_spread_and_every_completion_is_stamped(
     assert min(len(one.asked), len(other.asked)) >= 4
 
 
+@pytest.mark.proves("F64")
 def test_a_prompt_goes_to_the_server_with_the_least_to_do_and_waits_when_all_are_full(
     puppets: Callable[[], Puppet],
     sampler_of: MakeSampler,
@@ -179,6 +181,7 @@ def test_a_server_that_falls_silent_is_left_and_what_it_says_later_is_not_taken(
     assert_whole(sampler.sample(prompts, 4, step=1), version=0)
 
 
+@pytest.mark.proves("D52")
 @pytest.mark.parametrize("wrong", ["request_id", "version"])
 def test_an_answer_to_something_else_is_not_taken(
     wrong: str, puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
@@ -229,6 +232,7 @@ def test_a_server_with_another_token_is_told_at_once(
         sampler_of(puppet).load_weights(policy, version=0)
 
 
+@pytest.mark.proves("F67", "D4")
 def test_a_server_that_was_started_again_serves_nothing_before_it_has_the_current_weights(
     puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:
@@ -244,6 +248,7 @@ def test_a_server_that_was_started_again_serves_nothing_before_it_has_the_curren
     assert one.label == other.label
 
 
+@pytest.mark.proves("F62", "D4")
 def test_a_server_that_missed_an_update_gets_it_when_it_is_back(
     puppets: Callable[[], Puppet], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:

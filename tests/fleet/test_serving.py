@@ -261,6 +261,7 @@ def test_weights_that_are_not_whole_change_nothing(
         assert torch.equal(tensor, before[name])
 
 
+@pytest.mark.proves("F62")
 def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
     policy: TrainedPolicy, make_policy: Callable[..., TrainedPolicy], tiny_model: Callable[..., PreTrainedModel],
     make_prompts: Callable[..., list[Prompt]], tmp_path: Path,

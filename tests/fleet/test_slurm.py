@@ -46,6 +46,7 @@ def render(words: tuple[str, ...], allocation: Allocation, python: str = sys.exe
     return render_slurm(RECIPE, words, config=config, allocation=allocation, python=python), config
 
 
+@pytest.mark.proves("F76", "D46")
 @pytest.mark.parametrize(
     "allocation",
     [
@@ -83,6 +84,7 @@ def test_every_recipe_has_a_script_that_the_shell_can_read(tmp_path: Path) -> No
     assert not unlike
 
 
+@pytest.mark.proves("F65")
 def test_the_script_says_what_the_job_needs() -> None:
     script, _ = render(
         ("run.name=one", "policy.compute_type=float32"), Allocation(nodes=2, gpus_per_node=4, rollout_nodes=1)
@@ -132,6 +134,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+@pytest.mark.proves("D46")
 def test_a_script_is_written_and_submitted(cluster: Path, tmp_path: Path) -> None:
     script, config = render(("run.name=one", f"run.folder={tmp_path}"), Allocation())
     said = submit(script, config)
@@ -142,6 +145,7 @@ def test_a_script_is_written_and_submitted(cluster: Path, tmp_path: Path) -> Non
         submit(script, config)
 
 
+@pytest.mark.proves("F76")
 @pytest.mark.slow
 def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
     cluster: Path, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -145,6 +145,7 @@ def written(folder: Path) -> set[str]:
     return {path.name.split(":")[1] for path in folder.glob("weights/weights-*/*:*")}
 
 
+@pytest.mark.proves("F55")
 def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first(
     servers_of: Callable[[int], ChildServers],
     sampler_of: MakeSampler,
@@ -278,6 +279,7 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
     assert versions(sampler.sample(prompts, 4)) == {3}
 
 
+@pytest.mark.proves("F60")
 def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_a_step(
     servers_of: Callable[[int], ChildServers], sampler_of: MakeSampler, policy: TrainedPolicy, prompts: list[Prompt]
 ) -> None:

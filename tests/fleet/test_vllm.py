@@ -134,6 +134,7 @@ def completions(groups: list[Group]) -> list[Completion]:
     return [one for group in groups for one in group.completions]
 
 
+@pytest.mark.proves("F55", "F60", "F61", "F62", "D3", "D39")
 def test_after_every_push_both_servers_sample_from_exactly_these_weights(
     sampler: ServerSampler, policy: TrainedPolicy
 ) -> None:
@@ -336,6 +337,7 @@ def test_what_is_sent_is_what_vllm_reads(vllm_python: str, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.proves("F60")
 def test_a_run_goes_on_when_one_of_two_servers_is_killed(
     servers: VllmServers, nursery: Nursery, tmp_path: Path
 ) -> None:

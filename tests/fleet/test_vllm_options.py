@@ -6,6 +6,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.settings import ServerKeys
 
@@ -23,6 +25,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.proves("F63")
 def test_tensor_parallel_memory_share_and_context_are_handed_to_every_server(tmp_path: Path) -> None:
     """The servers are a script that writes down what it was given."""
     python = tmp_path / "python"

@@ -83,6 +83,7 @@ def move(model: PreTrainedModel) -> None:
         parameter.add_(torch.randn_like(parameter) * 0.005)
 
 
+@pytest.mark.proves("F60")
 def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_for_files(tmp_path: Path) -> None:
     model, tokenizer = load_model("embedded")
     policy = TrainedPolicy(model, tokenizer, optimizer=OptimizerSettings())

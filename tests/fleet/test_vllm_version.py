@@ -26,12 +26,14 @@ def test_the_version_that_was_tried_and_newer_ones_are_taken(version: str, tmp_p
     assert find_python(python) == python
 
 
+@pytest.mark.proves("F81", "D40")
 @pytest.mark.parametrize("version", ["0.8.5", "0.15.1", "0.31.9+cpu"])
 def test_an_older_one_is_refused_with_the_version_that_is_needed(version: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"has vLLM {version[:4]}.*Install vLLM 0\.32 or newer"):
         find_python(python_with(tmp_path, version))
 
 
+@pytest.mark.proves("F81")
 def test_an_environment_without_it_is_refused_by_the_recipe(tmp_path: Path) -> None:
     overrides = [
         "rollouts.type=servers",

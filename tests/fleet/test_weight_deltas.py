@@ -74,6 +74,7 @@ def make(servers: list[LocalServer], folder: Path, **settings: object) -> Server
     )
 
 
+@pytest.mark.proves("F72")
 @pytest.mark.parametrize("way", ["folder", "http", "url"])
 def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_result(
     policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

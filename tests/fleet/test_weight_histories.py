@@ -12,6 +12,7 @@ from oncurve.fleet.weights import delta_copy, store
 pytestmark = pytest.mark.timeout(1800)  # seconds of work, on a machine that has none to give
 
 
+@pytest.mark.proves("F72")
 def test_random_histories_end_with_the_newest_weights_and_never_with_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ def run(*words: str, typed: str | None = None) -> str:
     return result.output
 
 
+@pytest.mark.proves("F144")
 def test_a_question_is_completed_as_often_as_asked() -> None:
     said = run("sample", "embedded", QUESTION, "--count", "3", "--temperature", "1", "--max-tokens", "40")
     assert said.count(QUESTION) == 3
@@ -29,6 +30,7 @@ def test_a_question_is_completed_as_often_as_asked() -> None:
     assert said.count(" tokens, ") == 3
 
 
+@pytest.mark.proves("F144")
 def test_questions_are_asked_for_until_an_empty_line() -> None:
     said = run("sample", "embedded", "--max-tokens", "40", typed=f"{QUESTION}\nHow much is 2 + 3?\n\nnever read\n")
     assert said.count("question (empty to stop)") == 3
@@ -37,6 +39,7 @@ def test_questions_are_asked_for_until_an_empty_line() -> None:
     assert "never read" not in said
 
 
+@pytest.mark.proves("F84")
 def test_check_describes_the_rows() -> None:
     said = run("check", "word_problems", "data.limit=200", "evaluation.every_steps=0", "evaluation.num_prompts=20")
     assert "rows, 0 repeated questions" in said
@@ -45,6 +48,7 @@ def test_check_describes_the_rows() -> None:
     assert "median" in said
 
 
+@pytest.mark.proves("F40")
 def test_measuring_in_float16_gives_what_float32_gives(tmp_path: Path) -> None:
     found = []
     for kind in ("float32", "float16"):
@@ -56,6 +60,7 @@ def test_measuring_in_float16_gives_what_float32_gives(tmp_path: Path) -> None:
     assert same >= 5, "rounding may turn a near tie, and no more"
 
 
+@pytest.mark.proves("F40")
 def test_training_in_float16_learns_with_a_scaled_loss(tmp_path: Path) -> None:
     """Updates are those of float32, nearly, and a checkpoint holds the scale."""
     found = {}
@@ -70,6 +75,7 @@ def test_training_in_float16_learns_with_a_scaled_loss(tmp_path: Path) -> None:
     assert 0.9 < found["float16"]["policy/arrived"] < 1.1
 
 
+@pytest.mark.proves("F143", "F155")
 def test_a_run_leaves_an_analysis_of_both_measurements_and_the_speed_of_every_step(tmp_path: Path) -> None:
     run("train", "word_problems", *SMALL, "run.steps=2", f"run.folder={tmp_path}", "run.name=run")
     for name in ("base", "trained"):
@@ -83,6 +89,7 @@ def test_a_run_leaves_an_analysis_of_both_measurements_and_the_speed_of_every_st
             assert row["speed/trained_tokens_per_second"] > 0
 
 
+@pytest.mark.proves("F35", "F122", "D8", "D19", "D49")
 def test_a_run_prints_how_its_numbers_follow_from_each_other(tmp_path: Path) -> None:
     said = run("train", "word_problems", *SMALL, "run.steps=1", "data.limit=70", f"run.folder={tmp_path}")
     assert "each step: 2 prompts x 4 completions = 8 completions, 1 update" in said

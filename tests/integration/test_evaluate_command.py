@@ -47,6 +47,7 @@ def sums(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.proves("F139", "F145")
 def test_the_embedded_model_gets_numbers_with_intervals(tmp_path: Path) -> None:
     said = evaluate(
         "embedded", "--benchmark", "word_problems", "evaluation.num_prompts=40", *WARM, "--output", tmp_path / "out"

@@ -66,6 +66,7 @@ def weights_of(run: Path) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
+@pytest.mark.proves("F131")
 def test_a_held_out_reward_is_logged_and_changes_no_weight(tmp_path: Path) -> None:
     alone = train(tmp_path, "alone", [{"function": "even"}])
     held_out = [{"function": "thousand", "held_out": True}, {"function": "broken", "held_out": True}]
@@ -79,6 +80,7 @@ def test_a_held_out_reward_is_logged_and_changes_no_weight(tmp_path: Path) -> No
         ]
 
 
+@pytest.mark.proves("F113")
 def test_rewards_that_rotate_pay_in_turn_and_are_all_logged(tmp_path: Path) -> None:
     rewards = [{"function": name, "rotate_every_steps": 2} for name in ("one", "two")]
     rows = read_metrics(train(tmp_path, "rotating", rewards, steps=4))[1:]

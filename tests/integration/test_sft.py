@@ -71,6 +71,7 @@ def test_a_stage_that_was_left_ends_at_the_same_bits(tmp_path: Path) -> None:
     assert weights(result.folder) == weights(whole.folder)
 
 
+@pytest.mark.proves("F36")
 def test_the_command_trains_an_adapter_and_grpo_goes_on_from_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def recipe(folder: Path, model: Path, data: dict[str, object], **changes: object
     return path
 
 
+@pytest.mark.proves("F58", "F66", "F73", "F91", "F119", "F123", "F130", "F133", "F138", "D44")
 def test_ten_steps_on_gsm8k_train_evaluate_save_and_load_again(tmp_path: Path, gsm8k_checkpoint: Path) -> None:
     (tmp_path / "mine.py").write_text("def even(completion, answer):\n    return float(len(completion) % 2 == 0)\n")
     shaping = {"type": "custom", "function": f"{tmp_path / 'mine.py'}:even", "weight": 0.1}
@@ -70,6 +71,7 @@ def test_ten_steps_on_gsm8k_train_evaluate_save_and_load_again(tmp_path: Path, g
     assert any(not a.equal(b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
+@pytest.mark.proves("F11", "F57", "F110", "F117")
 def test_a_custom_reward_moves_the_weights_with_several_updates_and_a_reference(
     tmp_path: Path, gsm8k_checkpoint: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_custom_reward_moves_the_weights_with_several_updates_and_a_reference(
     assert any(not a.equal(b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
+@pytest.mark.proves("F59")
 @pytest.mark.parametrize(
     ("change", "said"),
     [

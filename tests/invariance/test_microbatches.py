@@ -103,6 +103,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert (found - expected).abs().max().item() < 1e-10
 
 
+@pytest.mark.proves("F30", "D36")
 @both_presets
 @with_and_without_kl
 @packed_and_padded
@@ -116,6 +117,7 @@ def test_microbatches_of_1_3_16_and_64_rows_give_one_gradient(
         assert_same(gradient(policy, algorithm, by_rows(batch, rows)), whole)
 
 
+@pytest.mark.proves("F30")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_row_of_the_table_has_one_gradient(
     preset: str, make_double: MakePolicy, batch: Batch, rewards: Rewards
@@ -188,6 +190,7 @@ def test_rows_without_an_advantage_can_be_left_out(preset: str, make_double: Mak
         assert_same(gradient(policy, algorithm, by_rows(kept, rows)), whole)
 
 
+@pytest.mark.proves("F18")
 @both_presets
 @with_and_without_kl
 def test_two_updates_on_stored_log_probabilities_end_at_the_same_weights(

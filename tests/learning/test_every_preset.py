@@ -88,6 +88,7 @@ def learned_rewards(
     return policy, [row["reward/mean"] for row in read_metrics(run.log.folder.path)]
 
 
+@pytest.mark.proves("F23")
 @pytest.mark.parametrize("preset", gate(PRESETS, *OF_EACH_LOSS))
 def test_a_policy_learns_to_repeat_a_letter(
     preset: str, alphabet: PreTrainedTokenizerFast, train_in: Callable[..., Run]

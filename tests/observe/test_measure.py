@@ -29,6 +29,7 @@ def graded(value: float, form: float = 1.0) -> Reward:
 FAILED = Reward(None, error="timeout", detail="too slow")
 
 
+@pytest.mark.proves("F115", "F116", "F119")
 def test_two_groups_by_hand() -> None:
     groups = [group(0, [2, 4], ["stop", "length"]), group(1, [6, 8])]
     rewards = [[graded(1.0), graded(0.0, 0.0)], [graded(1.0), graded(1.0)]]
@@ -61,6 +62,7 @@ def test_two_groups_by_hand() -> None:
     assert unknown_keys(found) == []
 
 
+@pytest.mark.proves("F29", "D23")
 def test_a_spread_over_the_batch_is_no_signal_when_every_group_is_uniform() -> None:
     found = rollout_metrics([group(0, [1, 1]), group(1, [1, 1])], [[graded(0.0)] * 2, [graded(1.0)] * 2])
     assert (found["reward/min"], found["reward/max"]) == (0.0, 1.0)

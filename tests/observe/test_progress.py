@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 
+import pytest
 from rich.console import Console
 
 from oncurve.observe.progress import Progress, duration, sparkline
@@ -25,6 +26,7 @@ def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=out, force_terminal=terminal, width=100), out
 
 
+@pytest.mark.proves("F122")
 def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     target, out = console(terminal=False)
     clock = Clock()

@@ -42,6 +42,7 @@ def test_tokens_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
     assert "logprobs" not in read_rollouts(tmp_path, 2)[0]["completions"][0]
 
 
+@pytest.mark.proves("F120")
 def test_metrics_come_back_as_they_were_written(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as run:
         run.write_metrics(1, {"reward/mean": 0.25, "policy/loss": math.nan})
@@ -125,6 +126,7 @@ def test_a_missing_file_and_a_row_without_step_are_errors(tmp_path: Path) -> Non
         read_metrics(tmp_path)
 
 
+@pytest.mark.proves("D41")
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     RunFolder(tmp_path / "run").close()
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -154,6 +156,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         RunFolder(run.path, resume_step=0)
 
 
+@pytest.mark.proves("F125")
 def test_resuming_keeps_what_was_done_and_drops_what_is_done_again(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as run:
         for step in (1, 2, 3):
@@ -173,6 +176,7 @@ def test_resuming_where_no_run_is_makes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "typo").exists()
 
 
+@pytest.mark.proves("F137")
 def test_rollouts_keep_texts_rewards_advantages_and_errors(tmp_path: Path) -> None:
     groups, rewards = rollouts()
     with RunFolder(tmp_path) as run:

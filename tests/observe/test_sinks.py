@@ -54,6 +54,7 @@ def test_an_empty_list_means_nothing_although_there_is_a_key(tmp_path: Path) -> 
     assert open_tracker(tmp_path, tracked(track=[]), environment={"WANDB_API_KEY": "k"}).sinks == []
 
 
+@pytest.mark.proves("F121")
 def test_a_key_in_the_environment_chooses_its_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sinks._SINKS, "wandb", lambda folder, config, first_step: Memory())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
@@ -138,6 +139,7 @@ def read_events(folder: Path) -> Any:
     return EventAccumulator(str(folder / "tracking" / "tensorboard")).Reload()
 
 
+@pytest.mark.proves("F121")
 def test_wandb_offline_keeps_the_rows_and_the_resolved_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

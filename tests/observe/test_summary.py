@@ -20,6 +20,7 @@ RUN: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.proves("F134")
 def test_the_numbers_of_a_run_are_in_its_summary() -> None:
     text = summarize(Columns(RUN), title="my run")
     assert text.startswith("my run\ntraining steps: 20 (1 to 20), 2,000 tokens sampled\n")
@@ -31,6 +32,7 @@ def test_the_numbers_of_a_run_are_in_its_summary() -> None:
     assert "no group carried a signal in 5% of the steps" in text
 
 
+@pytest.mark.proves("D56")
 def test_what_was_not_recorded_has_no_line() -> None:
     text = summarize(Columns([{"step": 1, "reward/mean": 0.5}]))
     assert "During the run: not evaluated" in text

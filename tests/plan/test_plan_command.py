@@ -59,6 +59,7 @@ def test_a_plan_is_made_without_torch_and_transformers() -> None:
     assert not imported & {"torch", "transformers", "datasets", "numpy", "huggingface_hub", "matplotlib"}
 
 
+@pytest.mark.proves("F53", "F149")
 def test_the_text_says_what_is_needed_and_what_to_change() -> None:
     text = planned("gsm8k", ["model=Qwen/Qwen2.5-7B"], gpu="rtx-4090")
     assert "does NOT fit" in text
@@ -112,6 +113,7 @@ def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
     assert planned("word_problems", ["policy.device=cpu"]).splitlines()[2] == text.splitlines()[2]
 
 
+@pytest.mark.proves("F72", "D15")
 def test_weights_of_a_32b_model_are_65_gigabytes_and_no_300_megabytes() -> None:
     apart = planned_run(shape=THIRTY_TWO, **APART)
     size = sync_bytes(apart)
@@ -180,6 +182,7 @@ def test_training_costs_six_operations_per_weight_and_two_more_with_checkpointin
         assert flops_per_token(run) / SEVEN.matrix_parameters == pytest.approx(operations, rel=1e-3)
 
 
+@pytest.mark.proves("F149")
 def test_more_devices_and_faster_memory_take_less_time() -> None:
     run = planned_run(shape=SEVEN)
     slow = step_time(run, DEVICES["A100-80GB"], network_gbit=100)
@@ -286,6 +289,7 @@ def test_the_ways_of_a_plan_are_those_of_its_settings(overrides: list[str], gpu:
     assert said in planned("word_problems", overrides, gpu=gpu)
 
 
+@pytest.mark.proves("F146")
 def test_prices_are_devices_times_hours() -> None:
     apart = planned_run(**APART | {"sampler_devices": 2})
     found = price(apart.layout, DEVICES["H200"], hours=24)
@@ -294,6 +298,7 @@ def test_prices_are_devices_times_hours() -> None:
     assert price(planned_run().layout, DEVICES["L4"], hours=1).on_demand is None
 
 
+@pytest.mark.proves("F147", "D18")
 def test_a_critic_costs_a_second_set_of_states_and_dpo_samples_nothing() -> None:
     grpo, ppo, dpo = compare_trainers(planned_run(CHECKPOINTING, shape=SEVEN), DEVICES["B200"], network_gbit=100)
     assert (grpo.name, ppo.name, dpo.name) == ("GRPO", "PPO", "DPO")
@@ -431,11 +436,13 @@ def test_a_row_longer_than_the_model_is_made_for_is_said() -> None:
     assert "more than the context of Qwen/Qwen2.5-Math-1.5B, 4096" in text
 
 
+@pytest.mark.proves("F53", "F147", "D18")
 def test_our_column_of_the_published_tables_is_computed() -> None:
     page = (ROOT / "benchmarks" / "results" / "evidence.md").read_text(encoding="utf-8")
     assert renewed(page) == page, "run `python docs/tables/published_costs.py benchmarks/results/evidence.md`"
 
 
+@pytest.mark.proves("F52", "D16")
 def test_planned_peaks_are_near_the_measured_ones() -> None:
     """Measurements against the formulas as they are now: at least twelve within 15 %, all within 20 %."""
     record = json.loads((ROOT / "benchmarks" / "results" / "plan_memory.json").read_text())

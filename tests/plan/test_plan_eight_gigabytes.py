@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from oncurve.cli.app import app
 
 
+@pytest.mark.proves("F50")
 @pytest.mark.parametrize("overrides", [[], ["rollouts.type=engine"]])
 def test_the_recipe_for_eight_gigabytes_fits_into_them(overrides: list[str], tmp_path: Path) -> None:
     card = "{memory_gib: 8.0, bandwidth: 448, bf16: 81, link: 32, priced: null, source: null}"

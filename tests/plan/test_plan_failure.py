@@ -18,6 +18,7 @@ def plan(*words: str) -> dict[str, Any]:
     return json.loads(result.output)
 
 
+@pytest.mark.proves("F148")
 def test_the_steps_since_the_last_checkpoint_are_done_again() -> None:
     found = plan("run.prompts_per_step=16", "run.save_every_steps=10", "--gpu", "H200")
     lost, per_step = found["failure"], 16 * 8
@@ -36,6 +37,7 @@ def test_a_lost_sampler_costs_its_share_of_one_step() -> None:
     assert found["failure"]["sampler_tokens"] == 16 * 8 * 100 / 2
 
 
+@pytest.mark.proves("F148")
 def test_the_text_says_it() -> None:
     result = CliRunner().invoke(app, ["plan", "gsm8k", "--placement", "disaggregated"], catch_exceptions=False)
     assert "if the trainer is preempted, you lose at most 50 steps" in result.output

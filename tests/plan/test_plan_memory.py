@@ -31,6 +31,7 @@ def parts(run: PlannedRun, phase: str = "train") -> dict[str, float]:
     return found
 
 
+@pytest.mark.proves("F52", "D16")
 def test_full_training_in_half_width_takes_sixteen_bytes_per_weight_and_copies() -> None:
     found = parts(planned_run())
     assert found["weights, float32 (master)"] == 4 * N
@@ -47,6 +48,7 @@ def test_muon_has_one_moment_for_a_matrix_of_the_layers_and_two_for_the_rest() -
     assert parts(planned_run("optimizer.type=adamw_8bit"))["optimizer moments"] == 2 * N
 
 
+@pytest.mark.proves("F52")
 def test_float32_needs_no_copies_and_a_reference_is_a_model_more() -> None:
     assert "half-width copies" not in parts(planned_run("policy.compute_type=float32"))
     assert parts(planned_run(KL))["reference"] == 4 * N
@@ -84,6 +86,7 @@ def test_stages_of_zero_cut_what_they_say(shard: str, weights: int, gradients: i
     assert found["optimizer moments"] == 8 * N / moments
 
 
+@pytest.mark.proves("F54")
 def test_offload_leaves_half_width_weights_and_gradients_and_fills_the_machine() -> None:
     found = parts(planned_run(offloads_optimizer=True))
     assert found["half-width weights"] == 2 * N
@@ -92,6 +95,7 @@ def test_offload_leaves_half_width_weights_and_gradients_and_fills_the_machine()
     assert plan_memory(planned_run(offloads_optimizer=True)).host_bytes == 16 * N
 
 
+@pytest.mark.proves("D16")
 def test_the_cache_holds_whole_groups_of_rows_of_full_length() -> None:
     on_cpu = planned_run(is_gpu=False)
     assert parts(on_cpu, "sample")["KV cache"] == 4 * 2 * SHAPE.layers * SHAPE.kv_size * 128 * (256 + 512)
@@ -155,6 +159,7 @@ def test_everything_that_should_save_memory_saves_memory() -> None:
         assert plan_memory(planned_run(f"policy.{change}")).trainer.phase_bytes("train") < plain, change
 
 
+@pytest.mark.proves("F27")
 def test_all_logits_never_exist_at_once() -> None:
     run = planned_run("policy.tokens_per_microbatch=100000")
     many = run.with_keys("rollouts", {"max_completion_tokens": 4096})

@@ -36,6 +36,7 @@ def complaint(name: str | Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.proves("F37")
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
 def test_any_architecture_loads_in_float32_and_without_dropout(
     architecture: str, checkpoints: dict[str, Path], tiny_model: MakeModel
@@ -48,6 +49,7 @@ def test_any_architecture_loads_in_float32_and_without_dropout(
         assert torch.equal(one, other)
 
 
+@pytest.mark.proves("D9")
 def test_half_width_weights_become_float32_masters(tiny_model: MakeModel, checkpoint: Path) -> None:
     tiny_model("qwen2").bfloat16().save_pretrained(checkpoint)
     assert json.loads((checkpoint / "config.json").read_text())["dtype"] == "bfloat16"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oncurve.policy.trained_policy import TrainedPolicy
 
 
+@pytest.mark.proves("F45")
 def test_padded_rows_ask_for_causal_attention_without_a_mask(
     make_policy: Callable[..., TrainedPolicy],
     random_groups: Callable[..., list[Group]],
@@ -37,6 +38,7 @@ def test_padded_rows_ask_for_causal_attention_without_a_mask(
     assert all(options.get("attn_mask") is None and options["is_causal"] for options in asked)
 
 
+@pytest.mark.proves("F45")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_flash_kernel_alone_trains_padded_rows(

@@ -121,6 +121,7 @@ def test_the_same_seed_gives_the_same_adapter(tiny_model: MakeModel) -> None:
     assert any(not torch.equal(parameter, trained(other)[name]) for name, parameter in trained(first).items())
 
 
+@pytest.mark.proves("F46")
 def test_named_layers_get_the_adapter_and_strange_names_are_refused(tiny_model: MakeModel) -> None:
     adapter = add_adapter(tiny_model(), LoraSettings(rank=2, target_modules=("q_proj", "v_proj")), base="")
     layers = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trained(adapter.model)}
@@ -149,6 +150,7 @@ def saved(
     return tmp_path / "adapter", logits(model)
 
 
+@pytest.mark.proves("F47")
 def test_a_saved_adapter_comes_back_with_the_same_logits(saved: tuple[Path, Tensor]) -> None:
     folder, expected = saved
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in folder.iterdir()}
@@ -158,6 +160,7 @@ def test_a_saved_adapter_comes_back_with_the_same_logits(saved: tuple[Path, Tens
     assert not model.training
 
 
+@pytest.mark.proves("F46")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_peft_itself_reads_the_adapter(saved: tuple[Path, Tensor], tiny_model: MakeModel) -> None:
     from peft import PeftModel
@@ -169,6 +172,7 @@ def test_peft_itself_reads_the_adapter(saved: tuple[Path, Tensor], tiny_model: M
     assert torch.equal(logits(model), expected)
 
 
+@pytest.mark.proves("F47")
 def test_a_merged_adapter_is_an_ordinary_model(saved: tuple[Path, Tensor], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -255,6 +259,7 @@ def test_both_samplers_take_the_same_most_likely_tokens_with_an_adapter(
         assert engine != tokens(InProcessEngine(params))
 
 
+@pytest.mark.proves("F46", "F156")
 def test_dropout_is_active_in_training_passes_only(
     make_policy: MakePolicy, tiny_model: MakeModel, batch: Batch
 ) -> None:
@@ -266,6 +271,7 @@ def test_dropout_is_active_in_training_passes_only(
     assert not any(part.training for part in adapter.model.modules())
 
 
+@pytest.mark.proves("F41")
 def test_recomputed_layers_drop_the_same_again(make_policy: MakePolicy, tiny_model: MakeModel, batch: Batch) -> None:
     gradients = []
     for checkpointing in (False, True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -29,6 +30,7 @@ def run(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.proves("F47")
 def test_an_adapter_is_trained_saved_merged_and_trained_further(tmp_path: Path) -> None:
     own = (*SHORT, f"run.folder={tmp_path}")
     run("train", "word_problems", *own, "run.name=first", "policy.lora.rank=8")

@@ -64,6 +64,7 @@ def whole_logits(model: PreTrainedModel, groups: list[Group], temperature: float
     return logprobs, entropies
 
 
+@pytest.mark.proves("F25", "F28")
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2", "gemma2"])
@@ -123,6 +124,7 @@ def test_a_batch_without_a_token_to_train_on_has_no_gradient(make_policy: MakePo
     assert not any(bool(gradient.any()) for gradient in gradients)
 
 
+@pytest.mark.proves("F41")
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
 def test_checkpointing_recomputes_every_layer_and_changes_no_gradient(
@@ -185,6 +187,7 @@ def test_a_model_that_cannot_recompute_says_so(tokenizer: PreTrainedTokenizerFas
         make_trained_policy(model, tokenizer, packing=False, gradient_checkpointing=True)
 
 
+@pytest.mark.proves("F19")
 def test_stored_log_probabilities_are_those_before_the_updates(make_policy: MakePolicy, batch: Batch) -> None:
     policy = make_policy(tokens_per_microbatch=24)
     before, _ = policy.logprobs(batch)
@@ -197,6 +200,7 @@ def test_stored_log_probabilities_are_those_before_the_updates(make_policy: Make
     assert not torch.allclose(policy.logprobs(batch)[0], annotated.old_logprobs, atol=1e-3)
 
 
+@pytest.mark.proves("F16")
 def test_the_reference_stays_where_it_was(make_policy: MakePolicy, tiny_model: MakeModel, batch: Batch) -> None:
     policy = make_policy(reference=tiny_model("qwen2").requires_grad_(False))
     first = policy.annotate(batch, old=False, entropy=False, reference=True).ref_logprobs
@@ -213,6 +217,7 @@ def test_a_reference_that_does_not_exist_is_asked_for_in_vain(make_policy: MakeP
         make_policy().annotate(batch, old=False, entropy=False, reference=True)
 
 
+@pytest.mark.proves("F44")
 def test_microbatches_are_cut_by_tokens_and_hold_every_row(make_policy: MakePolicy, batch: Batch) -> None:
     for packing in (True, False):
         policy = make_policy(tokens_per_microbatch=40, packing=packing)
@@ -223,6 +228,7 @@ def test_microbatches_are_cut_by_tokens_and_hold_every_row(make_policy: MakePoli
         assert {part.size for part in parts} == {batch.size}
 
 
+@pytest.mark.proves("F39", "D9")
 @pytest.mark.parametrize("compute_type", ["bfloat16", "float32"])
 def test_an_update_of_a_millionth_is_not_lost(compute_type: str, make_policy: MakePolicy, batch: Batch) -> None:
     policy = make_policy(compute_type=compute_type, optimizer=OptimizerSettings(learning_rate=1e-6))
@@ -241,6 +247,7 @@ def test_an_update_of_a_millionth_is_not_lost(compute_type: str, make_policy: Ma
     assert largest == pytest.approx(5e-6, rel=0.05)
 
 
+@pytest.mark.proves("F39")
 def test_half_width_arithmetic_gives_nearly_the_same_log_probabilities(make_policy: MakePolicy, batch: Batch) -> None:
     exact, _ = make_policy().logprobs(batch)
     rough, entropy = make_policy(compute_type="bfloat16").logprobs(batch)
@@ -271,6 +278,7 @@ def test_an_update_whose_loss_or_gradient_is_not_finite_is_skipped_counted_and_m
     assert policy.num_updates == 1
 
 
+@pytest.mark.proves("F31")
 def test_the_gradient_is_clipped_to_the_limit_and_its_norm_reported_before(
     make_policy: MakePolicy, batch: Batch
 ) -> None:
@@ -289,6 +297,7 @@ def test_the_gradient_is_clipped_to_the_limit_and_its_norm_reported_before(
     assert norms[0.5][1] == pytest.approx(0.5)
 
 
+@pytest.mark.proves("F43")
 def test_the_gradient_of_an_update_is_forgotten(make_policy: MakePolicy, batch: Batch) -> None:
     policy = make_policy()
     step(policy, batch)
@@ -323,6 +332,7 @@ def rates(**settings: object) -> list[float]:
     return [chosen.rate(update, 10) for update in range(12)]
 
 
+@pytest.mark.proves("F32")
 def test_a_constant_rate_warms_up_without_a_first_update_of_nothing() -> None:
     assert rates(warmup_updates=3) == [0.25, 0.5, 0.75, *[1.0] * 9]
 
@@ -342,6 +352,7 @@ def test_a_warm_up_longer_than_the_run_is_no_division_by_zero() -> None:
     assert OptimizerSettings(learning_rate=1.0, warmup_updates=20, schedule="linear").rate(25, 10) >= 0.0
 
 
+@pytest.mark.proves("F32", "F118", "D42")
 def test_every_update_uses_the_rate_of_its_number(make_policy: MakePolicy, batch: Batch) -> None:
     settings = OptimizerSettings(learning_rate=0.1, warmup_updates=1, schedule="linear")
     policy = make_policy(optimizer=settings, total_updates=3)

@@ -176,6 +176,7 @@ def test_a_group_of_one_is_refused_with_the_remedy(size: int) -> None:
     )
 
 
+@pytest.mark.proves("F34", "D8")
 def test_an_update_that_does_not_divide_the_step_names_the_nearest_size_that_does() -> None:
     said = message(BASE, "run.prompts_per_step=3", "algorithm.group_size=8", "run.completions_per_update=7")
     assert "does not divide the 24 completions of a step" in said
@@ -276,6 +277,7 @@ def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.model, config.run.steps) == ("embedded", 100)
 
 
+@pytest.mark.proves("D49")
 def test_a_resolved_recipe_is_a_recipe_that_says_the_same() -> None:
     config = parse_config(BASE + "rewards: [{type: custom, function: 'a:b', weight: 0.5}]\nrollouts: {stop: ['\\n']}")
     written = config_yaml(config)

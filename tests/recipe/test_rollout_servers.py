@@ -27,6 +27,7 @@ def recipe(*overrides: str) -> Config:
     return parse_config(RECIPE, list(overrides))
 
 
+@pytest.mark.proves("F61")
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

@@ -24,6 +24,7 @@ def oncurve(*words: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.proves("F36")
 @pytest.mark.parametrize("name", gate(ONE_PROCESS, "gsm8k_lora_8gb"))
 def test_a_recipe_goes_on_from_its_supervised_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -80,6 +80,7 @@ def test_there_are_enough_of_every_kind() -> None:
     assert all(record["why"] for record in RECORDS)
 
 
+@pytest.mark.proves("F113", "D7")
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["id"])
 def test_a_hostile_answer_earns_nothing(record: dict[str, Any], yard: Yard, request: pytest.FixtureRequest) -> None:
     if record.get("known_hole"):

@@ -28,6 +28,7 @@ def oncurve(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.proves("F134")
 def test_report_writes_the_page_and_prints_the_summary(made_run: MakeRun, tmp_path: Path) -> None:
     run = made_run()
     done = oncurve("report", run, "--output", tmp_path / "page.html", "--usd-per-hour", "3600")

@@ -115,6 +115,7 @@ def test_a_long_run_is_drawn_in_blocks_whose_ends_and_sums_are_those_of_its_step
     assert block_size([Columns(rows[:2000])]) == block_size([]) == 1
 
 
+@pytest.mark.proves("F133", "D25")
 def test_panels_draw_metrics_that_the_glossary_knows() -> None:
     keys = [line["key"] for panel in PANELS for line in panel["lines"]]
     keys += [key for panel in PANELS for key in panel.get("band", [])[:2]]

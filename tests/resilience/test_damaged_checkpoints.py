@@ -158,6 +158,7 @@ def make_checkpoints(root: Path, scores: dict[int, float | None]) -> None:
         write_checkpoint_manifest(folder, {"step": step, "score": score})
 
 
+@pytest.mark.proves("F123")
 def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
     make_checkpoints(tmp_path, {5: 0.1, 40: 0.7, 200: 0.3, 1000: None, 1_000_000: 0.2})
     (tmp_path / "step_notes.txt").touch()

@@ -45,6 +45,7 @@ def test_a_machine_without_a_driver_is_said(monkeypatch: pytest.MonkeyPatch, tmp
     assert "no nvidia-smi" in said[0]
 
 
+@pytest.mark.proves("F80", "D21")
 def test_only_own_living_processes_are_listed_and_never_this_one(
     driver: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
@@ -55,6 +56,7 @@ def test_only_own_living_processes_are_listed_and_never_this_one(
     assert not process.is_orphan
 
 
+@pytest.mark.proves("F80", "D21")
 def test_nothing_is_ended_without_a_yes_and_only_what_was_agreed_to(
     driver: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:

@@ -187,6 +187,7 @@ def alarms(rows: list[dict[str, float]], **options: Any) -> list[str]:
     return said
 
 
+@pytest.mark.proves("F126", "D22")
 def test_the_kl_alarm_comes_once_per_excursion_and_asks_for_a_higher_coefficient() -> None:
     rising = [0.01 * step for step in range(1, 25)]
     said = alarms([{"policy/kl": kl} for kl in [*rising, 0.05, *rising]])
@@ -212,12 +213,14 @@ def test_the_gradient_alarm_compares_with_the_median_and_comes_once() -> None:
     assert alarms([{"policy/gradient_norm": norm} for norm in (1.0, 50.0, 1.0)]) == [], "too few records to judge"
 
 
+@pytest.mark.proves("F29")
 def test_a_run_that_learns_nothing_for_long_is_told_once() -> None:
     silent, other = {"group/zero_signal_fraction": 1.0}, {"group/zero_signal_fraction": 0.9}
     assert len(alarms([silent] * 25)) == 1
     assert alarms([*[silent] * 9, other] * 3) == []
 
 
+@pytest.mark.proves("F125", "D14")
 def test_alarms_go_on_in_a_resumed_run_as_if_it_had_not_stopped() -> None:
     rows = [{"policy/kl": 0.02 * step, "policy/gradient_norm": 1.0 + 7 * (step == 14)} for step in range(1, 20)]
     whole = alarms(rows)

@@ -61,6 +61,7 @@ KILLS: dict[str, tuple[tuple[int, str], ...]] = {
 """Steps done and phase of each kill; the run is resumed after each."""
 
 
+@pytest.mark.proves("F124", "D14")
 @pytest.mark.parametrize("variant", gate(VARIANTS, "at three places"))
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     variant: str,

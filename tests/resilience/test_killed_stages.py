@@ -19,6 +19,7 @@ STAGE = ["sft", "word_problems", "run.name=warm", "data.limit=200", "sft.epochs=
 AFTER = ["train", "word_problems", "run.name=after", "run.steps=4", "run.prompts_per_step=4", *SMALL]
 
 
+@pytest.mark.proves("F36")
 @pytest.mark.nightly
 def test_a_chain_of_stages_that_is_killed_ends_with_the_same_bits(
     nursery: Nursery, kill_at: Callable[..., bool], assert_same: Callable[[Path, Path], None], tmp_path: Path

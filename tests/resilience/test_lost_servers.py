@@ -102,6 +102,7 @@ def clean(nursery: Nursery, recipe: Callable[..., Path], tmp_path_factory: pytes
     return folder / "run"
 
 
+@pytest.mark.proves("F65")
 def test_a_run_with_two_servers_is_the_run_without_any(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], clean: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_run_with_two_servers_is_the_run_without_any(
     assert not list(tmp_path.glob("weights-*")), "published weights are removed"
 
 
+@pytest.mark.proves("F72")
 def test_a_trainer_that_is_killed_and_resumed_sends_all_weights_once(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def sampled(run: Path, step: int) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.proves("F67", "D4")
 @pytest.mark.nightly
 def test_a_run_goes_on_as_if_nothing_had_happened_to_its_servers(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], clean: Path, tmp_path: Path
@@ -204,6 +207,7 @@ def test_a_run_goes_on_as_if_nothing_had_happened_to_its_servers(
     assert fifth.child.is_running()
 
 
+@pytest.mark.proves("F129")
 @pytest.mark.nightly
 def test_a_run_without_servers_saves_and_ends_and_goes_on_later(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], clean: Path, tmp_path: Path

@@ -52,6 +52,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
+@pytest.mark.proves("F124", "D42")
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2"])
 def test_a_policy_comes_back_bit_for_bit_and_goes_on_alike(
     architecture: str, make_policy: MakePolicy, tmp_path: Path
@@ -102,6 +103,7 @@ def test_weights_that_are_frozen_are_not_written_again(
         restore(make_policy("llama"), folder, verify(folder))
 
 
+@pytest.mark.proves("F16")
 def test_a_reference_that_moves_is_saved_and_one_that_stands_still_is_not(
     make_policy: MakePolicy, tiny_model: Any, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_step_that_has_moved_the_weights_cannot_be_saved_as_the_one_before(
     assert [path.name for path in saver.root.iterdir()] == ["step_000002"]
 
 
+@pytest.mark.proves("F125")
 def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., Checkpointer]) -> None:
     saver = make_saver(keep_checkpoints=1)
     for number, score in enumerate((0.2, 0.9, math.nan, 0.3), start=1):

@@ -24,6 +24,7 @@ SIGNALS = (
 """Steps done, phase, signal and the exit code that it must give."""
 
 
+@pytest.mark.proves("F129")
 @pytest.mark.nightly
 def test_a_signal_in_any_phase_saves_the_last_step_and_is_resumed_to_the_same_bits(
     nursery: Nursery,

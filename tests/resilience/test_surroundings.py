@@ -194,6 +194,7 @@ def test_a_run_that_is_going_on_is_not_resumed_and_its_owner_is_named(
     assert f"Previous process {child.pid}" in said
 
 
+@pytest.mark.proves("D46")
 def test_no_key_of_recipe_environment_or_command_line_is_written_down(
     nursery: Nursery, recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -218,6 +219,7 @@ def test_no_pickle_is_written_anywhere(finished: Path) -> None:
             assert start != b"PK\x03\x04", path
 
 
+@pytest.mark.proves("F128")
 def test_a_run_may_be_moved_before_it_goes_on(
     nursery: Nursery, stopped: Path, finished: Path, assert_same: Callable[[Path, Path], None], tmp_path: Path
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_run_may_be_moved_before_it_goes_on(
     assert_same(moved, finished)
 
 
+@pytest.mark.proves("F127")
 def test_a_run_that_leaves_its_reference_goes_back_and_raises_the_coefficient(
     nursery: Nursery, recipe: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from oncurve.rewards.code_blocks import fenced_blocks, last_program, program_in
 
 
+@pytest.mark.proves("D7")
 @pytest.mark.parametrize(
     "text",
     [

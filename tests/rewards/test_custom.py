@@ -34,6 +34,7 @@ def values_of(function: Any, *texts: str, **options: Any) -> list[float | None]:
     return [reward.value for reward in rewards_of(function, *texts, **options)]
 
 
+@pytest.mark.proves("F86", "D34")
 @pytest.mark.parametrize(
     ("function", "values"),
     [
@@ -71,6 +72,7 @@ def test_a_misspelt_column_is_no_other_name_for_the_answer() -> None:
     assert "levle" in reward.detail
 
 
+@pytest.mark.proves("F114")
 def test_a_function_for_text_gets_text_even_beside_a_chat_prompt() -> None:
     chat = prompt_of(messages=({"role": "user", "content": "hi"},))
     reward = from_function(examples.trl_text)
@@ -83,12 +85,14 @@ def test_a_function_for_messages_gets_prompts_as_messages_too() -> None:
     assert from_function(examples.trl_chat_prompts)([chat], [completion_of("567")])[0].value == 3.0
 
 
+@pytest.mark.proves("F114")
 def test_the_form_of_completions_can_be_fixed() -> None:
     assert rewards_of(examples.trl_messages, "5", completions_as="text")[0].error == "crashed"
     assert values_of(examples.trl_without_kwargs, "567", completions_as="text") == [3.0]
     assert rewards_of(examples.trl_text, "5", completions_as="messages")[0].error == "crashed"
 
 
+@pytest.mark.proves("D34")
 def test_the_form_that_worked_once_stays() -> None:
     function = from_function(examples.trl_messages)
     prompt = prompt_of(row=ROW)
@@ -192,6 +196,7 @@ def test_a_missing_column_is_an_error_of_the_sample() -> None:
     assert "level" in reward.detail
 
 
+@pytest.mark.proves("F110")
 def test_a_function_is_loaded_from_a_module_and_from_a_file(tmp_path: Path) -> None:
     assert load_function("custom_examples:sample") is examples.sample
     path = tmp_path / "mine.py"

@@ -18,6 +18,7 @@ def value_of(function: RewardFunction, text: str, prompt: str = "Q:") -> float |
     return function([prompt_of(text=prompt)], [completion_of(text)])[0].value
 
 
+@pytest.mark.proves("D33")
 @pytest.mark.parametrize(
     ("text", "has_form"),
     [
@@ -50,6 +51,7 @@ def test_the_first_tag_may_stand_in_the_prompt() -> None:
     assert value_of(TagFormat(), "a </think> <answer> b </answer>", prompt="Q: <think> x") == 0.0
 
 
+@pytest.mark.proves("F89")
 def test_other_tags_can_be_asked_for() -> None:
     text = "<reasoning> a </reasoning> <answer> b </answer>"
     assert value_of(TagFormat(("reasoning", "answer")), text) == 1.0
@@ -57,6 +59,7 @@ def test_other_tags_can_be_asked_for() -> None:
     assert value_of(TagFormat(("answer",)), "<answer> b </answer>") == 1.0
 
 
+@pytest.mark.proves("F100", "D33")
 @pytest.mark.parametrize(
     ("text", "num_paid"),
     [
@@ -84,6 +87,7 @@ def test_credit_per_tag_leaves_out_the_tag_of_the_prompt() -> None:
         assert reward.parts["format"] == float(share == 1.0)
 
 
+@pytest.mark.proves("F88")
 @pytest.mark.parametrize(
     ("text", "has_form"),
     [
@@ -99,6 +103,7 @@ def test_one_box_after_the_thinking(text: str, has_form: bool) -> None:
     assert value_of(BoxedFormat(), text) == float(has_form)
 
 
+@pytest.mark.proves("F90")
 @pytest.mark.parametrize(
     ("text", "has_form"),
     [
@@ -115,6 +120,7 @@ def test_the_marked_answer_is_the_last_line(text: str, has_form: bool) -> None:
     assert value_of(HashFormat(), text) == float(has_form)
 
 
+@pytest.mark.proves("F103")
 @pytest.mark.parametrize(
     ("text", "has_form"),
     [
@@ -139,6 +145,7 @@ def test_tags_must_be_named_once() -> None:
             TagFormat(tags)
 
 
+@pytest.mark.proves("F99")
 def test_a_signed_form_pays_one_half_and_takes_one_half_at_a_weight_of_one_half() -> None:
     config = parse_config(
         "{model: embedded, data: {type: word_problems}}",

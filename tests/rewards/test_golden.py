@@ -33,6 +33,7 @@ def test_the_file_is_large_and_balanced() -> None:
     assert len(pairs) > 0.99 * len(LINES)
 
 
+@pytest.mark.proves("F95")
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_every_label_is_met(category: str, checker: AnswerChecker) -> None:
     lines = [line for line in LINES if line["category"] == category]

@@ -110,6 +110,7 @@ def test_references_are_described_by_type_with_the_first_that_cannot_be_read() -
     assert "a brace does not close" in said
 
 
+@pytest.mark.proves("F96")
 @pytest.mark.parametrize(
     ("text", "number"),
     [
@@ -154,6 +155,7 @@ def test_the_commas_of_a_number_may_separate_members() -> None:
     assert equal("100200", read_reference("100,200"), never)
 
 
+@pytest.mark.proves("F95")
 def test_expressions_are_decided_without_algebra_where_they_have_no_functions() -> None:
     def asked(one: Tree, other: Tree) -> bool:
         raise AssertionError("algebra was asked")

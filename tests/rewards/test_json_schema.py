@@ -122,6 +122,7 @@ def test_json_can_stand_in_the_answer_tag(checker: SchemaChecker) -> None:
     assert values_of(checker, *texts, answer_from="answer_tag") == [1.0, 0.0]
 
 
+@pytest.mark.proves("F107")
 def test_only_valid_json_pays(checker: SchemaChecker) -> None:
     texts = [ANN, '{"name": "Ann"}', '{"name": "ann", "age": 7}', '{"name": "Ann", "age": true}', "x", f"{ANN} ok"]
     assert values_of(checker, *texts) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -198,6 +199,7 @@ def test_a_value_that_hangs_the_schema_is_wrong_and_costs_its_time_only(checker:
     assert time.monotonic() - started < 60.0  # it would not end in years
 
 
+@pytest.mark.proves("F107")
 def test_a_model_is_strict_and_refuses_more_keys(checker: SchemaChecker) -> None:
     texts = [
         ANN,

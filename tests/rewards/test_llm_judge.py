@@ -121,6 +121,7 @@ def rewards_of(judge: Judge, *texts: str) -> list[Reward]:
     return judge([prompt_of()] * len(texts), [completion_of(text) for text in texts])
 
 
+@pytest.mark.proves("F112")
 def test_a_score_becomes_a_value_from_0_to_1(server: _Server) -> None:
     server.answers = [says(5)]
     reward = rewards_of(judge_of(server, correct_from=6), "4")[0]
@@ -292,6 +293,7 @@ def test_no_more_requests_are_made_than_allowed(server: _Server) -> None:
     assert len(server.asked) == 3
 
 
+@pytest.mark.proves("F112")
 def test_no_more_money_is_spent_than_allowed(server: _Server) -> None:
     used = {"prompt_tokens": 100, "completion_tokens": 10}
     server.answers = [says(7, used)] * 100
@@ -344,6 +346,7 @@ def test_the_key_is_sent_and_said_nowhere(
     assert KEY not in caplog.text + repr(judge) + repr(judge.endpoint)
 
 
+@pytest.mark.proves("F112")
 def test_what_a_judge_costs_is_said_once(server: _Server, caplog: pytest.LogCaptureFixture) -> None:
     judge = judge_of(server, max_requests=9)
     rewards_of(judge, "a")

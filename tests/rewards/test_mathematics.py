@@ -33,6 +33,7 @@ def graded(reward: Mathematics | R1Zero, text: str, answer: object = "5") -> Rew
     return reward([prompt_of(answer)], [completion_of(text)])[0]
 
 
+@pytest.mark.proves("F94", "F97", "F98")
 @pytest.mark.parametrize(
     ("scale", "right", "misplaced", "wrong"),
     [("binary", 1.0, 0.0, 0.0), ("signed", 1.0, -1.0, -1.0), ("graded", 1.0, 0.2, 0.0)],
@@ -46,6 +47,7 @@ def test_scales_pay_what_they_say(
     assert graded(reward, r"\boxed{6}").value == wrong
 
 
+@pytest.mark.proves("F93")
 def test_parts_tell_right_wrong_and_bad_format_apart(checker: AnswerChecker) -> None:
     reward = Mathematics(answer_from="boxed", checker=checker)
     texts = [r"\boxed{5}", r"\boxed{6}", "5"]
@@ -113,6 +115,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.proves("D7")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_is_wrong_and_costs_at_most_the_time_limit(name: str, checker: AnswerChecker) -> None:
     started = time.monotonic()
@@ -171,11 +174,13 @@ def test_a_place_that_does_not_exist_is_refused() -> None:
         Mathematics(answer_from="any")  # type: ignore[arg-type]
 
 
+@pytest.mark.proves("F98")
 def test_partial_credit_must_be_less_than_full() -> None:
     with pytest.raises(ConfigError, match="partial"):
         Mathematics(scale="graded", partial=1.0)
 
 
+@pytest.mark.proves("F93")
 @pytest.mark.parametrize(
     ("text", "form", "correct"),
     [

@@ -16,6 +16,7 @@ from oncurve.rewards.prose import last_expression
 from oncurve.rewards.thinking import MARKS, after_thinking, said_by, unknown_marks
 
 
+@pytest.mark.proves("D29")
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -40,6 +41,7 @@ def test_the_last_box_that_closes_counts(text: str, answer: str | None) -> None:
     assert last_boxed(text) == answer
 
 
+@pytest.mark.proves("F90")
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -55,6 +57,7 @@ def test_the_answer_follows_the_last_mark_on_its_line(text: str, answer: str | N
     assert after_hash(text) == answer
 
 
+@pytest.mark.proves("D30")
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -75,6 +78,7 @@ def test_the_answer_tag_is_cut_at_the_first_closing_tag_after_the_last_opening_o
     assert answer_tag(text) == answer
 
 
+@pytest.mark.proves("F96")
 @pytest.mark.parametrize(
     ("text", "expression"),
     [

@@ -59,6 +59,7 @@ def found(function: RewardFunction, write: Callable[[Mapping[str, Any]], str] = 
     return {result.name for result in suspicious(results, best.mean_reward)}
 
 
+@pytest.mark.proves("D5")
 def test_sound_rewards_pay_no_probe(checker: AnswerChecker) -> None:
     assert found(R1Zero(checker=checker)) <= OPEN_HOLES
     for place in ("prose", "answer_tag"):
@@ -92,6 +93,7 @@ def test_a_reward_for_tokens_is_caught() -> None:
     assert "long_repetition" in found(LengthWindow(1, 5_000))
 
 
+@pytest.mark.proves("F113")
 def test_a_reward_for_any_number_is_caught() -> None:
     def number(completion: str, answer: str) -> float:
         return float(any(sign.isdigit() for sign in completion))

@@ -51,6 +51,7 @@ SQUARE, DOUBLE = "def f(n):\n    return n * n", "def f(n):\n    return n + n"
 ROW = {"entry_point": "f", "tests": [{"input": [n], "output": n * n} for n in (0, 2, 3, 4)]}
 
 
+@pytest.mark.proves("F104", "F106")
 def test_it_is_a_reward_function_with_the_fixed_parts(pool: SandboxPool) -> None:
     reward = Programs(pool=pool)
     assert isinstance(reward, RewardFunction)
@@ -63,6 +64,7 @@ def test_it_is_a_reward_function_with_the_fixed_parts(pool: SandboxPool) -> None
     assert categorize(wrong) == "wrong"
 
 
+@pytest.mark.proves("F106")
 def test_the_share_of_passed_tests_can_be_paid(pool: SandboxPool) -> None:
     assert values(pool, ROW, SQUARE, DOUBLE, "x = 1") == [1.0, 0.5, 0.0]
 
@@ -99,6 +101,7 @@ def test_large_input_and_output_pass(pool: SandboxPool) -> None:
     assert values(pool, called, "def f(x):\n    return x") == [1.0]
 
 
+@pytest.mark.proves("F104")
 def test_assertions_as_in_mbpp(pool: SandboxPool) -> None:
     row = {"test_list": ["assert f(2) == 4", "assert f(3) == 9", "assert isinstance(f(1), int)"]}
     assert values(pool, row, SQUARE, DOUBLE) == [1.0, pytest.approx(2 / 3)]

@@ -48,6 +48,7 @@ def total(*terms: Term) -> Reward:
     return WeightedSum(terms)([prompt_of()], [completion_of("")])[0]
 
 
+@pytest.mark.proves("F109")
 def test_the_value_is_the_weighted_sum_and_the_parts_are_not_weighted() -> None:
     reward = total(Term(Fixed(value(1.0), "a"), 2.0), Term(Fixed(value(0.5), "b"), -1.0))
     assert reward.value == 1.5
@@ -83,6 +84,7 @@ def test_a_clipped_term_stays_within_its_bounds() -> None:
     assert total(Term(Fixed(value(-7.0)), 0.5, clip=(-1.0, 1.0))).value == -0.5
 
 
+@pytest.mark.proves("D5")
 def test_shaping_can_add_or_take_at_most_what_correctness_is_worth() -> None:
     answer = Term(Fixed(value(0.0, correct=0.0), "m"), 1.0)
     shaping = [Term(Fixed(value(1.0), "a"), 0.8), Term(Fixed(value(1.0), "b"), 0.9)]
@@ -111,6 +113,7 @@ def test_a_term_that_does_not_apply_is_left_out() -> None:
     assert total(Term(Fixed(absent, "b"))).error == "not_applicable"
 
 
+@pytest.mark.proves("D54")
 def test_an_exception_becomes_an_error_and_no_zero() -> None:
     rewards = WeightedSum([Term(Fails(value(1.0), "f"))])([prompt_of()], [completion_of("bomb")])
     assert rewards[0].value is None
@@ -186,6 +189,7 @@ def test_a_sum_of_nothing_and_equal_names_are_refused() -> None:
         WeightedSum([Term(Fixed(value(1.0))), Term(Fixed(value(0.0)))])
 
 
+@pytest.mark.proves("D32")
 @pytest.mark.parametrize(
     ("reward", "category"),
     [
@@ -203,6 +207,7 @@ def test_the_category_comes_from_the_fixed_parts_and_never_from_the_value(reward
     assert categorize(reward) == category
 
 
+@pytest.mark.proves("D54")
 def test_too_many_errors_stop_the_run_with_an_example() -> None:
     failed = Reward(value=None, error="crashed", detail="KeyError: 'answer'")
     check_errors([value(1.0)] * 8 + [failed] * 2)

@@ -36,6 +36,7 @@ def gsm8k_answers() -> list[str]:
     return [row["answer"].rpartition("####")[2].strip() for row in rows]
 
 
+@pytest.mark.proves("D31")
 @pytest.mark.parametrize("form", ["{}", "{}.00", "${}", "{} dollars", r"\boxed{{{}}}", "The answer is {}.", "**{}**"])
 def test_every_gsm8k_reference_earns_full_reward(form: str, checker: AnswerChecker) -> None:
     golds = gsm8k_answers()
@@ -67,6 +68,7 @@ def test_the_reference_solution_of_gsm8k_earns_full_reward_as_it_is(checker: Ans
         assert all(reward.value == 1.0 for reward in rewards)
 
 
+@pytest.mark.proves("D29")
 def test_math_500_references_earn_full_reward(checker: AnswerChecker) -> None:
     golds = [row["answer"] for row in rows_of("math500.jsonl")]
     completions = [completion_of(rf"Therefore $\boxed{{{gold}}}$.") for gold in golds]

@@ -12,6 +12,7 @@ from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repeti
 from oncurve.rewards.weighted_sum import WeightedSum
 
 
+@pytest.mark.proves("F102")
 @pytest.mark.parametrize(("length", "value"), [(0, 0.0), (4, 0.0), (5, 1.0), (9, 1.0), (10, 1.0), (11, 0.0)])
 def test_a_length_inside_the_window_pays(length: int, value: float) -> None:
     assert LengthWindow(5, 10).value(completion_of("", num_tokens=length)) == value
@@ -68,6 +69,7 @@ def shaped(text: str, num_tokens: int = 10, only_if_correct: bool = False) -> fl
     return function([prompt_of()], [completion_of(text, num_tokens=num_tokens)])[0].value
 
 
+@pytest.mark.proves("F101", "D32")
 def test_correctness_form_and_length_add_up_with_their_weights() -> None:
     assert shaped(r"\boxed{5}") == pytest.approx(1.15)
     assert shaped("5") == pytest.approx(1.05)
@@ -76,6 +78,7 @@ def test_correctness_form_and_length_add_up_with_their_weights() -> None:
     assert shaped(r"\boxed{6}", only_if_correct=True) == 0.0
 
 
+@pytest.mark.proves("F101", "D32")
 def test_form_and_length_must_not_outweigh_the_answer() -> None:
     with pytest.raises(ConfigError, match="more than the answer"):
         correctness_format_length(Mathematics(), BoxedFormat(), LengthWindow(5, 50), weights=(1.0, 0.9, 0.2))

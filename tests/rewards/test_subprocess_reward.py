@@ -80,6 +80,7 @@ def test_it_knows_the_step_and_what_it_logs_comes_back(source: Path) -> None:
     assert (reward.value, reward.parts) == (53.0, {"letters": 3.0})
 
 
+@pytest.mark.proves("D54")
 def test_what_the_function_breaks_is_an_error_of_its_kind(
     function: SubprocessReward, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_hermes_blocks_that_do_not_pair_up_or_hold_no_call_are_refused(text: str
         hermes_calls(text)
 
 
+@pytest.mark.proves("F108")
 def test_arguments_must_be_those_of_the_signature(checker: SchemaChecker) -> None:
     texts = [
         [call(city="Ulm")],
@@ -142,6 +143,7 @@ def test_the_number_of_calls_counts(checker: SchemaChecker) -> None:
     assert values_of(checker, none, "", scale="graded") == [0.0, 0.0]
 
 
+@pytest.mark.proves("F108")
 def test_the_reference_calls_must_be_made(checker: SchemaChecker) -> None:
     first, second = call(city="Ulm"), call(city="Bonn", days=1)
     row = {**ROW, "answer": json.dumps([first, second])}

@@ -40,6 +40,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.proves("F51", "D10")
 @pytest.mark.usefixtures("two_gpus")
 def test_allocated_and_reserved_memory_of_every_gpu_has_the_name_of_its_point() -> None:
     assert gpu_memory("train") == {
@@ -59,6 +60,7 @@ def test_without_a_gpu_nothing_is_said_of_one() -> None:
         assert gpu_memory("train") == {}
 
 
+@pytest.mark.proves("F51")
 def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
     two_gpus: list[str],
     make_policy: Callable[..., TrainedPolicy],
@@ -80,6 +82,7 @@ def test_a_run_writes_it_after_every_phase_with_a_peak_for_each_step(
     assert two_gpus.count("new peak") == 2
 
 
+@pytest.mark.proves("F43")
 def test_memory_is_given_back_before_an_update_is_tried_again(
     two_gpus: list[str], make_policy: Callable[..., TrainedPolicy], random_groups: Callable[..., list[Group]]
 ) -> None:

@@ -38,6 +38,7 @@ def trained(
     return start
 
 
+@pytest.mark.proves("F17")
 def test_every_pass_is_an_update_on_all_completions_of_the_step(
     trained: Callable[..., tuple[TrainedPolicy, Run]],
 ) -> None:
@@ -48,6 +49,7 @@ def test_every_pass_is_an_update_on_all_completions_of_the_step(
     assert len(read_rollouts(run.log.folder.path, 1)) == 2, "sampled once"
 
 
+@pytest.mark.proves("F10", "F17")
 def test_later_passes_are_clipped_against_the_policy_that_sampled(
     trained: Callable[..., tuple[TrainedPolicy, Run]],
 ) -> None:

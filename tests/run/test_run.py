@@ -88,6 +88,7 @@ def test_everything_happens_when_it_is_due(make_run: Callable[..., Run], groups:
     assert written == ["step_000001.jsonl", "step_000004.jsonl", "step_000006.jsonl"]
 
 
+@pytest.mark.proves("D36")
 def test_statistics_are_added_up_and_divided_once(make_run: Callable[..., Run], groups: list[Group]) -> None:
     run = make_run(total_steps=2)
     for step in run.steps():
@@ -232,6 +233,7 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(make_run: Callable[.
     assert seen == [0, 1]
 
 
+@pytest.mark.proves("F118", "D36")
 @pytest.mark.parametrize("updates_per_step", [1, 2])
 def test_metrics_are_exact_over_microbatches(
     updates_per_step: int,

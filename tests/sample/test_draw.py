@@ -146,6 +146,7 @@ def test_the_logits_are_left_as_they_were() -> None:
     assert torch.equal(logits[0], LOGITS)
 
 
+@pytest.mark.proves("F71")
 @pytest.mark.parametrize(
     ("params", "kept"),
     [

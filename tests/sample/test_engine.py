@@ -78,6 +78,7 @@ def one_by_one(policy: TrainedPolicy, prompt: Prompt, index: int, *, step: int =
     return ids[len(prompt.prompt_ids) :]
 
 
+@pytest.mark.proves("D51")
 @ways
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "gpt2", "gemma2"])
 def test_batch_cache_and_padding_change_no_token(
@@ -310,6 +311,7 @@ def test_a_repeated_prompt_in_another_batch_of_rows_still_continues_the_count(
     assert what(sampled(policy, [prompt] * 3, 2, max_rows=2)) == what(sampled(policy, [prompt] * 3, 2))
 
 
+@pytest.mark.proves("F26")
 def test_prompts_are_padded_on_the_left() -> None:
     ids, mask = left_pad([(1, 2, 3), (4,)], pad_id=9, device=torch.device("cpu"))
     assert ids.tolist() == [[1, 2, 3], [9, 9, 4]]

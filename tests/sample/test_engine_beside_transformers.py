@@ -65,6 +65,7 @@ def ends_in_stop(policy: TrainedPolicy, ids: list[int], params: SamplingParams) 
     return any(now.rfind(text) > before.rfind(text) for text in params.stop)
 
 
+@pytest.mark.proves("F26", "F57")
 @architectures
 @pytest.mark.parametrize(
     "params",

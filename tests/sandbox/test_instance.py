@@ -89,6 +89,7 @@ def test_what_cannot_be_cleaned_quickly_is_thrown_away_with_the_sandbox() -> Non
     sandbox.close()
 
 
+@pytest.mark.proves("F105")
 def test_the_world_of_a_program_is_small(sandbox: Sandbox) -> None:
     names = call(sandbox, "import os\ndef f(): return sorted(os.environ)")
     assert set(names) <= {*startup.ENVIRONMENT, "LC_CTYPE", "LD_LIBRARY_PATH", "PWD"}
@@ -104,6 +105,7 @@ def test_text_hashes_are_the_same_in_every_sandbox(sandbox: Sandbox) -> None:
     assert call(sandbox, source) == first
 
 
+@pytest.mark.proves("F105")
 def test_limits_hold(sandbox: Sandbox) -> None:
     assert call(sandbox, "def f(): return len(bytearray(10**9))") == ("raise", "MemoryError")
     assert call(sandbox, "import os\ndef f(): os.fork()") == ("raise", "PermissionError")

@@ -51,6 +51,7 @@ def test_mbpp() -> None:
     assert tests.code == "assert f(1) == 2\nassert f(2) == 4"
 
 
+@pytest.mark.proves("F85")
 def test_apps() -> None:
     written = {"inputs": ["1\n", ["2", "3"]], "outputs": ["2\n", ["4"]]}
     tests = cases({"input_output": json.dumps(written)})
@@ -81,6 +82,7 @@ def test_unittest() -> None:
     assert (tests.style, tests.count) == ("unittest", 2)
 
 
+@pytest.mark.proves("F85")
 def test_a_named_column_is_the_only_one_looked_at() -> None:
     row = {"test_list": ["assert f() == 1"], "hidden": ["assert f() == 2", "assert f() == 3"]}
     assert read_tests(row, column="hidden").count == 2

@@ -58,6 +58,7 @@ def test_there_are_many_programs_of_every_kind() -> None:
     assert len({row["id"] for row in rows()}) == len(rows())
 
 
+@pytest.mark.proves("F105", "D7")
 @pytest.mark.parametrize("tier", TIERS)
 def test_nothing_gets_out_and_nothing_is_paid(tier: str) -> None:
     report = run([sys.executable], tier, *QUICK)

@@ -29,6 +29,7 @@ def grades(reward: dict[str, Any], *texts: str, answer: str = "42") -> list[floa
         function.close()
 
 
+@pytest.mark.proves("F70", "D12")
 def test_data_parallel_is_one_whole_model_in_each_process() -> None:
     """torch's DataParallel would split a batch inside one process and add up gradients."""
     two = replace(ALONE, count=2)
@@ -48,6 +49,7 @@ def test_weights_are_cut_over_rows_of_processes_or_refused(parallel: str, count:
         make_sharding(config.policy, config.optimizer, replace(ALONE, count=count))
 
 
+@pytest.mark.proves("F48", "D47")
 def test_deepspeed_gets_what_its_file_says_beside_the_numbers_of_the_recipe() -> None:
     tree = {
         "zero_optimization": {
@@ -62,12 +64,14 @@ def test_deepspeed_gets_what_its_file_says_beside_the_numbers_of_the_recipe() ->
     assert found["gradient_clipping"] == 0.3
 
 
+@pytest.mark.proves("D30")
 @pytest.mark.parametrize("between", [" ", "", "\n", "\n\n", "  \t"])
 def test_any_space_between_the_tags_is_the_same_form(between: str) -> None:
     """A grader that searches for the tags with exactly one space between them pays the space."""
     assert grades({"type": "r1_zero"}, f"so it is </think>{between}<answer> 42 </answer>") == [1.0]
 
 
+@pytest.mark.proves("D30")
 def test_what_follows_the_answer_is_not_part_of_it() -> None:
     """Without a stop string a model goes on, and its right answer must stay right."""
     right = "so </think> <answer> 42 </answer>"
@@ -75,6 +79,7 @@ def test_what_follows_the_answer_is_not_part_of_it() -> None:
     assert said == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.proves("D29", "D31")
 def test_a_right_answer_pays_whatever_its_number_looks_like() -> None:
     boxed = {"type": "mathematics", "answer_from": "boxed"}
     assert grades(boxed, r"\boxed{1,000}", r"\boxed{1000.00}", r"\boxed{\$1000}", answer="1000") == [1.0, 1.0, 1.0]
@@ -84,5 +89,6 @@ def test_a_right_answer_pays_whatever_its_number_looks_like() -> None:
     assert grades(boxed, r"first \boxed{3}, no: \boxed{42}", r"\boxed{42}, no: \boxed{3}") == [1.0, 0.0]
 
 
+@pytest.mark.proves("D30")
 def test_a_letter_for_another_letter_is_wrong() -> None:
     assert grades({"type": "mathematics"}, r"\boxed{3+c}", r"\boxed{3+d}", answer="3+d") == [0.0, 1.0]

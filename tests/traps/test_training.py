@@ -95,6 +95,7 @@ def groups_of_run(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
     return found
 
 
+@pytest.mark.proves("D0")
 def test_completions_are_trained_on_their_own_prompt(
     trained: Callable[..., Run], seen: list[Batch], groups_of_run: list[Group]
 ) -> None:
@@ -108,6 +109,7 @@ def test_completions_are_trained_on_their_own_prompt(
     assert found <= pairs, "a row pairs a prompt with tokens that were sampled for another"
 
 
+@pytest.mark.proves("D0")
 def test_each_completion_is_trained_with_its_own_advantage(
     trained: Callable[..., Run], seen: list[Batch], groups_of_run: list[Group]
 ) -> None:
@@ -126,6 +128,7 @@ def test_each_completion_is_trained_with_its_own_advantage(
     assert checked >= 6
 
 
+@pytest.mark.proves("D38")
 def test_the_tokens_that_were_sampled_are_trained_on_even_where_their_text_has_other_tokens(
     trained: Callable[..., Run], seen: list[Batch], groups_of_run: list[Group], make_policy: MakePolicy
 ) -> None:
@@ -143,6 +146,7 @@ def test_the_tokens_that_were_sampled_are_trained_on_even_where_their_text_has_o
     assert policy.tokenizer.eos_token_id in ends
 
 
+@pytest.mark.proves("F116")
 def test_the_advantages_that_are_logged_are_those_that_are_trained_on(trained: Callable[..., Run]) -> None:
     run = trained()
     [row] = read_metrics(run.log.folder.path)
@@ -152,6 +156,7 @@ def test_the_advantages_that_are_logged_are_those_that_are_trained_on(trained: C
     assert row["advantage/std"] == pytest.approx(torch.tensor(written).std().item(), rel=1e-5)
 
 
+@pytest.mark.proves("F156")
 def test_rewards_and_advantages_stay_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
     trained: Callable[..., Run],
@@ -175,6 +180,7 @@ def test_rewards_and_advantages_stay_on_the_cpu(
     assert {device.type for device in asked} == {"cpu"}
 
 
+@pytest.mark.proves("D35")
 def test_old_log_probabilities_are_computed_in_microbatches(
     make_policy: MakePolicy, random_groups: Callable[..., list[Group]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +205,7 @@ def test_old_log_probabilities_are_computed_in_microbatches(
     assert (annotated.old_logprobs[batch.mask] < 0).all()
 
 
+@pytest.mark.proves("D50")
 def test_rewards_are_computed_once_however_many_passes_are_made(
     make_policy: MakePolicy, make_prompts: MakePrompts, train_in: Callable[..., Run]
 ) -> None:
@@ -222,6 +229,7 @@ def test_rewards_are_computed_once_however_many_passes_are_made(
     assert len(asked) == 2 * 24
 
 
+@pytest.mark.proves("D50")
 def test_the_optimizer_keeps_its_moments_when_the_reference_follows(
     make_policy: MakePolicy, tiny_model: Callable[..., PreTrainedModel], trained: Callable[..., Run]
 ) -> None:
@@ -238,6 +246,7 @@ def test_the_optimizer_keeps_its_moments_when_the_reference_follows(
     assert all(torch.equal(one, other) for one, other in pairs), "the reference has followed"
 
 
+@pytest.mark.proves("D9")
 def test_what_is_trained_is_float32_whatever_the_arithmetic(tiny_model: Callable[..., PreTrainedModel]) -> None:
     """AdamW on bfloat16 weights loses most updates at usual learning rates."""
     recipe = "{model: embedded, data: {type: word_problems}, policy: {compute_type: bfloat16}}"
@@ -250,6 +259,7 @@ def test_what_is_trained_is_float32_whatever_the_arithmetic(tiny_model: Callable
     assert {p.dtype for p in half.parameters() if p.requires_grad} == {torch.float32}
 
 
+@pytest.mark.proves("F32")
 def test_every_number_of_the_optimizer_is_that_of_the_recipe() -> None:
     words = [
         "optimizer.learning_rate=5e-5", "optimizer.beta1=0.8", "optimizer.beta2=0.95", "optimizer.weight_decay=0.1",
@@ -266,6 +276,7 @@ def test_every_number_of_the_optimizer_is_that_of_the_recipe() -> None:
     ]
 
 
+@pytest.mark.proves("D13")
 def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +294,7 @@ def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     assert widths[1:] == [1] * (LIMIT - 1)
 
 
+@pytest.mark.proves("D51")
 @pytest.mark.parametrize("padding", ["the end token", "a token that only the tokenizer has"])
 def test_rows_of_unequal_length_sample_what_they_sample_alone(
     padding: str, tiny_model: Callable[..., PreTrainedModel], make_prompts: MakePrompts
