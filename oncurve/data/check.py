@@ -157,7 +157,7 @@ def find_refused_gold(
     refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
         verdict = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=prompt.index in unpaid)
-        if verdict != "accepted":
+        if verdict != "accepted" and (verdict != "wrong" or meaning.has_right_answer):
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
     is_fatal = sum(len(cases) for cases in refused.values()) > max_fraction * len(prompts)
     found = [

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.extensions import imported
 from oncurve.rewards.section import RewardSection, Surroundings
@@ -102,6 +103,29 @@ class ToolCallsReward(RewardSection):
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
         return imported("oncurve.rewards.tool_calls:ToolCalls")(self)
+
+
+class InstructionsReward(RewardSection):
+    """The completion meets the verifiable constraints that its row lists, such as those of IFEval."""
+
+    type: Literal["instructions"] = "instructions"
+    names_column: str = "instruction_id_list"
+    """Column with the names of the constraints."""
+    arguments_column: str = "kwargs"
+    """Column with the arguments of each, in the same order."""
+    scale: Literal["binary", "graded"] = "binary"
+    """1 if all are met; or the fraction that is met."""
+
+    gives_correct: ClassVar[bool] = True
+    is_form: ClassVar[bool] = True
+
+    def make(self, around: Surroundings) -> RewardFunction:
+        """The function that grades."""
+        for column in (self.names_column, self.arguments_column):
+            if around.columns is not None and column not in around.columns:
+                known = ", ".join(around.columns)
+                raise ConfigError(f"rewards: {self.key} reads column {column!r}, and the data has {known}.")
+        return imported("oncurve.rewards.instructions:Instructions")(self)
 
 
 class Criterion(Section):

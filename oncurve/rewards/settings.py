@@ -8,7 +8,13 @@ from pydantic import Field
 
 from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.formats import BoxedFormatReward, FormatReward, HashFormatReward, StepFormatReward
-from oncurve.rewards.late_graders import JsonSchemaReward, JudgeReward, ProgramsReward, ToolCallsReward
+from oncurve.rewards.late_graders import (
+    InstructionsReward,
+    JsonSchemaReward,
+    JudgeReward,
+    ProgramsReward,
+    ToolCallsReward,
+)
 from oncurve.rewards.mathematics import MathematicsReward
 from oncurve.rewards.r1_zero import R1ZeroReward
 from oncurve.rewards.shaping import CosineLengthReward, LengthReward, OverlongReward, RepetitionReward
@@ -24,6 +30,7 @@ Reward = Annotated[
     | ProgramsReward
     | JsonSchemaReward
     | ToolCallsReward
+    | InstructionsReward
     | JudgeReward
     | LengthReward
     | OverlongReward

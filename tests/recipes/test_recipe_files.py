@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from oncurve.cli.plan import plan_recipe
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.recipe.find import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
 from oncurve.recipe.load import load_config
+from oncurve.rewards.instructions import constraints_of
 from oncurve.run.examine import check_recipe
 from oncurve.sandbox.tiers import describe_isolation
 
@@ -188,18 +190,38 @@ def test_files_are_looked_for_beside_the_recipe_then_in_the_current_folder(
     assert load_config("recipe.yaml").data.path == "rows.jsonl"
 
 
-def test_the_orders_are_what_their_script_writes() -> None:
-    place = SHIPPED / "structured_output" / "orders.py"
-    spec = importlib.util.spec_from_file_location("orders", place)
+def beside(recipe: str, name: str) -> ModuleType:
+    """The program in a recipe's folder that writes its rows."""
+    spec = importlib.util.spec_from_file_location(name, SHIPPED / recipe / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_the_orders_are_what_their_script_writes() -> None:
+    script = beside("structured_output", "orders")
     written = {
-        split: [json.loads(line) for line in place.with_name(f"{split}.jsonl").read_text().splitlines()]
+        split: [
+            json.loads(line) for line in (SHIPPED / "structured_output" / f"{split}.jsonl").read_text().splitlines()
+        ]
         for split in ("train", "test")
     }
     assert written == {"train": script.orders("train", 240), "test": script.orders("test", 80)}
+
+
+def test_the_requests_are_what_their_script_writes_and_every_constraint_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = beside("instructions", "requests")
+    monkeypatch.setattr(script, "FOLDER", tmp_path)
+    script.main()
+    for path in sorted(tmp_path.rglob("*.jsonl")):
+        shipped = SHIPPED / "instructions" / path.relative_to(tmp_path)
+        assert path.read_text(encoding="utf-8") == shipped.read_text(encoding="utf-8")
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert constraints_of(json.loads(line), "instruction_id_list", "kwargs")
 
 
 PLANNED = re.compile(

@@ -143,7 +143,10 @@ def test_a_reward_beside_the_recipe_trains_the_model(nursery: Nursery, rows_of: 
 
 
 @pytest.mark.nightly
-def test_structured_output_trains_by_the_schema(nursery: Nursery, rows_of: RowsOf, tmp_path: Path) -> None:
-    status, said = nursery.run(*words_for("structured_output/tiny", tmp_path))
+@pytest.mark.parametrize("recipe", ["structured_output/tiny", "instructions/tiny"])
+def test_a_form_that_a_program_verifies_is_trained(
+    recipe: str, nursery: Nursery, rows_of: RowsOf, tmp_path: Path
+) -> None:
+    status, said = nursery.run(*words_for(recipe, tmp_path))
     assert status == 0, said
     assert len(rows_of(tmp_path / "run")) == 7

@@ -18,8 +18,9 @@ from oncurve.core.records import Prompt
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
 from oncurve.rewards.grading_failures import categorize
+from oncurve.rewards.instructions import Instructions
 from oncurve.rewards.json_schema import JsonSchema
-from oncurve.rewards.late_graders import JudgeReward
+from oncurve.rewards.late_graders import InstructionsReward, JudgeReward
 from oncurve.rewards.llm_judge import Judge
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.r1_zero import R1Zero
@@ -37,6 +38,7 @@ CALL = json.dumps([{"name": "weather", "arguments": {"city": "Ulm"}}])
 ROWS: dict[str, dict[str, Any]] = {
     "json schema": {"answer": json.loads(ANN)},
     "tool calls": {"answer": json.loads(CALL), "tools": TOOLS},
+    "instructions": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
 }
 """Columns of the row, where a reference answer of 5 is not what the function reads."""
 
@@ -95,6 +97,7 @@ FUNCTIONS: dict[str, tuple[Callable[[], RewardFunction], str]] = {
     "custom": (lambda: from_function(lambda completion, answer: float(completion == answer), name="custom"), "5"),
     "json schema": (lambda: JsonSchema(schema=PERSON), ANN),
     "tool calls": (ToolCalls, CALL),
+    "instructions": (lambda: Instructions(InstructionsReward()), "5"),
     "judge": (_LocalJudge, "5"),
     "rotating": (lambda: Rotating([Mathematics(name="m"), BoxedFormat()], every_steps=1), BOXED),
     "held out": (lambda: HeldOut(Mathematics(), BoxedFormat()), BOXED),
