@@ -7,6 +7,7 @@ DEEPSPEED := .venv-deepspeed
 VLLM := .venv-vllm
 # What reads the code and runs none of it is installed in half a minute, without torch.
 CHECK := .venv-check
+# Hundreds of processes import oncurve, so that its bytecode is kept even where a machine would rather not.
 # Test files go to one process more than there are cores, the longest first: tests/conftest.py says which those are.
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 CODE := oncurve tests benchmarks
@@ -69,7 +70,7 @@ check: $(CHECK)/.ready  ## format, lint, types, who imports whom: under two minu
 test: $(VENV)/.ready-test  ## lint and the tests that must pass before a merge: no network, engine or browser
 	$(RUN)/ruff format --check --quiet $(CODE)
 	$(RUN)/ruff check --quiet $(CODE)
-	OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not nightly and not gpu" --durations=40 $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(RUN)/python -m pytest $(WORKERS) -m "not nightly and not gpu" --durations=40 $(ARGS)
 
 test-all: $(VENV)/.ready-test engines  ## everything, DeepSpeed and vLLM too: each night, and before a release
 	$(RUN)/ruff format --check --quiet $(CODE)

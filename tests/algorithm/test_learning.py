@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lanes import gate
 from toy import Toy, annotate, make_batch, rewards_of
 
 from oncurve.algorithm.presets import PRESETS, build
@@ -47,9 +48,13 @@ def test_a_toy_policy_gets_better(name: str):
     assert last >= first + 0.3
 
 
+OF_EACH_KIND = ("grpo", "dr_grpo", "cispo", "gspo", "rloo", "sapo")
+"""Presets whose losses differ in more than numbers that other tests prove; one step of each preset's kind is above."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", gate(PRESETS, *OF_EACH_KIND))
+@pytest.mark.parametrize("seed", gate(range(3), 0))
 def test_a_toy_policy_learns_the_task(name: str, seed: int):
     first, last = learn(name, seed=seed, prompts=5, steps=45, rate=0.08)
     assert first < 0.4

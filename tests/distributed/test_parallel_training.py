@@ -113,7 +113,8 @@ def test_other_ways_of_computing_end_at_the_same_weights(variant: str, two: list
     assert_same([one[variant] for one in two], tasks.train(ALONE, **OTHERS[variant]), double=True)
 
 
-@pytest.mark.parametrize("bits", gate(["float64", "float32"], "float64"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("bits", ["float64", "float32"])
 def test_four_processes_end_at_the_weights_of_one(bits: str, tmp_path: Path) -> None:
     """Also where two and two hold all weights (HSDP)."""
     variants = {name: options for name, options in VARIANTS.items() if name.endswith(bits)}

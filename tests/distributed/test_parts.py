@@ -11,6 +11,7 @@ import pytest
 import tasks
 import torch
 import workers
+from lanes import gate
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from oncurve.algorithm.rounding import dithered, key_of
@@ -47,6 +48,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved_model(LlamaForCausalLM(config), tmp_path_factory.mktemp("large"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_process_takes_the_memory_of_its_own_part_and_one_tensor(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +98,9 @@ def test_a_checkpoint_of_two_processes_is_an_ordinary_model_in_two_files(
 
 
 @pytest.mark.proves("D14")
-@pytest.mark.parametrize(("count", "degree"), [(1, None), (2, None), (3, None), (4, 2)])
+@pytest.mark.parametrize(
+    ("count", "degree"), gate([(1, None), (2, None), (3, None), (4, 2)], (1, None), (2, None), (4, 2))
+)
 def test_any_number_of_processes_opens_it(
     count: int, degree: int | None, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

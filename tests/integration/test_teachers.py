@@ -61,6 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_the_recipe_learns_from_a_run_through_the_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     words = ["train", "distil_word_problems", *SMALL, "run.name=student", "run.steps=8", "run.prompts_per_step=16",
@@ -82,6 +83,7 @@ def test_a_run_that_was_left_ends_at_the_same_bits(place: Path) -> None:
     assert weights(trainer.resume().folder) == weights(whole.folder)
 
 
+@pytest.mark.nightly
 def test_two_processes_learn_what_one_does(nursery: Nursery, place: Path) -> None:
     found = []
     two = ["--processes", "2"]
