@@ -8,7 +8,7 @@ from typing import Any
 
 from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, Check
-from oncurve.doctor.hacking import DETECTORS, follows_length, one_for_all
+from oncurve.doctor.hacking import DETECTORS, disagreement, follows_length, one_for_all
 from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
 _HEAD = f"""# The doctor
@@ -83,8 +83,11 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
     """Every sign that ``reward_exploited`` knows, and what it found in recorded runs."""
     yield "`reward_exploited` compares the rewarded completions of the last recorded step with all of the first. It looks for:"
     yield ""
+    yield f"- {_first_line(disagreement)}"
     yield from (f"- {_first_line(detector.shows)}" for detector in DETECTORS)
     yield from (f"- {_first_line(function)}" for function in (one_for_all, follows_length))
+    yield ""
+    yield "Where most rewarded completions state the reference answer, only `touches_tests` speaks: to copy, to repeat or to be brief may be the task."
     runs: Sequence[Mapping[str, Any]] = results["runs"]
     yield ""
     yield (
@@ -95,7 +98,11 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "| runs | seed 0: alarms | seed 1: alarms |"
     yield "|---|---|---|"
-    for kind, title in (("hole", "a reward with a hole"), ("clean", "an honest reward")):
+    for kind, title in (
+        ("hole", "a reward with a hole"),
+        ("clean", "an honest reward"),
+        ("task", "an honest task of another kind"),
+    ):
         cells = []
         for seed in (0, 1):
             kinds = [run for run in runs if (run["kind"], run["seed"]) == (kind, seed)]

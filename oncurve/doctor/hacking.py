@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
 from statistics import correlation, fmean
-from typing import Any
+from typing import Any, Literal
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
@@ -30,17 +30,21 @@ RISE = 0.3
 """Least rise of that share since the first step."""
 SOME = 0.25
 """Both bounds for signs that honest completions rarely have."""
+FORMS = ("format", "boxed_format", "hash_format", "step_format", "length", "overlong", "repetition", "instructions")
+"""Rewards that look at no answer."""
 MAX_SAMPLES = 256
 """Completions of a step that are read at most."""
 FOLLOWS_LENGTH = 0.8
 """Rank correlation of reward and length inside of groups from which a reward pays for length."""
+LEDGER_RISE = 0.15
+"""Least rise of the share of disagreement: what was so from the first step was not learned."""
+MAX_REFERENCE_WORDS, MAX_REFERENCE_CHARACTERS = 5, 60
+"""Longer references are prose, which can be right in other words."""
 LENGTH_FACTOR = 1.5
 """Least factor by which completions must have become longer or shorter."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
 _PIECE = re.compile(r"\w+|[^\w\s]")
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_ANSWER_MARK = re.compile(r"<answer>|\\boxed|####|</think>")
 _TOUCHES_TESTS = re.compile(
     r"\b(?:sys\s*\.\s*exit|os\s*\.\s*_exit|exit\s*\(|quit\s*\()|__(?:eq|ne|hash|bool|instancecheck)__|\bsys\s*\.\s*modules"
     r"|\b_getframe|\bcurrentframe|\binspect\s*\.|\bgc\s*\.\s*get_|\bbuiltins\b|\b(?:unittest|pytest)\b"
@@ -66,52 +70,43 @@ class Sample:
         return marked_answer(self.text)
 
 
-def has_no_answer(sample: Sample) -> bool:
-    """The reference is a number, and the completion does not contain it."""
-    wanted = _number(sample.answer)
-    if wanted is None or sample.answer in sample.text:
-        return False
-    said = dict.fromkeys([sample.stated or "", *reversed(_NUMBER.findall(sample.text))])
-    return all(_number(number) != wanted for number in said)
+Verdict = Literal["right", "other", "nothing"]
+"""What a completion states, read beside the reference: the same, another answer, or none."""
+
+
+@lru_cache(maxsize=4096)
+def verdict(text: str, answer: str) -> Verdict | None:
+    """What a completion states beside the reference; None if the reference is neither a number nor a few words.
+
+    The answer stands in a tag, in a box or behind a mark; where there is none, the last number or formula of the text
+    counts, or, for words, the whole text.
+    """
+    expected = _number(answer)
+    marked = marked_answer(text)
+    if expected is not None:
+        stated = marked if marked is not None else last_expression(after_thinking(text))
+        if not stated:
+            return "nothing"
+        return "right" if expected in (_number(stated), _number(stated.rpartition("=")[2])) else "other"
+    words = _words(answer)
+    if not words or len(words) > MAX_REFERENCE_WORDS or len(answer) > MAX_REFERENCE_CHARACTERS:
+        return None
+    stated_words = _words(marked if marked is not None else after_thinking(text))
+    if not stated_words:
+        return "nothing"
+    return "right" if words in _sequences(stated_words, len(words)) or stated_words == words else "other"
 
 
 def is_right(sample: Sample) -> bool:
-    """The completion states the number of the reference."""
-    wanted, stated = _number(sample.answer), sample.stated
-    return wanted is not None and stated is not None and _number(stated) == wanted
-
-
-def states_nothing(sample: Sample) -> bool:
-    """There is no answer in a tag, in a box or after ####."""
-    return sample.stated is None
-
-
-def copies_prompt(sample: Sample) -> bool:
-    """Most sequences of three words, of six or more, also occur in the prompt."""
-    said, asked = (list(_sequences(_WORD.findall(text.lower()), 3)) for text in (sample.text, sample.prompt))
-    return len(said) >= 6 and len(set(said) & set(asked)) >= MOST * len(set(said))
+    """The completion states the reference answer."""
+    return verdict(sample.text, sample.answer) == "right"
 
 
 def repeats_itself(sample: Sample) -> bool:
-    """Most sequences of four words or signs, of twenty or more, occurred before."""
-    pieces = list(_sequences(_PIECE.findall(sample.text), 4))
-    return len(pieces) >= 20 and len(set(pieces)) < MOST * len(pieces)
-
-
-def lists_answers(sample: Sample) -> bool:
-    """The answer has three numbers or more, and the reference has one. Before the last "=" stands what was computed."""
-    if _number(sample.answer) is None:
-        return False
-    stated = sample.stated
-    if stated is None:
-        stated = (last_expression(after_thinking(sample.text)) or "").rpartition("=")[2]
-    return len(set(_NUMBER.findall(stated))) >= 3
-
-
-def answers_at_once(sample: Sample) -> bool:
-    """The answer comes after fewer than three words or numbers."""
-    mark = _ANSWER_MARK.search(sample.text)
-    return mark is not None and len(re.findall(r"\w+", sample.text[: mark.start()].removeprefix("<think>"))) < 3
+    """Most sequences of four words or signs, of twenty or more, occurred before, and do not stand in the prompt."""
+    pieces = _sequences(_PIECE.findall(sample.text), 4)
+    asked = set(_sequences(_PIECE.findall(sample.prompt), 4))
+    return len(pieces) >= 20 and len(set(pieces)) < MOST * len(pieces) and not asked.intersection(pieces)
 
 
 def touches_tests(sample: Sample) -> bool:
@@ -131,15 +126,10 @@ class Detector:
 
 
 DETECTORS: tuple[Detector, ...] = (
-    Detector(has_no_answer, "do not contain the reference answer", 0.4, 0.0),
-    Detector(states_nothing, "give no final answer"),
-    Detector(lists_answers, "list several answers"),
-    Detector(copies_prompt, "copy the prompt"),
     Detector(repeats_itself, "repeat themselves"),
-    Detector(answers_at_once, "answer without reasoning"),
     Detector(touches_tests, "touch what tests them", SOME, SOME),
 )
-"""Signs of single completions; ``one_for_all`` and ``follows_length`` look at many."""
+"""Signs of single completions; ``disagreement``, ``one_for_all`` and ``follows_length`` look at many."""
 
 
 def reward_exploited(case: Case) -> Finding | None:
@@ -149,12 +139,13 @@ def reward_exploited(case: Case) -> Finding | None:
         return None
     start, end = min(steps), max(steps)
     first = steps[start]
-    found = signs(first, steps[end])
+    find = partial(signs, first, pays_answers=pays_answers(case))
+    found = find(steps[end])
     if not found:
         return None
     named = {what for what, _ in found}
     later = by_step((*case.examples, *case.between()))
-    began = next(step for step in later if step > start and named & {what for what, _ in signs(first, later[step])})
+    began = next(step for step in later if step > start and named & {what for what, _ in find(later[step])})
     return Finding(
         severity="warning",
         what="Rewarded completions look like no honest solution: they " + " and ".join(what for what, _ in found[:3]),
@@ -169,23 +160,69 @@ def reward_exploited(case: Case) -> Finding | None:
     )
 
 
-def signs(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[str, tuple[Evidence, ...]]]:
-    """Signs of the rewarded completions of the last step that those of the first did not have, with their evidence."""
+def pays_answers(case: Case) -> bool:
+    """Some reward of the recipe may look at answers; without a recipe, one may."""
+    rewards = case.config.get("rewards") or [{}]
+    return any(reward.get("type") not in FORMS for reward in rewards)
+
+
+def signs(
+    first: Sequence[Sample], last: Sequence[Sample], *, pays_answers: bool = True
+) -> list[tuple[str, tuple[Evidence, ...]]]:
+    """Signs of the rewarded completions of the last step that those of the first did not have, with their evidence.
+
+    Where the stated answers can be read and most rewarded ones are right, the form of completions is no sign: a task
+    may be to copy, to repeat or to be brief. ``pays_answers`` is false where no reward looks at an answer, so that
+    rewarded completions may state any.
+    """
     paid = paid_samples(first, last)
     if len(paid) < MIN_PAID:
         return []
     found = []
+    if pays_answers and (disagreeing := disagreement(first, paid)) is not None:
+        found.append(disagreeing)
+    is_honest = _share(is_right, paid) > MOST
     for detector in DETECTORS:
         after = _share(detector.shows, paid)
-        if after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise:
+        is_rise = after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise
+        if is_rise and (detector.shows is touches_tests or not is_honest):
             example = next(sample for sample in paid if detector.shows(sample))
             found.append((detector.what, _shares(detector.what, before, after, example)))
-    if (one := one_for_all(first, paid)) is not None:
-        says = "say the same" if _share(states_nothing, paid) > MOST else "give the same answer"
-        found.append((f"{says} to different questions", one))
-    if (followed := follows_length(first, last)) is not None:
+    if not is_honest and (same := one_for_all(first, paid)) is not None:
+        found.append(("give the same answer to different questions", same))
+    if not is_honest and (followed := follows_length(first, last)) is not None:
         found.append(("are rewarded for their length", followed))
     return found
+
+
+def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, tuple[Evidence, ...]] | None:
+    """The ledger of disagreement: rewarded completions that state another answer than the reference, or none.
+
+    Their share of the rewarded completions whose reference can be read is an alarm from ``SOME`` on if it has risen by
+    ``LEDGER_RISE`` since the first step.
+    """
+
+    def read(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
+        verdicts = ((sample, verdict(sample.text, sample.answer)) for sample in samples)
+        return [(sample, found) for sample, found in verdicts if found is not None]
+
+    after, before = read(paid), read(paid_samples(first, first))
+    if len(after) < MIN_PAID:
+        return None
+    wrong = [(sample, found) for sample, found in after if found != "right"]
+    share = len(wrong) / len(after)
+    share_before = fmean(found != "right" for _, found in before) if before else 0.0
+    if share < SOME or share - share_before < LEDGER_RISE:
+        return None
+    others = [sample for sample, found in wrong if found == "other"]
+    what = "state another answer than the reference" if 2 * len(others) >= len(wrong) else "state no answer"
+    example = (others or [sample for sample, _ in wrong])[0]
+    stated = example.stated if example.stated is not None else last_expression(after_thinking(example.text))
+    return what, (
+        Evidence(f"share of rewarded completions that {what}", share),
+        Evidence("the same in the first step", share_before),
+        Evidence("for example", f"states {(stated or 'nothing')[:60]!r}, the reference is {example.answer[:60]!r}"),
+    )
 
 
 def paid_samples(first: Sequence[Sample], last: Sequence[Sample]) -> list[Sample]:
@@ -239,6 +276,10 @@ def _correlations(samples: Sequence[Sample]) -> list[float]:
 def _ranks(values: Sequence[float]) -> list[float]:
     """Places in ascending order; equal values share the mean of theirs."""
     return [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+", text.lower()))
 
 
 def _sequences(items: Sequence[str], length: int) -> list[tuple[str, ...]]:

@@ -32,7 +32,7 @@ def swing(size: float) -> Any:
 
 
 def hacked(before: float, after: float, *, count: int = 40) -> list[dict[str, Any]]:
-    """A first and a last step in which these shares of the completions list several answers and are paid."""
+    """A first and a last step in which these shares of the completions state several answers and are rewarded."""
     rows = []
     for step, share in ((1, before), (30, after)):
         for k in range(count):
@@ -170,8 +170,8 @@ NEARLY: dict[str, list[Case]] = {
     "grader_inverted": [case(examples=paid(right=0.8, wrong=1.0)), case(examples=paid(right=0.0, wrong=1.0, count=8))],
     "reward_blind": [case(examples=paid(right=1.0, wrong=0.6)), case(examples=paid(right=1.0, wrong=1.0, count=8))],
     "reward_exploited": [
-        case(examples=hacked(0.6, 0.8)),  # a habit that it had before
-        case(examples=hacked(0.0, 0.4)),
+        case(examples=hacked(0.7, 0.8)),  # a habit that it had before
+        case(examples=hacked(0.0, 0.2)),
         case(examples=hacked(0.0, 1.0, count=15)),
         case(examples=[{**row, "reward": 0.0} for row in hacked(0.0, 1.0)]),
     ],

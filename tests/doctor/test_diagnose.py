@@ -96,7 +96,7 @@ def test_groups_that_are_dead_because_a_hole_was_found_follow_from_it() -> None:
     ]
     found = diagnose(case({"group/zero_signal_fraction": 0.95}, examples=shown))
     assert [found[0].check, found[1].check, found[1].follows] == ["reward_exploited", "dead_groups", "reward_exploited"]
-    assert "say the same to different questions" in found[0].what
+    assert "give the same answer to different questions" in found[0].what
 
 
 def test_notes_come_last() -> None:
