@@ -1,7 +1,7 @@
 """How often do the detectors of reward hacking find a hole that a model has found, and alarm where there is none?
 
 Short runs of the demo's recipe, recorded: fifteen rewards with a hole and six honest tasks of other kinds, each with
-two seeds, and eleven runs with honest rewards. Seed 0 was looked at when the bounds of the detectors were chosen; seed 1
+two seeds, and eleven runs with honest rewards. Seed 0 was in view when the bounds of the detectors were chosen, seed 1
 was not.
 
     python benchmarks/faults/reward_holes.py --folder /tmp/holes         makes the runs that are missing, and measures
