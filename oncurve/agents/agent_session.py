@@ -54,7 +54,7 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    positions: list[tuple[int, int]] = field(default_factory=list)
     """Behind each turn: how many messages and how many tokens there are."""
     versions: VersionSpans = field(default_factory=VersionSpans)
     num_written: int = 0
@@ -79,10 +79,10 @@ class Conversation:
 
     def follows(self, request: ChatRequest) -> tuple[int, int] | None:
         """The last of ``places`` from which the request goes on; None if it does from nowhere."""
-        for place in reversed(self.places) if request.tools == self.tools else ():
-            known = self.messages[: place[0]]
+        for position in reversed(self.positions) if request.tools == self.tools else ():
+            known = self.messages[: position[0]]
             if len(request.messages) > len(known) and all(map(Message.is_like, request.messages, known)):
-                return place
+                return position
         return None
 
 
@@ -94,7 +94,7 @@ class PendingTurn:
     request: ChatRequest
     new: tuple[Message, ...]
     """Messages since the row's last turn."""
-    told: Told
+    encoded: Told
     """The new messages as tokens; empty where they are the row's prompt."""
     read_ids: tuple[int, ...]
     key: int
@@ -144,8 +144,8 @@ class AgentSession:
             raise ChatError(
                 f"the episode has had its {self.limits.max_turns} turns (rollouts.episodes.max_turns)", code="max_turns"
             )
-        row, new, told = self._row_for(request)
-        read_ids = (*row.read_ids, *told[0])
+        row, new, encoded = self._row_for(request)
+        read_ids = (*row.read_ids, *encoded[0])
         context = self.limits.context_tokens
         if context is not None and len(read_ids) >= context:
             self.limit = "context"
@@ -162,13 +162,13 @@ class AgentSession:
         row.is_busy = True
         if row not in self.rows:
             self.rows.append(row)
-        return PendingTurn(row, request, new, told, read_ids, key, max(room, 0), digest)
+        return PendingTurn(row, request, new, encoded, read_ids, key, max(room, 0), digest)
 
     def forget(self, pending: PendingTurn) -> None:
         """Undo a request whose client is gone, as if it had never been made."""
         pending.row.is_busy = False
         self._asked[pending.digest] -= 1
-        if not pending.row.places:
+        if not pending.row.positions:
             self.rows.remove(pending.row)
 
     def took(self, pending: PendingTurn, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> ChatAnswer:
@@ -178,17 +178,17 @@ class AgentSession:
         is_ended = bool(ids) and ids[-1] in self.end_ids
         text = self.decode(ids[:-1] if is_ended else ids)
         self._note_answers(row, pending.new)
-        row.add(pending.told[0], [0.0] * len(pending.told[0]), pending.told[1], is_policy=False)
+        row.add(pending.encoded[0], [0.0] * len(pending.encoded[0]), pending.encoded[1], is_policy=False)
         row.versions.add(len(row.token_ids), spans)
         row.add(ids, logprobs, text, is_policy=True)
-        message, found = self._message(pending, text) if reason == "stop" else (Message("assistant", text), [])
+        message, calls = self._message(pending, text) if reason == "stop" else (Message("assistant", text), [])
         row.calls += [
-            ToolCall("", call.written, f"error: {call.problem}", "malformed", len(row.places))
-            for call in found
+            ToolCall("", call.written, f"error: {call.problem}", "malformed", len(row.positions))
+            for call in calls
             if call.name is None
         ]
         row.messages += [*pending.new, message]
-        row.places.append((len(row.messages), len(row.token_ids)))
+        row.positions.append((len(row.messages), len(row.token_ids)))
         row.num_written += len(ids)
         row.reason, row.is_ended = reason, is_ended
         self.num_turns += 1
@@ -214,21 +214,23 @@ class AgentSession:
 
     def _row_for(self, request: ChatRequest) -> tuple[Conversation, tuple[Message, ...], Told]:
         """The row that a request goes on with, what is new in it, and that as tokens."""
-        known = [(place, row) for row in self.rows if (place := row.follows(request)) is not None]
+        known = [(position, row) for row in self.rows if (position := row.follows(request)) is not None]
         if not known:
             self._may_fork("another conversation")
             ids, text = self.frames.opened(request.messages, request.tools)
             row = Conversation(tuple(ids), text, request.tools, self.num_turns)
             return row, request.messages, ([], "")
-        (num_messages, num_tokens), row = max(known, key=lambda one: (one[0][0], -self.rows.index(one[1])))
+        (num_messages, num_tokens), row = max(
+            known, key=lambda candidate: (candidate[0][0], -self.rows.index(candidate[1]))
+        )
         new = request.messages[num_messages:]
         at_end = num_tokens == len(row.token_ids)
         ended = row.is_ended if at_end else row.token_ids[num_tokens - 1] in self.end_ids
-        told = self.frames.followed(new, request.tools, ended=ended)
+        encoded = self.frames.followed(new, request.tools, ended=ended)
         if at_end and not row.is_busy:
-            return row, new, told
+            return row, new, encoded
         self._may_fork("a fork of the conversation")
-        ids = (*row.prompt_ids, *row.token_ids[:num_tokens], *told[0])
+        ids = (*row.prompt_ids, *row.token_ids[:num_tokens], *encoded[0])
         fork = Conversation(ids, self.decode(ids), request.tools, self.num_turns, list(row.messages[:num_messages]))
         return fork, new, ([], "")
 
@@ -246,20 +248,20 @@ class AgentSession:
         """A turn as a message: its words, and its calls where the agent has tools."""
         if not pending.request.may_call:
             return Message("assistant", text), []
-        found = self.frames.read(text, pending.request.known_tools)
+        requests = self.frames.read(text, pending.request.known_tools)
         calls = tuple(
-            ChatCall(f"call_{pending.key:x}_{place}", str(call.name), _as_json(call))
-            for place, call in enumerate(found)
+            ChatCall(f"call_{pending.key:x}_{index}", str(call.name), _as_json(call))
+            for index, call in enumerate(requests)
             if call.name is not None
         )
         if not calls:
-            return Message("assistant", text), found
-        return Message("assistant", words_before_calls(text, num_calls=len(calls)), calls), found
+            return Message("assistant", text), requests
+        return Message("assistant", words_before_calls(text, num_calls=len(calls)), calls), requests
 
     def _note_answers(self, row: Conversation, new: Sequence[Message]) -> None:
         """Add the answers of the agent's tools to the row's record of calls."""
         made = {call.call_id: call for message in row.messages[-1:] for call in message.calls}
-        turn = len(row.places) - 1
+        turn = len(row.positions) - 1
         for message in new:
             if message.role == "tool" and (call := made.get(message.answers)) is not None:
                 row.calls.append(ToolCall(call.name, call.arguments, message.content, None, turn))

@@ -81,15 +81,18 @@ class ChatFrames(ChatDialect):
         """The new messages behind a turn, as the template writes them there."""
         for message in messages:
             self._check("tools" if message.role == "tool" else "user")
-        asked, said = Message("user", _SPOKEN), Message("assistant", _SPOKEN)
+        question, turn = Message("user", _SPOKEN), Message("assistant", _SPOKEN)
         answered = [message for message in messages if message.role == "tool"]
         if answered and self._shows_calls:
-            calls = [ChatCall(one.answers or "oncurve00", one.name or "tool", "{}") for one in answered]
-            said = Message("assistant", "", tuple(calls))
-        whole = self._rendered([asked, said, *messages], tools, kept=2)
+            calls = [
+                ChatCall(tool_message.answers or "oncurve00", tool_message.name or "tool", "{}")
+                for tool_message in answered
+            ]
+            turn = Message("assistant", "", tuple(calls))
+        whole = self._rendered([question, turn, *messages], tools, num_kept=2)
         rest = whole.rpartition(_SPOKEN)[2]
-        if said.calls:
-            alone = self.without_end(self._rendered([asked, said], tools, kept=2, goes_on=False))
+        if turn.calls:
+            alone = self.without_end(self._rendered([question, turn], tools, num_kept=2, goes_on=False))
             if not whole.startswith(alone):
                 raise ChatError("the model's chat template writes a call anew when it is answered", param="messages")
             rest = whole[len(alone) :]
@@ -102,12 +105,19 @@ class ChatFrames(ChatDialect):
             self._checked.add(role)
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0, *, goes_on: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        num_kept: int = 0,
+        *,
+        goes_on: bool = True,
     ) -> str:
-        """The template's text with slots in the place of all contents but those of the first ``kept`` messages."""
+        """The template's text with slots in the place of all contents but those of the first ``num_kept`` messages."""
         slotted = [
-            one if place < kept or not one.content else replace(one, content=_SLOT.format(place - kept))
-            for place, one in enumerate(messages)
+            message
+            if index < num_kept or not message.content
+            else replace(message, content=_SLOT.format(index - num_kept))
+            for index, message in enumerate(messages)
         ]
         try:
             [text] = write_conversations(
@@ -125,8 +135,8 @@ class ChatFrames(ChatDialect):
         for slot in _SLOTS.finditer(text):
             message = messages[int(slot.group(1))]
             escapes = self._escapes and message.role == "tool"
-            words = json.dumps(message.content, ensure_ascii=False)[1:-1] if escapes else message.content
-            parts += [(text[end : slot.start()], False), (words, True)]
+            content = json.dumps(message.content, ensure_ascii=False)[1:-1] if escapes else message.content
+            parts += [(text[end : slot.start()], False), (content, True)]
             end = slot.end()
         parts.append((text[end:], False))
         return self.foreign.framed(parts), "".join(part for part, _ in parts)
@@ -134,7 +144,7 @@ class ChatFrames(ChatDialect):
 
 def _calling(messages: Sequence[Message]) -> list[Message]:
     """Messages with calls, without their contents."""
-    return [replace(one, content="") for one in messages if one.calls]
+    return [replace(message, content="") for message in messages if message.calls]
 
 
 class TagFrames(TagDialect):
@@ -168,7 +178,7 @@ class TagFrames(TagDialect):
 
     def _parts(self, messages: Sequence[Message], *, is_first: bool) -> Parts:
         parts: Parts = []
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             match message.role:
                 case "tool":
                     parts += [("<result>", False), (message.content, True), ("</result>", False)]
@@ -177,7 +187,7 @@ class TagFrames(TagDialect):
                     space = "" if message.content[:1].isspace() else " "
                     parts.append((f"{space}{message.content}{calls}", True))
                 case _:
-                    is_answered = place + 1 < len(messages) and messages[place + 1].role == "assistant"
+                    is_answered = index + 1 < len(messages) and messages[index + 1].role == "assistant"
                     line = "" if is_first and not parts else "\n"
                     behind = self._after if is_answered else self._after + self._opening
                     parts += [(line + self._before, False), (message.content, True), (behind, False)]

@@ -256,8 +256,8 @@ def measure(
                 params=params,
                 samples_per_prompt=kept.samples,
                 prompts_per_call=prompts_per_call(kept.samples),
-                kept=kept,
-                loose_reward_function=loose_reward_function,
+                store=kept,
+                lenient_reward_function=loose_reward_function,
                 on_progress=lambda done, total: progress.update(shown, completed=done, description=said()),
             )
             return replace(found, seed=params.seed)

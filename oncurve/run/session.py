@@ -77,7 +77,7 @@ class Evaluator:
             prompts,
             self.sampler,
             self.reward_function,
-            loose_reward_function=self.loose,
+            lenient_reward_function=self.loose,
             params=self.params,
             samples_per_prompt=self.samples,
             name=name,

@@ -29,7 +29,7 @@ from oncurve.core.batch import Batch, stack_rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import score as grade_groups
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
-from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.datasets import adapt_python_rows
 from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
 from oncurve.model.context import context_of
@@ -69,7 +69,7 @@ class Policy:
     def prompts(self, rows: Sequence[Mapping[str, Any] | str]) -> list[Prompt]:
         """Prompts from rows or questions, tokenized in the template of the data section."""
         data, tokenizer = self.config.data, self.inner.tokenizer
-        given = adapt_given_rows(
+        given = adapt_python_rows(
             [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
         )
         limit = self.config.prompt_limit(context_of(self.inner.model.config))

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from oncurve.agents.agent_endpoint import PATHS, chat_error, send, stream_headers
 from oncurve.agents.agent_session import AgentSession, Conversation, PendingTurn, SessionLimits
-from oncurve.agents.chat_answers import failed_event, first_event, last_events, models, words_event
+from oncurve.agents.chat_answers import failed_event, first_event, last_events, models, text_event
 from oncurve.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.agents.conversation_frames import Frames
 from oncurve.chat_messages import words_before_any_call
@@ -104,7 +104,7 @@ class ChatRoutes:
                 text = self._decode([token for token in ids if token not in self.end_ids]).rstrip(HALF)
                 text = words_before_any_call(text) if asked.may_call else text
                 if len(text) > num_sent:
-                    await stream.write(words_event(asked, pending.answer_id, text[num_sent:]))
+                    await stream.write(text_event(asked, pending.answer_id, text[num_sent:]))
                     num_sent = len(text)
             [one] = await done
         except SamplerError as error:
