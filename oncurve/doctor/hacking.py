@@ -17,7 +17,7 @@ from typing import Any
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.grammar.reading import exact_number
+from oncurve.rewards.grammar.equality import exact_number
 from oncurve.rewards.places import marked_answer
 from oncurve.rewards.prose import last_expression
 from oncurve.rewards.thinking import after_thinking

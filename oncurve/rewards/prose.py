@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 
-from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.forms import read_amounts, read_date
+from oncurve.rewards.grammar.lexemes import Token, Unreadable
 from oncurve.rewards.grammar.lexer import tokens
-from oncurve.rewards.grammar.numerals import CARDINALS, FACTORS
+from oncurve.rewards.grammar.preparation import CARDINALS, FACTORS
 from oncurve.rewards.statement import DENIED, MARKUP, MAX_CLAUSE_CHARACTERS, REFUSED, formulas, is_computation
 
 _DOUBTED = re.compile(

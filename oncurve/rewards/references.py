@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from oncurve.rewards.grammar.equality import Reference, read_reference
-from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.values import (
     Choice,
     Date,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from oncurve.rewards.grammar.figures import Unreadable
-from oncurve.rewards.grammar.reading import read
+from oncurve.rewards.grammar.equality import read
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.values import Tree
 
 MAX_CLAUSE_CHARACTERS = 2_000

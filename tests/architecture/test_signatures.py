@@ -31,7 +31,7 @@ KEYWORDS = {
     "policy.lora_forward.OneSum.__call__": "the forward of a layer of peft's",
     "policy.packed_attention.block_attention": "an attention function of transformers",
     "policy.packed_attention.packed_attention": "an attention function of transformers",
-    "rewards.grammar.figures.NumberLexer.add": "properties of a token",
+    "rewards.grammar.lexemes.NumberLexer.add": "properties of a token",
     "run.assemble._own_formula.called": "a formula of the user's",
     "run.stages.sft": "sections of a recipe, from Python",
     "run.trainer.Trainer.__init__": "sections of a recipe, from Python",

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_records import STEADY
 
-from oncurve.rewards.grammar.equality import equal, read_reference
-from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.equality import equal, exact_number, read, read_reference
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.lexer import tokens
-from oncurve.rewards.grammar.reading import exact_number, read
 from oncurve.rewards.grammar.symbolic import equal_expressions
 from oncurve.rewards.grammar.units import compose
 from oncurve.rewards.grammar.values import Quantity, Tree

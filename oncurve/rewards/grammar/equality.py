@@ -1,22 +1,68 @@
-"""Equality of an answer with a reference that is read once."""
+"""Typed values of texts, and equality of an answer with a reference that is read once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 
 from oncurve.rewards.grammar.choices import chosen_letter
 from oncurve.rewards.grammar.comparison import Algebra, AnswerComparison
 from oncurve.rewards.grammar.exact import is_too_large, rational
-from oncurve.rewards.grammar.figures import Unreadable
-from oncurve.rewards.grammar.forms import read_date, read_time
+from oncurve.rewards.grammar.forms import read_date, read_time, read_truths
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.phrases import phrase, same_phrase, verdict_with_reason
-from oncurve.rewards.grammar.preparation import prepared, trimmed
-from oncurve.rewards.grammar.reading import MAX_CHARACTERS, read
+from oncurve.rewards.grammar.preparation import prepared, separated, trimmed
 from oncurve.rewards.grammar.regions import OrderError
-from oncurve.rewards.grammar.truths import read_truths
-from oncurve.rewards.grammar.values import Choice, Date, Members, Quantity, Time, Truths, Value, Words
+from oncurve.rewards.grammar.statements import Reader
+from oncurve.rewards.grammar.values import Choice, Date, Members, Named, Quantity, Time, Truths, Value, Words, number
+
+MAX_CHARACTERS = 600
+"""A longer text is no answer."""
+_PLAIN = re.compile(r"\s*(-?\d{1,200}(?:\.\d{1,100})?)\s*")
+"""A number in figures, which needs no grammar."""
+
+
+@lru_cache(maxsize=4096)
+def read(text: str, *, with_thousands: bool = True, with_letters: bool = True) -> Value:
+    r"""The typed value of an answer. Raises Unreadable.
+
+    ``with_thousands`` False takes the commas of ``1,000`` for separators of members; ``with_letters`` False takes a
+    single letter behind a number, as in ``5 m``, for a variable and not a unit.
+
+    >>> read("x = 5").name, read(r"3 \text{ cm}").unit.dimensions
+    ('x', (('m', 1),))
+    """
+    if (plain := _PLAIN.fullmatch(text)) is not None:
+        return Quantity(number(Fraction(plain[1])), digits=plain[1])
+    if len(text) > MAX_CHARACTERS:
+        raise Unreadable("a text that is too long")
+    found = separated(prepared(text), everywhere=not with_thousands)
+    reader = Reader(with_letters=with_letters)
+    try:
+        return reader.value(found)
+    except (RecursionError, OrderError) as error:
+        raise Unreadable(str(error) or "nested too deeply") from None
+
+
+def exact_number(text: str) -> Fraction | None:
+    """The number that a text states, its unit and currency left aside; None if it states something else.
+
+    >>> exact_number("$1,000")
+    Fraction(1000, 1)
+    """
+    try:
+        value = read(text.strip())
+    except Unreadable:
+        return None
+    value = value.value if isinstance(value, Named) else value
+    if not isinstance(value, Quantity) or value.tree.has("factorial"):
+        return None
+    number_of = rational(value.tree)
+    return None if number_of is None else number_of / (100 if value.unit.is_percent else 1)
+
 
 _THOUSANDS = re.compile(r"\d,\d{3}")
 _LETTER = re.compile(r"\d\s+[a-zA-Z](?![a-zA-Z])")

@@ -7,8 +7,7 @@ import unicodedata
 from dataclasses import replace
 from fractions import Fraction
 
-from oncurve.rewards.grammar.figures import NumberLexer, Token, Unreadable
-from oncurve.rewards.grammar.spellings import (
+from oncurve.rewards.grammar.lexemes import (
     ACCENTS,
     BRACKETS,
     BUILDERS,
@@ -29,6 +28,9 @@ from oncurve.rewards.grammar.spellings import (
     SUPERSCRIPTS,
     TEXTS,
     UNIT_VECTORS,
+    NumberLexer,
+    Token,
+    Unreadable,
     translation,
 )
 

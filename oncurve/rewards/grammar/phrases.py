@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from oncurve.rewards.grammar.expressions import closing
-from oncurve.rewards.grammar.figures import Token, Unreadable
-from oncurve.rewards.grammar.spellings import FUNCTIONS
+from oncurve.rewards.grammar.lexemes import FUNCTIONS, Token, Unreadable, closing
 from oncurve.rewards.grammar.values import Value, Words
 
 _HEDGES = frozenset((

@@ -1,13 +1,15 @@
-"""Numbers and expressions with currencies, units, bases and plus-minus signs."""
+"""Quantities: with currencies, units and signs, in sentences ("She has 18 eggs left"), in equations that state them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product as combinations
 
+from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
-from oncurve.rewards.grammar.figures import Token, Unreadable
-from oncurve.rewards.grammar.phrases import is_hedged
+from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, top
+from oncurve.rewards.grammar.phrases import is_hedged, phrase, without_lead
+from oncurve.rewards.grammar.regions import RELATIONS
 from oncurve.rewards.grammar.units import DEGREES, NO_UNIT, Unit, unit_suffix
 from oncurve.rewards.grammar.values import Members, Quantity, Tree, Value, negative, number
 
@@ -121,3 +123,169 @@ def _chosen(tree: Tree, signs: list[int]) -> Tree:
     if not tree.parts:
         return tree
     return Tree(tree.kind, tuple(_chosen(part, signs) for part in tree.parts), tree.name, tree.value)
+
+
+_COMPUTING = frozenset((
+    "twice", "thrice", "double", "triple", "times", "minus", "negative", "plus", "half", "third", "quarter", "root",
+    "square",
+    "cube", "reciprocal", "opposite", "negation", "logarithm", "number",
+))  # fmt: skip
+_COMPUTED = frozenset(("squared", "cubed", "factorial", "below", "percent"))
+
+
+def only_value(
+    found: list[Token], read: Callable[[Sequence[Token]], Value], quantity: Callable[[Sequence[Token]], Quantity]
+) -> Value | None:
+    """The only value of a sentence; None where there are several, or where it does not commit to one."""
+    if len(rest := without_lead(found)) < len(found):
+        return read(rest)
+    if is_hedged(found) or not any(token.kind == "word" for token in found):
+        return None
+    if any(token.is_sign(*RELATIONS) and not token.is_sign("=") for token in top(found)):
+        return None
+    chunks = [chunk for chunk in _chunks(found) if not (chunk[1] == chunk[0] + 1 and _is_letter(found[chunk[0]]))]
+    if not chunks or not all(_holds_value(found[start:stop]) for start, stop in chunks):
+        return None
+    delimited = [chunk for chunk in chunks if found[chunk[0]].mode == "formula"]
+    if len(chunks) != 1 and not (delimited and delimited[-1] == chunks[-1]):
+        figures = [
+            chunk
+            for chunk in chunks
+            if not all(t.is_from_words for t in found[chunk[0] : chunk[1]] if t.kind == "number")
+        ]
+        chunks = figures if len(figures) == 1 and len(chunks) > 1 else chunks
+        if len(chunks) != 1:
+            return None
+    start, stop = chunks[-1]
+    is_one_of = stop == start + 1 and found[start].is_from_words and found[start].value <= 1
+    if is_one_of or _is_computed_by_words(found, start, stop):
+        return None
+    rest = found[start:]
+    behind, _ = unit_suffix([*found[start:stop], *_words_behind(rest[stop - start :])])
+    try:
+        end = len(found[start:stop]) + len(_words_behind(rest[stop - start :]))
+        with_unit = found[start : start + end]
+        if behind < end:
+            return with_signs(quantity(with_unit))
+    except Unreadable:
+        pass
+    return read(found[start:stop])
+
+
+def _chunks(found: Sequence[Token]) -> list[tuple[int, int]]:
+    """Places of the runs of mathematics between words."""
+    chunks, start = list[tuple[int, int]](), None
+    for place, token in enumerate([*found, Token("word", "end")]):
+        is_word = token.kind == "word" and not (
+            token.mode != "text" and len(token.text) == 2 and not token.text.isalpha()
+        )
+        is_article = token.kind == "name" and token.text in ("a", "A", "I") and token.mode != "formula"
+        if is_word or is_article or token.is_sign(",", ".", ";", ":", "?", '"', "\\\\", "quad"):
+            if start is not None:
+                chunks.append((start, place))
+                start = None
+        elif start is None and not token.is_sign("'", "-", "!", '"'):
+            start = place
+    return chunks
+
+
+def _is_letter(token: Token) -> bool:
+    """A letter of plain text, which names something and is no value."""
+    return token.kind == "name" and token.mode != "formula"
+
+
+def _holds_value(chunk: Sequence[Token]) -> bool:
+    """A number or a formula; a letter of plain text is none."""
+    return any(
+        token.kind in ("number", "command", "function", "begin") or token.mode == "formula" for token in chunk
+    ) and any(token.kind != "sign" for token in chunk)
+
+
+def _words_behind(found: Sequence[Token]) -> list[Token]:
+    kept = []
+    for token in found:
+        if token.kind not in ("word", "name") and not token.is_sign("%", "/", "^", "°"):
+            break
+        kept.append(token)
+    return kept
+
+
+def _is_computed_by_words(found: Sequence[Token], start: int, stop: int) -> bool:
+    """Words around a number make another one of it: "twice 5", "half of 5", "5 squared"."""
+    before = [token.text.lower() for token in found[:start] if token.text.lower() not in ("of", "the")]
+    if before and (before[-1] in _COMPUTING or before[-1] in ("-", "*", "/", "^", "+")):
+        return True
+    after = found[stop].text.lower() if stop < len(found) else ""
+    return after in _COMPUTED or (after == "and" and stop + 1 < len(found) and found[stop + 1].kind == "number")
+
+
+def stated_side(sides: list[list[Token]]) -> list[Token] | None:
+    """The side of a chain that states its value; None for an equation that states none."""
+    trees = [tree_or_none(side) for side in sides]
+    if len(sides) == 2 and trees[0] is not None and not trees[0].symbols() and name_of(sides[1]) is not None:
+        return sides[0]  # 5 = x
+    if len(sides) == 2 and trees[1] is not None and trees[1].kind == "symbol" and trees[1].symbols():
+        return None
+    is_computed = all(tree is None or not tree.symbols() for tree in trees[:-1])
+    if trees[0] is not None and trees[0].has("operator"):
+        return sides[-1]
+    if is_computed and all(
+        tree is not None or _has_label(side) for tree, side in zip(trees[:-1], sides[:-1], strict=True)
+    ):
+        return sides[-1]
+    if len(sides) > 2 and (trees[-1] is None or not trees[-1].symbols()):
+        return sides[-1]
+    return None
+
+
+def tree_or_none(side: list[Token]) -> Tree | None:
+    """The expression of a side; None for words."""
+    try:
+        return parse(side)
+    except Unreadable:
+        return None
+
+
+def _has_label(side: list[Token]) -> bool:
+    return any(token.kind == "word" or token.is_sign("$", "€", "£") for token in side)
+
+
+def refuse_contradiction(sides: list[list[Token]]) -> None:
+    """A chain of numbers that are not equal states nothing."""
+    trees = [tree for side in sides if (tree := tree_or_none(side)) is not None]
+    values = {value for tree in trees if (value := rational(tree)) is not None}
+    if len(values) > 1 and all(not _has_label(side) for side in sides):
+        raise Unreadable("an equation that is false")
+
+
+def name_of(found: Sequence[Token]) -> str | None:
+    """The name on the left of an equation: a variable, a function's name, a segment, words; None for an expression."""
+    found = [token for token in found if token.text not in ("{}",) or token.kind == "sign"]
+    if found and found[0].kind == "word" and is_hedged(found):
+        raise Unreadable("a condition")
+    if not found or any(token.kind == "number" and place == 0 for place, token in enumerate(found)):
+        return None
+    if found[0].text in ("∠", "△") and len(found) == 2:
+        return found[0].text + found[1].text
+    if all(token.kind in ("word", "name") for token in found):
+        is_product = len(found) > 1 and all(token.kind == "name" for token in found) and found[0].mode != "text"
+        return (
+            None
+            if is_product and len(found) != 2
+            else phrase(found)
+            if any(t.kind == "word" for t in found)
+            else "".join(t.text for t in found)
+        )
+    is_applied = (
+        len(found) > 3 and found[0].kind == "name" and found[1].text == "(" and closing(found, 1) == len(found) - 1
+    )
+    if is_applied and (found[0].text in "PnNE" or any(token.is_sign("∪", "∩", "|", "ᶜ") for token in found)):
+        return "".join(token.text for token in found)
+    is_of = any(token.text == "∂" or (token.kind == "word" and token.text[0] == "d") for token in found[1:])
+    if found[0].text == "frac" and is_of and all(token.text[0] == "d" for token in found if token.kind == "word"):
+        return "".join(token.text for token in found)  # a derivative
+    tree = tree_or_none(list(found))
+    if tree is not None and tree.kind == "symbol" and tree.symbols():
+        return tree.name
+    is_function = tree is not None and tree.kind == "call" and found[0].kind in ("name", "word")
+    return "".join(token.text for token in found) if is_function else None

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import reduce
 
 from oncurve.rewards.grammar import forms, regions
-from oncurve.rewards.grammar.brackets import closing, split, top
-from oncurve.rewards.grammar.equations import name_of, refuse_contradiction, stated_side
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
-from oncurve.rewards.grammar.figures import Token, Unreadable
+from oncurve.rewards.grammar.forms import read_truths
+from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
 from oncurve.rewards.grammar.phrases import (
     NO_SOLUTION,
     REALS,
@@ -21,9 +20,14 @@ from oncurve.rewards.grammar.phrases import (
     words_value,
 )
 from oncurve.rewards.grammar.preparation import trimmed
-from oncurve.rewards.grammar.quantities import read_quantity, with_signs
-from oncurve.rewards.grammar.sentences import only_value
-from oncurve.rewards.grammar.truths import read_truths
+from oncurve.rewards.grammar.quantities import (
+    name_of,
+    only_value,
+    read_quantity,
+    refuse_contradiction,
+    stated_side,
+    with_signs,
+)
 from oncurve.rewards.grammar.values import (
     Conditional,
     Congruence,

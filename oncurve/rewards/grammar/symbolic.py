@@ -12,7 +12,7 @@ import sympy
 from oncurve.core.errors import Failure, attempt
 from oncurve.rewards.grammar.equality import equal, read_reference
 from oncurve.rewards.grammar.exact import is_too_large, rational
-from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.values import Tree
 
 MAX_DEGREE = 1_000

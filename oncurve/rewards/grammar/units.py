@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from oncurve.rewards.grammar.figures import Token
+from oncurve.rewards.grammar.lexemes import Token
 
 MAX_UNIT_TOKENS = 24
 MAX_POWER = 9
