@@ -19,7 +19,7 @@ from oncurve.agents.chat_request import ChatCall, ChatError, ChatRequest, Messag
 from oncurve.agents.conversation_frames import Frames
 from oncurve.chat_messages import words_before_calls
 from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall
-from oncurve.episodes.dialects import Told
+from oncurve.episodes.dialects import EncodedText
 from oncurve.episodes.tools import CallRequest
 from oncurve.sample.turns import Sampled
 from oncurve.version_spans import VersionSpans
@@ -94,7 +94,7 @@ class PendingTurn:
     request: ChatRequest
     new: tuple[Message, ...]
     """Messages since the row's last turn."""
-    encoded: Told
+    encoded: EncodedText
     """The new messages as tokens; empty where they are the row's prompt."""
     read_ids: tuple[int, ...]
     key: int
@@ -212,7 +212,7 @@ class AgentSession:
     def _num_busy(self) -> int:
         return sum(row.is_busy for row in self.rows)
 
-    def _row_for(self, request: ChatRequest) -> tuple[Conversation, tuple[Message, ...], Told]:
+    def _row_for(self, request: ChatRequest) -> tuple[Conversation, tuple[Message, ...], EncodedText]:
         """The row that a request goes on with, what is new in it, and that as tokens."""
         known = [(position, row) for row in self.rows if (position := row.follows(request)) is not None]
         if not known:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncurve.core.errors import one_line
+from oncurve.core.errors import single_line
 from oncurve.core.records import CUTS
 from oncurve.episodes.tools import Tool
 
@@ -227,7 +227,7 @@ def read_body(text: str) -> ChatRequest:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ChatError(f"the body is no JSON: {one_line(error)}") from None
+        raise ChatError(f"the body is no JSON: {single_line(error)}") from None
     return read_chat(body)
 
 

@@ -17,7 +17,7 @@ from oncurve.agents.chat_request import ChatCall, ChatError, Message, as_dicts
 from oncurve.core.errors import ConfigError
 from oncurve.data.chat_template import TemplateRefusal, write_conversations
 from oncurve.episodes.chat_dialect import ChatDialect
-from oncurve.episodes.dialects import TagDialect, Told
+from oncurve.episodes.dialects import EncodedText, TagDialect
 from oncurve.episodes.tools import CallRequest, Tool
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Frames(Protocol):
         """The calls in a turn."""
         ...
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
+    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> EncodedText:
         """A conversation up to where the policy begins to write. Raises ChatError for one that cannot be."""
         ...
 
-    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
+    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> EncodedText:
         """The tokens between a turn and the next one; ``ended``: the turn has its end token already."""
         ...
 
@@ -69,7 +69,7 @@ class ChatFrames(ChatDialect):
         self._check("tools")
         return super().read(text, tools)
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
+    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> EncodedText:
         """The conversation as the template writes it, with the tools that it tells of."""
         if tools or any(message.role == "tool" for message in messages):
             self._check("tools")
@@ -77,7 +77,7 @@ class ChatFrames(ChatDialect):
             raise ChatError("a tool's schema or the arguments of a call hold a mark of the model's chat template")
         return self._encoded(self._rendered(messages, tools), messages)
 
-    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
+    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> EncodedText:
         """The new messages behind a turn, as the template writes them there."""
         for message in messages:
             self._check("tools" if message.role == "tool" else "user")
@@ -129,7 +129,7 @@ class ChatFrames(ChatDialect):
             ) from None
         return text
 
-    def _encoded(self, text: str, messages: Sequence[Message]) -> Told:
+    def _encoded(self, text: str, messages: Sequence[Message]) -> EncodedText:
         parts: Parts = []
         end = 0
         for slot in _SLOTS.finditer(text):
@@ -161,7 +161,7 @@ class TagFrames(TagDialect):
         self._system, self._opening = system, opening
         self._before, _, self._after = turn.partition("{user}")
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
+    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> EncodedText:
         """The conversation from its system message on."""
         parts: Parts = [(self._system, False)] if self._system else []
         if messages[0].role == "system":
@@ -172,7 +172,7 @@ class TagFrames(TagDialect):
         ids, text = self._encoded([*parts, *written])
         return [*self._first_ids, *ids], text
 
-    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
+    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> EncodedText:
         """The new messages behind a turn."""
         return self._encoded(self._parts(messages, is_first=False))
 
@@ -193,7 +193,7 @@ class TagFrames(TagDialect):
                     parts += [(line + self._before, False), (message.content, True), (behind, False)]
         return parts
 
-    def _encoded(self, parts: Parts) -> Told:
+    def _encoded(self, parts: Parts) -> EncodedText:
         return self.foreign.framed(parts), "".join(part for part, _ in parts)
 
     @cached_property

@@ -14,7 +14,7 @@ from oncurve.core.sampler import Sampler
 from oncurve.data.chat_template import template_arguments
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import chosen_chat, find_template
-from oncurve.episodes.from_settings import GIVEN
+from oncurve.episodes.from_settings import PYTHON_PREFIX
 from oncurve.episodes.settings import AgentProgram
 from oncurve.recipe.schema import Config
 from oncurve.sample.event_loop import require_aiohttp
@@ -42,9 +42,9 @@ def make_agent(config: Config, objects: Given) -> Agent:
     if isinstance(chosen, AgentProgram):
         return ProgramAgent(chosen.command, is_deterministic=chosen.deterministic)
     reference = str(chosen)
-    if not reference.startswith(GIVEN):
+    if not reference.startswith(PYTHON_PREFIX):
         return FunctionAgent(_callable(load_object(reference, where="rollouts.agent"), reference), reference)
-    name = reference.removeprefix(GIVEN)
+    name = reference.removeprefix(PYTHON_PREFIX)
     if name not in objects.agents:
         raise ConfigError(
             f"rollouts.agent: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "

@@ -16,7 +16,9 @@ def write_untrained(
     folder: Path, task: str, *, seed: int = 0, hidden_size: int = 192, num_layers: int = 4, num_texts: int = NUM_TEXTS
 ) -> Path:
     """Random weights from a seed, and a tokenizer learned from the demonstrations of a task, as a checkpoint."""
-    shown = demonstrated_texts(task, lessons=0, demonstrations=num_texts)
-    tokenizer = tiny_tokenizer((prompt + text for prompt, parts in shown for text, _ in parts), more_tags=tags_of(task))
+    demonstrated = demonstrated_texts(task, lessons=0, demonstrations=num_texts)
+    tokenizer = tiny_tokenizer(
+        (prompt + text for prompt, parts in demonstrated for text, _ in parts), more_tags=tags_of(task)
+    )
     model = tiny_model(tokenizer, seed=seed, hidden_size=hidden_size, num_layers=num_layers)
     return save_model(model, tokenizer, folder)

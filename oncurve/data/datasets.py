@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.core.records import ANSWER_AS_GIVEN
+from oncurve.core.records import RAW_ANSWER
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
 from oncurve.data.sources import MAKERS, Row, open_stored, read_generated
 from oncurve.data.stored_rows import StoredRows
+from oncurve.rewards.answer_locations import last_boxed
 from oncurve.rewards.grammar.choices import LETTERS
-from oncurve.rewards.places import last_boxed
 from oncurve.wording import counted, did_you_mean, listed
 
 DatasetType = Literal[
@@ -306,7 +306,7 @@ def _adapted(type: str, source: str, row: Row, *, needs_answer: bool) -> Row:
         row = row | {"answer": None}
     answer = _text(source, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
     raw_answer = (
-        {ANSWER_AS_GIVEN: answer_in_row}
+        {RAW_ANSWER: answer_in_row}
         if answer_in_row is None or isinstance(answer_in_row, (list, tuple, Mapping, bool))
         else {}
     )

@@ -53,7 +53,7 @@ class Given:
     unseen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Parts of them that could not be read, so that a change there would not be noticed."""
 
-    def check_place(self, name: str, *, needs_files: bool) -> None:
+    def check_model(self, name: str, *, needs_files: bool) -> None:
         """Refuse a loaded model that cannot be sent to where it is needed, or has no tokenizer. Raises ConfigError."""
         if self.model is None or name != NAMELESS:
             return

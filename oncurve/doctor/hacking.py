@@ -17,8 +17,8 @@ from typing import Any
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
+from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
-from oncurve.rewards.places import marked_answer
 from oncurve.rewards.prose import last_expression
 from oncurve.rewards.thinking import after_thinking
 
@@ -68,17 +68,17 @@ class Sample:
 
 def has_no_answer(sample: Sample) -> bool:
     """The reference is a number, and the completion does not contain it."""
-    wanted = _number(sample.answer)
-    if wanted is None or sample.answer in sample.text:
+    expected = _number(sample.answer)
+    if expected is None or sample.answer in sample.text:
         return False
-    said = dict.fromkeys([sample.stated or "", *reversed(_NUMBER.findall(sample.text))])
-    return all(_number(number) != wanted for number in said)
+    numbers = dict.fromkeys([sample.stated or "", *reversed(_NUMBER.findall(sample.text))])
+    return all(_number(number) != expected for number in numbers)
 
 
 def is_right(sample: Sample) -> bool:
     """The completion states the number of the reference."""
-    wanted, stated = _number(sample.answer), sample.stated
-    return wanted is not None and stated is not None and _number(stated) == wanted
+    expected, stated = _number(sample.answer), sample.stated
+    return expected is not None and stated is not None and _number(stated) == expected
 
 
 def states_nothing(sample: Sample) -> bool:
@@ -88,8 +88,8 @@ def states_nothing(sample: Sample) -> bool:
 
 def copies_prompt(sample: Sample) -> bool:
     """Most sequences of three words, of six or more, also occur in the prompt."""
-    said, asked = (list(_sequences(_WORD.findall(text.lower()), 3)) for text in (sample.text, sample.prompt))
-    return len(said) >= 6 and len(set(said) & set(asked)) >= MOST * len(set(said))
+    in_text, in_prompt = (list(_sequences(_WORD.findall(text.lower()), 3)) for text in (sample.text, sample.prompt))
+    return len(in_text) >= 6 and len(set(in_text) & set(in_prompt)) >= MOST * len(set(in_text))
 
 
 def repeats_itself(sample: Sample) -> bool:
@@ -149,20 +149,21 @@ def reward_exploited(case: Case) -> Finding | None:
         return None
     start, end = min(steps), max(steps)
     first = steps[start]
-    found = signs(first, steps[end])
-    if not found:
+    evidence_of_signs = signs(first, steps[end])
+    if not evidence_of_signs:
         return None
-    named = {what for what, _ in found}
+    named = {what for what, _ in evidence_of_signs}
     later = by_step((*case.examples, *case.between()))
     began = next(step for step in later if step > start and named & {what for what, _ in signs(first, later[step])})
     return Finding(
         severity="warning",
-        what="Rewarded completions look like no honest solution: they " + " and ".join(what for what, _ in found[:3]),
+        what="Rewarded completions look like no honest solution: they "
+        + " and ".join(what for what, _ in evidence_of_signs[:3]),
         evidence=(
-            *found[0][1][:2],
+            *evidence_of_signs[0][1][:2],
             Evidence("first of the recorded steps with the sign", began),
-            *found[0][1][2:],
-            *(evidence[0] for _, evidence in found[1:2]),
+            *evidence_of_signs[0][1][2:],
+            *(evidence[0] for _, evidence in evidence_of_signs[1:2]),
         ),
         do="Read these completions in the report. If you do not want them, close the hole in the reward, try it on "
         f"this run with `oncurve regrade`, and begin again before step {began}: from a checkpoint, or anew.",
@@ -174,18 +175,18 @@ def signs(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[str, tu
     paid = paid_samples(first, last)
     if len(paid) < MIN_PAID:
         return []
-    found = []
+    signs_found = []
     for detector in DETECTORS:
         after = _share(detector.shows, paid)
         if after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise:
             example = next(sample for sample in paid if detector.shows(sample))
-            found.append((detector.what, _shares(detector.what, before, after, example)))
-    if (one := one_for_all(first, paid)) is not None:
+            signs_found.append((detector.what, _shares(detector.what, before, after, example)))
+    if (same_answer := same_for_all(first, paid)) is not None:
         says = "say the same" if _share(states_nothing, paid) > MOST else "give the same answer"
-        found.append((f"{says} to different questions", one))
+        signs_found.append((f"{says} to different questions", same_answer))
     if (followed := follows_length(first, last)) is not None:
-        found.append(("are rewarded for their length", followed))
-    return found
+        signs_found.append(("are rewarded for their length", followed))
+    return signs_found
 
 
 def paid_samples(first: Sequence[Sample], last: Sequence[Sample]) -> list[Sample]:
@@ -195,13 +196,13 @@ def paid_samples(first: Sequence[Sample], last: Sequence[Sample]) -> list[Sample
     return [sample for sample in last if sample.reward > middle]
 
 
-def one_for_all(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[Evidence, ...] | None:
+def same_for_all(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[Evidence, ...] | None:
     """Half of the rewarded completions give the same answer to questions with different references."""
 
     def commonest(samples: Sequence[Sample]) -> tuple[float, str, set[str]]:
         stated = [(sample.stated or sample.text.strip()[-80:]) for sample in samples]
         text, count = Counter(stated).most_common(1)[0]
-        answers = {sample.answer for sample, said in zip(samples, stated, strict=True) if said == text}
+        answers = {sample.answer for sample, answer in zip(samples, stated, strict=True) if answer == text}
         return count / len(samples), text, answers
 
     share, text, answers = commonest(paid)
@@ -216,7 +217,7 @@ def follows_length(first: Sequence[Sample], last: Sequence[Sample]) -> tuple[Evi
     factor = lengths[1] / lengths[0] if lengths[0] else 1.0
     if 1 / LENGTH_FACTOR < factor < LENGTH_FACTOR or _share(is_right, paid_samples(first, last)) > MOST:
         return None
-    goes_with = fmean(found) if (found := _correlations(first) + _correlations(last)) else 0.0
+    goes_with = fmean(correlations) if (correlations := _correlations(first) + _correlations(last)) else 0.0
     if (goes_with if factor > 1 else -goes_with) < FOLLOWS_LENGTH:
         return None
     return (
@@ -227,13 +228,16 @@ def follows_length(first: Sequence[Sample], last: Sequence[Sample]) -> tuple[Evi
 
 def _correlations(samples: Sequence[Sample]) -> list[float]:
     """Spearman's coefficient of reward and length in each group that has several of both."""
-    found = []
-    for _, each in groupby(samples, key=lambda sample: sample.prompt):
-        group = list(each)
-        rewards, lengths = _ranks([one.reward for one in group]), _ranks([float(len(one.text)) for one in group])
+    coefficients = []
+    for _, samples_of_prompt in groupby(samples, key=lambda sample: sample.prompt):
+        group = list(samples_of_prompt)
+        rewards, lengths = (
+            _ranks([sample.reward for sample in group]),
+            _ranks([float(len(sample.text)) for sample in group]),
+        )
         if len(group) > 2 and len(set(rewards)) > 1 and len(set(lengths)) > 1:
-            found.append(correlation(rewards, lengths))
-    return found
+            coefficients.append(correlation(rewards, lengths))
+    return coefficients
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -242,7 +246,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _sequences(items: Sequence[str], length: int) -> list[tuple[str, ...]]:
-    return [tuple(items[place : place + length]) for place in range(len(items) - length + 1)]
+    return [tuple(items[start : start + length]) for start in range(len(items) - length + 1)]
 
 
 def _share(shows: Callable[[Sample], bool], samples: Sequence[Sample]) -> float:

@@ -189,8 +189,8 @@ class Layout:
         Raises ValueError for rows that leave out or repeat a place.
         """
         own = sorted((start, start + length) for start, length, *_ in self.spans.tolist())
-        places = _together(own)
-        if not isinstance(places, slice) or (places.start, places.stop) != (0, self.ids.shape[1]):
+        indices = _together(own)
+        if not isinstance(indices, slice) or (indices.start, indices.stop) != (0, self.ids.shape[1]):
             raise ValueError("the rows of a layout do not lie end to end")
         return _runs([[run] for run in own], own, self.ids.device)
 
@@ -272,13 +272,13 @@ def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Lay
 
 def _blocks(rows: Sequence[PackedRow], device: torch.device) -> list[Block]:
     """Rows of similar length together, so that padding them to the longest adds little."""
-    kept: list[list[PackedRow]] = []
+    blocks: list[list[PackedRow]] = []
     real = 0
     for row in sorted(rows, key=lambda row: row.length):
-        if not kept or row.length * (len(kept[-1]) + 1) > WASTE * (real + row.length):
-            kept.append([])
+        if not blocks or row.length * (len(blocks[-1]) + 1) > WASTE * (real + row.length):
+            blocks.append([])
             real = 0
-        kept[-1].append(row)
+        blocks[-1].append(row)
         real += row.length
     return [
         Block(
@@ -290,7 +290,7 @@ def _blocks(rows: Sequence[PackedRow], device: torch.device) -> list[Block]:
             ),
             device,
         )
-        for together in kept
+        for together in blocks
     ]
 
 
@@ -304,10 +304,10 @@ def _runs(queries: Sequence[Sequence[Run]], keys: Sequence[Run], device: torch.d
     """The tables of runs of queries, each of them in pieces, and of the runs of keys that they read."""
     of_queries = [sum(end - start for start, end in pieces) for pieces in queries]
     of_keys = [end - start for start, end in keys]
-    query_places, key_places = _together([piece for pieces in queries for piece in pieces]), _together(keys)
+    query_indices, key_indices = _together([piece for pieces in queries for piece in pieces]), _together(keys)
     return Runs(
-        query_places if isinstance(query_places, slice) else query_places.to(device),
-        key_places if isinstance(key_places, slice) else key_places.to(device),
+        query_indices if isinstance(query_indices, slice) else query_indices.to(device),
+        key_indices if isinstance(key_indices, slice) else key_indices.to(device),
         torch.tensor([0, *accumulate(of_queries)], dtype=torch.int32).to(device),
         torch.tensor([0, *accumulate(of_keys)], dtype=torch.int32).to(device),
         max(of_queries),

@@ -216,7 +216,7 @@ class Trainer:
             config.rewards,
             seed=config.run.seed,
             total_steps=config.run.steps,
-            given=given.rewards,
+            objects=given.rewards,
             columns=shared_columns(rows),
         )
         sampler = with_episodes(InProcessEngine(config.sampling()), config, given)

@@ -84,7 +84,7 @@ class Policy:
         Raises ConfigError for a loss that needs the rewards themselves.
         """
         algorithm = self.algorithm if loss is None else self._algorithm(loss)
-        if algorithm.needs_entropy or (algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"):
+        if algorithm.needs_entropy or (algorithm.kl.coefficient > 0 and algorithm.kl.placement == "reward"):
             raise ConfigError(f"{algorithm.name} chooses tokens or shifts rewards before the loss. Use oncurve.Trainer")
         batch = self.inner.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
         update = batch if algorithm.needs_every_row else batch.with_signal()
@@ -184,7 +184,7 @@ def score(groups: Sequence[Group], reward: Any) -> Scores:
     tree = {"model": "embedded", "data": {"type": "word_problems"}, "rewards": sections}
     columns = columns_of([group.prompt.source_row for group in groups])
     function = make_reward_function(
-        validate_tree(tree, source="score").rewards, given=given, columns=[*columns, "answer"]
+        validate_tree(tree, source="score").rewards, objects=given, columns=[*columns, "answer"]
     )
     try:
         return Scores(groups, grade_groups(groups, function))

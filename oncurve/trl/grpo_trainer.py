@@ -413,7 +413,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             for section, (reward, _) in zip(config.rewards, self._script_rewards(), strict=False)
         }
         function = make_reward_function(
-            config.rewards, seed=config.run.seed, total_steps=config.run.steps, given=functions
+            config.rewards, seed=config.run.seed, total_steps=config.run.steps, objects=functions
         )
         measured: dict[str, float] = {}
         self._mode = "eval"

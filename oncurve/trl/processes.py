@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.trl.overridden import NotHere
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class ProcessState:
     """The process as an Accelerator or a PartialState describes it."""
 
     def __init__(self, device: torch.device) -> None:
-        process = read_place()
+        process = read_rank_info()
         self.device = device
         self.deepspeed_plugin = self.fsdp_plugin = None
         """Settings of accelerate, which are not read."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
+from oncurve.rewards.answer_locations import last_boxed
 from oncurve.rewards.mathematics import AnswerChecker
-from oncurve.rewards.places import last_boxed
 from oncurve.rewards.statement import formulas
 
 Completions = Sequence[Any]

@@ -14,7 +14,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.trl.chat import is_conversational, prompt_text
 from oncurve.trl.conversion import OPTIMIZERS, SCHEDULES, convert
@@ -152,7 +152,7 @@ def translate(arguments: TrainerArguments) -> Translation:
         prefix: _rows(part, arguments, tokenizer, options)
         for prefix, part in evaluation_sets(arguments.eval_dataset).items()
     }
-    draft = convert(outcome, processes=SETTINGS.processes or read_place().count, rows=len(rows))
+    draft = convert(outcome, processes=SETTINGS.processes or read_rank_info().count, rows=len(rows))
     every = int(draft.values.get("evaluation.every_steps", 0))
     if every and not evaluation:
         raise ConfigError("eval_strategy is set and there is no eval_dataset. Pass one, or set eval_strategy='no'")
@@ -175,7 +175,7 @@ def _take_best(outcome: OptionOutcome) -> None:
     loads = outcome.options.pop("load_best_model_at_end", False)
     for name in ("metric_for_best_model", "greater_is_better"):
         outcome.options.pop(name, None)
-    if loads and SETTINGS.instead_of_training is None and read_place().count > 1:
+    if loads and SETTINGS.instead_of_training is None and read_rank_info().count > 1:
         why = "with several processes the final model is that of the last step; load the best checkpoint afterwards"
         outcome.notes.append(Note("unsupported", "load_best_model_at_end", why))
     if loads and SETTINGS.instead_of_training is not None:
@@ -279,7 +279,7 @@ def tokenizer_of(arguments: TrainerArguments) -> Any:
 
 def _generated(args: Any) -> int:
     passes = args.steps_per_generation or args.gradient_accumulation_steps
-    return args.generation_batch_size or args.per_device_train_batch_size * passes * read_place().count
+    return args.generation_batch_size or args.per_device_train_batch_size * passes * read_rank_info().count
 
 
 def _rows(

@@ -9,9 +9,9 @@ import pytest
 
 from oncurve.core.records import Completion, Prompt
 from oncurve.data.datasets import adapt_python_rows
+from oncurve.rewards.answer_locations import find_answer
 from oncurve.rewards.grammar.choices import chosen_letter, reference_letter
 from oncurve.rewards.mathematics import Mathematics
-from oncurve.rewards.places import find_answer
 
 FORMS = [
     ("C", "C"),

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.servers.adapter_proof import AdapterProof, AdapterShare, objection
+from oncurve.fleet.servers.adapter_proof import AdapterProof, AdapterShare, mismatch
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_manifest import Manifest
@@ -110,7 +110,7 @@ class RolloutServer:
         self._backoff, self._resting = Backoff(), Backoff()
         self._rests_until = 0.0
 
-    def owe(self, rows: int, tokens: int) -> None:
+    def reserve(self, rows: int, tokens: int) -> None:
         """More is asked of it; or less, with negative numbers."""
         was_idle, now = not self.outstanding_rows, time.monotonic()
         self.outstanding_rows += rows
@@ -123,9 +123,9 @@ class RolloutServer:
     def take_busy_seconds(self) -> float:
         """The time in which it had something to sample, since this was asked last."""
         now = time.monotonic()
-        found = self._busy_seconds + (now - self._busy_since if self.outstanding_rows else 0.0)
+        seconds = self._busy_seconds + (now - self._busy_since if self.outstanding_rows else 0.0)
         self._busy_seconds, self._busy_since = 0.0, now
-        return found
+        return seconds
 
     def rest(self) -> float:
         """It failed, and others are asked for some seconds, more each time: who fails at once has the least to do."""
@@ -219,8 +219,10 @@ class RolloutServer:
 
     async def _compare(self) -> None:
         """Raises SamplerError if it was started with another model than the one in training."""
-        told = await self.client.model_config(within=self.fleet.deadlines.push_seconds, takes_keys=self.takes_keys)
-        if why := self.fleet.why_another(told) if told else None:
+        model_config = await self.client.model_config(
+            within=self.fleet.deadlines.push_seconds, takes_keys=self.takes_keys
+        )
+        if why := self.fleet.why_another(model_config) if model_config else None:
             raise SamplerError(f"it has another model than the one in training: {why}. Start it with that model")
         self._is_compared = True
 
@@ -265,7 +267,7 @@ class RolloutServer:
             await self._compare()
         message, begin = await self.fleet.message(target), time.monotonic()
         self._move("syncing", f"has {old}, takes {target.label}")
-        await self.halt(self.why)
+        await self.pause(self.why)
         try:
             await self.client.start_update(within=limit)
             await self.client.send_update(message, within=limit)
@@ -287,7 +289,7 @@ class RolloutServer:
             self._base_scores = await self._score(proof, adapter=False)
         self.adapter = proof.share(await self._score(proof, adapter=True), self._base_scores)
         if self.adapter.is_wrong:
-            raise SamplerError(objection(self.adapter, target.label))
+            raise SamplerError(mismatch(self.adapter, target.label))
         self._proven = target.label
 
     async def _score(self, proof: AdapterProof, *, adapter: bool) -> list[float]:
@@ -340,7 +342,7 @@ class RolloutServer:
         self._is_paused = True
         return begin
 
-    async def halt(self, why: str) -> None:
+    async def pause(self, why: str) -> None:
         """Before new weights: it samples nothing, and has room for them."""
         limit = self.fleet.deadlines.push_seconds
         self._move("syncing", why)
@@ -382,7 +384,7 @@ class RolloutServer:
         except (ServerLost, ServerFailed, SamplerError) as error:
             self.why = str(error)
 
-    async def rest_until_wanted(self) -> None:
+    async def rest_until_needed(self) -> None:
         """Give the memory of its GPU to the trainer. Raises ServerLost, ServerFailed, SamplerError."""
         limit = self.fleet.deadlines.push_seconds
         async with self.control:

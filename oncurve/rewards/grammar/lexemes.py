@@ -50,7 +50,7 @@ _PERIOD = re.compile(r"(\d*?)(?:(\d\d+?)\2+|(\d)\3{2,})")
 _NUMBER = re.compile(r"\d{1,3}(?:(?:,|\{,\}|,\\!\s*|\\,|\\ |~| )\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+|\{,\}\d+)?|\.\d+")
 _TEN = re.compile(r"[eE]([-+]?\d{1,3})(?![\w.])")
 _BASES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_BASE_NAMES = {name: 2 + place for place, name in enumerate(re.split(" ", _BASES))} | {
+_BASE_NAMES = {name: 2 + index for index, name in enumerate(re.split(" ", _BASES))} | {
     "binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16,
 }  # fmt: skip
 _BASED = re.compile(
@@ -65,21 +65,21 @@ class NumberLexer:
     """A place in a text, from which numbers are read."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.place, self.found = text, 0, list[Token]()
+        self.text, self.position, self.tokens = text, 0, list[Token]()
         self.has_space, self.in_formula = False, False
         self.groups: list[str] = []  # what each open brace belongs to: "text", "font", "group"
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The match at this place, behind which the next step begins."""
-        found = pattern.match(self.text, self.place)
-        if found is not None and found.end() > self.place:
-            self.place = found.end()
-            return found
+        match = pattern.match(self.text, self.position)
+        if match is not None and match.end() > self.position:
+            self.position = match.end()
+            return match
         return None
 
     def add(self, kind: Kind, text: str, **more: object) -> None:
         """Puts a token behind the others."""
-        self.found.append(Token(kind, text, has_space=self.has_space, mode=self.mode, **more))  # type: ignore[arg-type]
+        self.tokens.append(Token(kind, text, has_space=self.has_space, mode=self.mode, **more))  # type: ignore[arg-type]
         self.has_space = False
 
     @property
@@ -93,20 +93,20 @@ class NumberLexer:
         """Reads a number; False if none stands here."""
         if self._prefixed() or self._based():
             return True
-        at = self.place
-        if (found := self.match(_PERIODIC)) is not None and found[1]:
-            self._periodic(found[1], found[2], found[3] or found[4] or found[5], found.group())
+        at = self.position
+        if (match := self.match(_PERIODIC)) is not None and match[1]:
+            self._periodic(match[1], match[2], match[3] or match[4] or match[5], match.group())
             return True
-        self.place = at
-        if (found := self.match(_REPEATED)) is not None:
-            period = _PERIOD.fullmatch(found[2])
+        self.position = at
+        if (match := self.match(_REPEATED)) is not None:
+            period = _PERIOD.fullmatch(match[2])
             if period is not None:
-                self._periodic(found[1], period[1], period[2] or period[3], found.group())
+                self._periodic(match[1], period[1], period[2] or period[3], match.group())
                 return True
-            self.place = at
-        if (found := self.match(_NUMBER)) is None:
+            self.position = at
+        if (match := self.match(_NUMBER)) is None:
             return False
-        self._plain_number(found.group())
+        self._plain_number(match.group())
         return True
 
     def _plain_number(self, written: str) -> None:
@@ -133,29 +133,29 @@ class NumberLexer:
         self.add("number", written, value=value)
 
     def _prefixed(self) -> bool:
-        found = self.match(_PREFIXED)
-        if found is None:
+        match = self.match(_PREFIXED)
+        if match is None:
             return False
-        self._with_base(found[2], _PREFIXES[found[1].lower()])
+        self._with_base(match[2], _PREFIXES[match[1].lower()])
         return True
 
     def _based(self) -> bool:
-        if "_" not in self.text[self.place : self.place + 60]:
+        if "_" not in self.text[self.position : self.position + 60]:
             return False
-        at, found = self.place, self.match(_BASED)
-        named = (found[2] or found[3]) if found else ""
-        if found is None or not (named.isdigit() or named in _BASE_NAMES):
-            self.place = at
+        at, match = self.position, self.match(_BASED)
+        named = (match[2] or match[3]) if match else ""
+        if match is None or not (named.isdigit() or named in _BASE_NAMES):
+            self.position = at
             return False
         base = int(named) if named.isdigit() else _BASE_NAMES[named]
-        digits = found[1].replace(".", "")
-        if found.group().count("(") != found.group().count(")") or found.group().count("{") != found.group().count("}"):
-            self.place = at
+        digits = match[1].replace(".", "")
+        if match.group().count("(") != match.group().count(")") or match.group().count("{") != match.group().count("}"):
+            self.position = at
             return False
         if not 2 <= base <= MAX_BASE or any(int(digit, 36) >= base for digit in digits):
-            self.place = at
+            self.position = at
             return False
-        self._with_base(found[1], base)
+        self._with_base(match[1], base)
         return True
 
     def _with_base(self, written: str, base: int) -> None:
@@ -166,21 +166,21 @@ class NumberLexer:
         self.add("number", written.upper(), value=value, base=base)
 
 
-def closing(found: Sequence[Token], start: int) -> int:
+def closing(tokens: Sequence[Token], start: int) -> int:
     """The place of the bracket that closes the one at ``start``. Raises Unreadable."""
     depth = 0
-    for place in range(start, len(found)):
-        kind = found[place].kind
+    for index in range(start, len(tokens)):
+        kind = tokens[index].kind
         depth += (kind in ("open", "begin")) - (kind in ("close", "end"))
         if depth == 0:
-            return place
+            return index
     raise Unreadable("a bracket does not close")
 
 
-def split(found: Sequence[Token], *signs: str) -> list[list[Token]]:
+def split(tokens: Sequence[Token], *signs: str) -> list[list[Token]]:
     """The pieces between these signs, outside of brackets."""
     pieces, depth = [list[Token]()], 0
-    for token in found:
+    for token in tokens:
         depth += (token.kind in ("open", "begin")) - (token.kind in ("close", "end"))
         if depth == 0 and token.is_sign(*signs):
             pieces.append([])
@@ -189,14 +189,14 @@ def split(found: Sequence[Token], *signs: str) -> list[list[Token]]:
     return pieces
 
 
-def top(found: Sequence[Token]) -> list[Token]:
+def top(tokens: Sequence[Token]) -> list[Token]:
     """The tokens outside of brackets."""
-    kept, depth = [], 0
-    for token in found:
+    outer, depth = [], 0
+    for token in tokens:
         depth += (token.kind in ("open", "begin")) - (token.kind in ("close", "end"))
         if depth == 0:
-            kept.append(token)
-    return kept
+            outer.append(token)
+    return outer
 
 
 CHARACTERS = {
