@@ -42,7 +42,7 @@ def terminal(
 ) -> Table:
     """A table as commands print it; columns after the first stand at their right unless ``right`` is false.
 
-    Strings are shown as they are, brackets included. ``widths`` are those of columns by their place, ``options`` those
+    Strings are shown as they are, brackets included. ``widths`` are those of columns by their index, ``options`` those
     of rich's table.
     """
     from rich import box

@@ -1,7 +1,7 @@
 """The session of an agent: its conversations with the policy, as the tokens that were sampled.
 
 A request whose messages go on from a stored conversation goes on from its tokens: what the policy wrote is never
-tokenized again. A request that goes on from an earlier place, or from other words than the policy's, is a fork, and
+tokenized again. A request that goes on from an earlier position, or from other words than the policy's, is a fork, and
 one that has nothing to do with a stored conversation begins another; both are rows of their own.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from oncurve.agents.chat_request import ChatCall, ChatError, ChatRequest, Message
 from oncurve.agents.conversation_frames import Frames
-from oncurve.chat_messages import words_before_calls
+from oncurve.chat_messages import text_before_calls
 from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall
 from oncurve.episodes.dialects import EncodedText
 from oncurve.episodes.tools import CallRequest
@@ -36,7 +36,7 @@ class SessionLimits:
     context_tokens: int | None = None
     """Limit on the tokens of a conversation, the agent's included; None: no limit."""
     may_fork: bool = True
-    """Several conversations, and several ways on from one place, are rows; otherwise they are refused."""
+    """Several conversations, and several ways on from one position, are rows; otherwise they are refused."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Conversation:
         self.logprobs += logprobs
 
     def follows(self, request: ChatRequest) -> tuple[int, int] | None:
-        """The last of ``places`` from which the request goes on; None if it does from nowhere."""
+        """The last of ``positions`` from which the request goes on; None if it does from nowhere."""
         for position in reversed(self.positions) if request.tools == self.tools else ():
             known = self.messages[: position[0]]
             if len(request.messages) > len(known) and all(map(Message.is_like, request.messages, known)):
@@ -135,7 +135,7 @@ class AgentSession:
         self.num_turns = 0
         self.limit: EpisodeEnd | None = None
         """The limit that a request was refused for."""
-        self._asked: Counter[bytes] = Counter()
+        self._num_requests: Counter[bytes] = Counter()
 
     def ask(self, request: ChatRequest) -> PendingTurn:
         """The row that continues a conversation with a request, as tokens. Raises ChatError for one that is refused."""
@@ -157,8 +157,8 @@ class AgentSession:
         room = self.limits.max_completion_tokens - row.num_written
         room = min(room, request.max_tokens or room, room if context is None else context - len(read_ids))
         digest = hashlib.blake2b(np.array(read_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
-        key = 1 + (int.from_bytes(digest) + 0x9E3779B97F4A7C15 * self._asked[digest]) % 2**60
-        self._asked[digest] += 1
+        key = 1 + (int.from_bytes(digest) + 0x9E3779B97F4A7C15 * self._num_requests[digest]) % 2**60
+        self._num_requests[digest] += 1
         row.is_busy = True
         if row not in self.rows:
             self.rows.append(row)
@@ -167,7 +167,7 @@ class AgentSession:
     def forget(self, pending: PendingTurn) -> None:
         """Undo a request whose client is gone, as if it had never been made."""
         pending.row.is_busy = False
-        self._asked[pending.digest] -= 1
+        self._num_requests[pending.digest] -= 1
         if not pending.row.positions:
             self.rows.remove(pending.row)
 
@@ -256,7 +256,7 @@ class AgentSession:
         )
         if not calls:
             return Message("assistant", text), requests
-        return Message("assistant", words_before_calls(text, num_calls=len(calls)), calls), requests
+        return Message("assistant", text_before_calls(text, num_calls=len(calls)), calls), requests
 
     def _note_answers(self, row: Conversation, new: Sequence[Message]) -> None:
         """Add the answers of the agent's tools to the row's record of calls."""

@@ -89,10 +89,10 @@ class ChatFrames(ChatDialect):
                 for tool_message in answered
             ]
             turn = Message("assistant", "", tuple(calls))
-        whole = self._rendered([question, turn, *messages], tools, num_kept=2)
+        whole = self._rendered([question, turn, *messages], tools, num_verbatim=2)
         rest = whole.rpartition(_SPOKEN)[2]
         if turn.calls:
-            alone = self.without_end(self._rendered([question, turn], tools, num_kept=2, goes_on=False))
+            alone = self.without_end(self._rendered([question, turn], tools, num_verbatim=2, goes_on=False))
             if not whole.startswith(alone):
                 raise ChatError("the model's chat template writes a call anew when it is answered", param="messages")
             rest = whole[len(alone) :]
@@ -108,15 +108,15 @@ class ChatFrames(ChatDialect):
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
-        num_kept: int = 0,
+        num_verbatim: int = 0,
         *,
         goes_on: bool = True,
     ) -> str:
-        """The template's text with slots in the place of all contents but those of the first ``num_kept`` messages."""
+        """The template's text with slots in place of contents, but for those of the first ``num_verbatim`` messages."""
         slotted = [
             message
-            if index < num_kept or not message.content
-            else replace(message, content=_SLOT.format(index - num_kept))
+            if index < num_verbatim or not message.content
+            else replace(message, content=_SLOT.format(index - num_verbatim))
             for index, message in enumerate(messages)
         ]
         try:

@@ -62,5 +62,5 @@ def evaluate(
         return
     chosen = [name.strip() for name in str(benchmark).split(",") if name.strip()]
     for name in chosen:
-        place = folder / Path(name).stem if len(chosen) > 1 else folder
-        evaluate_on_benchmark(name, models, overrides or (), place, console=console())
+        target_folder = folder / Path(name).stem if len(chosen) > 1 else folder
+        evaluate_on_benchmark(name, models, overrides or (), target_folder, console=console())

@@ -49,8 +49,8 @@ class RowMover(Protocol):
 class Decoder(Protocol):
     """Computes the logits of the next token of many rows, each in a slot of its own.
 
-    ``places`` holds for each row its slot, its decoded tokens, its prompt's slot and the prompt's tokens [R, 4].
-    Tokens, positions and places lie on the CPU.
+    ``addresses`` holds for each row its slot, its decoded tokens, its prompt's slot and the prompt's tokens [R, 4].
+    Tokens, positions and addresses lie on the CPU.
     """
 
     @property

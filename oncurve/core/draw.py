@@ -118,7 +118,7 @@ class StopStrings:
     def ended_by(self, newest: np.ndarray, recent: Callable[[int], list[int]]) -> np.ndarray:
         """Which completions hold a stop string that their newest token finished.
 
-        ``recent`` gives the last ``window`` tokens of a completion by its place, and is asked of few.
+        ``recent`` gives the last ``window`` tokens of a completion by its index, and is asked of few.
         """
         has_stop = np.zeros(len(newest), dtype=bool)
         candidates = np.flatnonzero(self._may_have_ended(newest)).tolist() if self.stop else []

@@ -49,8 +49,8 @@ class PromptSource(Protocol):
 class Order:
     """Step to prompt indices: every epoch is one permutation, cut into steps without leaving anything out.
 
-        place = step * prompts_per_step + 0 ... prompts_per_step - 1
-        index = permutation(seed, place // num_prompts)[place % num_prompts]
+        position = step * prompts_per_step + 0 ... prompts_per_step - 1
+        index = permutation(seed, position // num_prompts)[position % num_prompts]
 
     An epoch may end inside a step. The next permutation then starts with prompts that this step does not have yet: no
     prompt stands twice in a step.
@@ -90,8 +90,8 @@ class Order:
     def _compute_permutation(self, epoch: int) -> Indices:
         """The order of one epoch, from the latest one that does not depend on the epoch before it.
 
-        Only the first places of a permutation bend to the epoch before. With two steps' worth of prompts they are not
-        the last places, on which the next epoch depends: one epoch back is enough. With fewer prompts the dependence
+        Only the first positions of a permutation bend to the epoch before. With two steps of prompts they are not the
+        last positions, on which the next epoch depends: one epoch back is enough. With fewer prompts the dependence
         goes back to the last epoch that began together with a step.
         """
         if self.num_prompts >= 2 * self.prompts_per_step:

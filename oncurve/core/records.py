@@ -115,7 +115,7 @@ class Segment:
     start: int
     """First of its tokens among those of the completion."""
     end: int
-    """The place behind the last."""
+    """The index behind the last."""
     text: str
 
 

@@ -94,7 +94,7 @@ class Request:
     on_done: Callable[[list[Sampled]], object] | None = None
     """Called with all completions when the last of them has ended."""
     on_row: Callable[[int, Sampled], object] | None = None
-    """Called once for each completion when it has ended, with its place among ``keys``."""
+    """Called once for each completion when it has ended, with its index among ``keys``."""
     on_tokens: Callable[[list[int]], object] | None = None
     """Called after each token with what the only completion of the request has so far."""
     rows: tuple[RowState, ...] = ()
@@ -104,7 +104,7 @@ class Request:
     started: int = 0
     """Completions that run or have ended."""
     sampled: dict[int, Sampled] = field(default_factory=dict)
-    """Completions that have ended, by their places."""
+    """Completions that have ended, by their indices."""
     versions: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     """Which weights sampled each completion, from which of its tokens on, where weights may change meanwhile."""
     read_under: str = ""
@@ -146,7 +146,7 @@ class Request:
         return self
 
     def give(self, index: int, sampled: Sampled) -> bool:
-        """Put a completion in its place; True if it was the last one."""
+        """Put a completion at its index; True if it was the last one."""
         self.sampled[index] = sampled
         if self.on_row is not None and index not in self._reported:
             self._reported.add(index)
@@ -169,7 +169,7 @@ class Rows:
         self.running = np.zeros(0, dtype=np.int64)
         """Rows that run, in the order of the batch."""
         self.addresses = np.zeros((count, 4), dtype=np.int64)
-        """``places`` of ``Decoder.hidden``: slot, decoded tokens, slot of the prompt, tokens of the prompt."""
+        """``addresses`` of ``Decoder.hidden``: slot, decoded tokens, slot of the prompt, tokens of the prompt."""
         self.tokens = np.zeros((count, sizes.completion_tokens), dtype=np.int64)
         self.logprobs = np.zeros((count, sizes.completion_tokens), dtype=np.float32)
         self.lengths, self.begins, self.limits = np.zeros((3, count), dtype=np.int64)
@@ -178,7 +178,7 @@ class Rows:
         self.serials = np.full(count, -1, dtype=np.int64)
         """Tells a row from those that had its number before; -1 where there is none."""
         self.owners: dict[int, tuple[Request, int]] = {}
-        """The request of each, and its place there."""
+        """The request of each, and its index there."""
         self._next_serial = 0
         self._unused = list(range(count - 1, -1, -1))
         self._free = list(range(count - 1, -1, -1))
@@ -190,7 +190,7 @@ class Rows:
         return len(self._free)
 
     def enter(self, request: Request, first: int, count: int, *, prompt_slot: int) -> np.ndarray:
-        """Rows for completions of a request from the place ``first`` on; ``start`` gives them slots."""
+        """Rows for completions of a request from the index ``first`` on; ``start`` gives them slots."""
         rows = np.array([self._unused.pop() for _ in range(count)], dtype=np.int64)
         own = request.own
         self.keys[rows] = request.keys[first : first + count]

@@ -25,7 +25,7 @@ ADDING = "adding"
 _ASKS_TIME = "strftime_now"
 _PARTS = ("{'type':'text'", '{"type":"text"')
 """Traces of a template that takes the parts of a message for text."""
-_DIRECTIVES = [*"aAwdbBmyYHIpMSfzZjUWcxXGuVDFTRehklP", *(f"-{one}" for one in "dmyHIMSjeklUW")]
+_DIRECTIVES = [*"aAwdbBmyYHIpMSfzZjUWcxXGuVDFTRehklP", *(f"-{directive}" for directive in "dmyHIMSjeklUW")]
 
 
 class TemplateRefusal(ConfigError):

@@ -37,7 +37,7 @@ DatasetType = Literal[
     "huggingface",
 ]
 Adapt = Callable[[str, Row], Row | None]
-"""A row, with its place for messages, in our columns; None for one in a form that it does not know."""
+"""A row, with its source for messages, in our columns; None for one in a form that it does not know."""
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -180,14 +180,14 @@ def drop_repeats(rows: Sequence[Row]) -> tuple[list[Row], int]:
 def hold_out(
     rows: Sequence[Row], *, count: int | None = None, fraction: float | None = None, seed: int = 0
 ) -> tuple[Sequence[Row], list[Row]]:
-    """Rows to train on and rows held out, chosen by a hash of the question and not by its place.
+    """Rows to train on and rows held out, chosen by a hash of the question and not by its index.
 
         held out:  hash(seed, question) < fraction        or the ``count`` rows with the smallest hashes
 
     A question falls on the same side in whatever order the rows come and however often it occurs; with
     ``fraction`` it stays there when rows are added. Both lists keep the order of ``rows``. With ``count``, a
     question that occurs several times can bring a few rows more. Use it to pick few-shot examples too: they
-    must leave the rows that are trained on. Of rows that are read on demand, places are drawn instead.
+    must leave the rows that are trained on. Of rows that are read on demand, indices are drawn instead.
 
     Raises ConfigError unless exactly one of the two sizes is given, DataError if a side would be empty.
     """
@@ -336,7 +336,7 @@ def _question(source: str, row: Row) -> Row:
 
 
 def _lettered(row: Row) -> Row:
-    """MMLU's form, ``choices`` and the place of the right one, with the options in the question and their letters."""
+    """MMLU's form, ``choices`` and the index of the right one, with the options in the question and their letters."""
     options, answer = row.get("choices"), row.get("answer")
     if not isinstance(options, (list, tuple)) or isinstance(answer, bool) or not isinstance(answer, int):
         return row

@@ -225,7 +225,7 @@ def _prompts(
     few_shot: Sequence[Mapping[str, Any]],
     first: int,
 ) -> dict[int, Prompt]:
-    """The prompts of rows that are neither messages nor a text, by the places of their rows."""
+    """The prompts of rows that are neither messages nor a text, by the indices of their rows."""
     of = dict(enumerate(rows, first))
     verbatim = {index: str(row["prompt"]) for index, row in of.items() if _is_verbatim(row, chat)}
     plain = [index for index, row in of.items() if not ("messages" in row or _is_text(row) or index in verbatim)]

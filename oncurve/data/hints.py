@@ -19,7 +19,7 @@ def with_hint(row: Mapping[str, Any], hint: str, *, index: int) -> dict[str, Any
 
     Raises DataError for a column that the row lacks, and for a row that came with messages.
 
-    >>> with_hint({"question": "2+3?", "answer": "5"}, "It is {answer}.", place=0)["question"]
+    >>> with_hint({"question": "2+3?", "answer": "5"}, "It is {answer}.", index=0)["question"]
     '2+3?\nIt is 5.'
     """
     source = row.get(SOURCE_ROW) or row

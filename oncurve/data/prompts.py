@@ -256,7 +256,7 @@ def render_prompts(
     end token behind. With ``chat``, which may hold arguments of the chat template, that template writes every special
     token and no other is added; if it has no place for a system message, that text opens the first user message. "auto"
     is as ``chosen_chat`` says. A row that came with messages keeps them. ``few_shot`` are rows whose questions and gold
-    completions come first, as earlier exchanges. ``Prompt.index`` is the place in ``rows``. ``tools_of`` gives the
+    completions come first, as earlier exchanges. ``Prompt.index`` is the index in ``rows``. ``tools_of`` gives the
     schemas of the tools that the chat template tells the model of, by the row.
 
     Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.

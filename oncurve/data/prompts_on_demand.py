@@ -39,7 +39,7 @@ class PromptsOnDemand:
         return f"{self._rows.fingerprint} {len(self)}"
 
     def at(self, indices: Sequence[int]) -> list[Prompt]:
-        """The prompts of different places: a function of those alone."""
+        """The prompts of different indices: a function of those alone."""
         used, prompts = set(indices), self._at(indices)
         for number, prompt in enumerate(prompts):
             index, tries = indices[number], 0
@@ -76,10 +76,10 @@ class DemonstrationsOnDemand(PromptsOnDemand):
 
     def __init__(self, rows: StoredRows, show: Callable[[Row, int], Demonstration], *, limit: int | None) -> None:
         super().__init__(rows, lambda rows: [], limit=limit)
-        self._shown = lru_cache(NUM_CACHED)(lambda index: show(rows[index], index))
+        self._demonstration = lru_cache(NUM_CACHED)(lambda index: show(rows[index], index))
 
     def __getitem__(self, index: int) -> Demonstration:
-        return self._shown(index)
+        return self._demonstration(index)
 
     def _at(self, indices: Sequence[int]) -> list[Prompt]:
         return [self[index].prompt for index in indices]

@@ -1,4 +1,4 @@
-"""Readers of raw rows from files, folders, the hub and generators, each row with its place for messages."""
+"""Readers of raw rows from files, folders, the hub and generators, each row with its source for messages."""
 
 from __future__ import annotations
 

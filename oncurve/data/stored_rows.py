@@ -34,7 +34,7 @@ class Source(Protocol):
 class StoredRows(Sequence[Row]):
     """Rows of a file or table that stay there; ``adapt`` puts a raw one into our columns.
 
-    Equal questions are not looked for: whoever holds rows out takes some of the places.
+    Equal questions are not looked for: whoever holds rows out takes some of the indices.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class JsonLines:
         return len(self._spans)
 
     def __call__(self, index: int) -> tuple[str, Row]:
-        """The object on the line at a place."""
+        """The object on the line at an index."""
         start, stop = (int(end) for end in self._spans[index])
         line = os.pread(self._file.fileno(), stop - start, start).removeprefix(b"\xef\xbb\xbf")
         where = f"{self.path}, line {int(self.numbers[index]) + 1}"
@@ -119,5 +119,5 @@ class StoredTable:
         return len(self._rows)
 
     def __call__(self, index: int) -> tuple[str, Row]:
-        """The row at a place."""
+        """The row at an index."""
         return f"{self._name}, row {index + 1}", self._rows[index]

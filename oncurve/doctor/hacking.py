@@ -175,18 +175,18 @@ def signs(first: Sequence[Sample], last: Sequence[Sample]) -> list[tuple[str, tu
     paid = paid_samples(first, last)
     if len(paid) < MIN_PAID:
         return []
-    signs_found = []
+    matching = []
     for detector in DETECTORS:
         after = _share(detector.shows, paid)
         if after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise:
             example = next(sample for sample in paid if detector.shows(sample))
-            signs_found.append((detector.what, _shares(detector.what, before, after, example)))
+            matching.append((detector.what, _shares(detector.what, before, after, example)))
     if (same_answer := same_for_all(first, paid)) is not None:
         says = "say the same" if _share(states_nothing, paid) > MOST else "give the same answer"
-        signs_found.append((f"{says} to different questions", same_answer))
+        matching.append((f"{says} to different questions", same_answer))
     if (followed := follows_length(first, last)) is not None:
-        signs_found.append(("are rewarded for their length", followed))
-    return signs_found
+        matching.append(("are rewarded for their length", followed))
+    return matching
 
 
 def paid_samples(first: Sequence[Sample], last: Sequence[Sample]) -> list[Sample]:

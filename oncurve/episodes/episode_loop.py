@@ -33,7 +33,7 @@ class EpisodeLoop:
         self._groups: dict[int, Group] = {}
 
     def keys(self, prompts: Sequence[Prompt], group_size: int, step: int) -> Iterator[tuple[int, Prompt, list[int]]]:
-        """The place of each prompt, and the random streams of its episodes."""
+        """The position of each prompt, and the random streams of its episodes."""
         for position, indices in enumerate(occurrence_indices(prompts, group_size)):
             numbers = np.full(group_size, prompts[position].index, dtype=np.int64)
             self._prompts[position], self._done[position] = prompts[position], [None] * group_size

@@ -190,7 +190,7 @@ def answer_text(value: Any) -> str:
     """A tool's result as text that can be encoded: as it is, as JSON, or as it prints; bytes as UTF-8, whatever they
     are.
 
-    Raises TypeError for an iterator, and for an object that prints as its place in memory.
+    Raises TypeError for an iterator, and for an object that prints as its address in memory.
     """
     if isinstance(value, bytes):
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")

@@ -57,7 +57,7 @@ class Prefetch:
         self._last = -1
         """The step whose groups were asked for last."""
         self._finished: dict[int, tuple[_Ahead, int]] = {}
-        """By identity of a prompt that is under way: its step and its place there."""
+        """By identity of a prompt that is under way: its step and its index there."""
         self._restored: dict[int, list[Group]] = {}
         self._changing = threading.Lock()
         """Held while weights change, and by whoever samples beside the steps that are under way."""
@@ -212,7 +212,7 @@ class _Ahead:
     """The same prompts, as objects of this step alone."""
     group_size: int
     groups: dict[int, Group] = field(default_factory=dict)
-    """Groups that are whole, by place."""
+    """Groups that are whole, by index."""
     future: Future[list[Group]] = field(default_factory=Future)
 
     def is_for(self, prompts: Sequence[Prompt], group_size: int) -> bool:
@@ -221,7 +221,7 @@ class _Ahead:
 
 
 def _matching(prompts: Sequence[Prompt], groups: Sequence[Group], group_size: int) -> dict[int, Group]:
-    """The groups of prompts that are asked for, by place. The completions of a prompt that occurs twice are counted in
+    """The groups of prompts that are asked for, by index. The completions of a prompt that occurs twice are counted in
     its random streams, so that all its groups must be there, or none is taken."""
     indices: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):

@@ -40,7 +40,7 @@ class PrefixGroups:
     table: Tensor | None
     """[P * G]; None where the slots stand in it in their order."""
     back: Tensor | None
-    """The place of each slot in the table [span]."""
+    """The index of each slot in the table [span]."""
     prompts: int
     """P: the prompt slots 0, 1, ... that are read."""
     width: int
@@ -129,7 +129,7 @@ class Layer:
     ) -> Layer:
         """From what the model holds and its matrices in the compute type; ``norm_weight`` is the layers' own.
 
-        The outputs of ``qkv`` come by key head [kv_heads, Q + 2, D] or by their place in it [Q + 2, kv_heads, D].
+        The outputs of ``qkv`` come by key head [kv_heads, Q + 2, D] or by their index in it [Q + 2, kv_heads, D].
         """
         norms, bias, thin = parameters.head_norms, matrices.qkv_bias, matrices.thin
         arranged = partial(_arranged, sizes=sizes, by_key_head=by_key_head)

@@ -79,7 +79,7 @@ Store = Callable[[Tensor], None]
 
 
 def packed_hidden(backbone: Backbone, layout: Layout, compute_type: torch.dtype, *, recompute: bool = False) -> Tensor:
-    """Last hidden states, after the final norm, of the places that predict a trained token [M, H], in the wide type.
+    """Last hidden states, after the final norm, of the positions that predict a trained token [M, H], in the wide type.
 
     With ``recompute`` a layer keeps its input only and runs again in the backward pass.
     """

@@ -195,7 +195,7 @@ def _mismatch(model: PreTrainedModel, kind: CacheKind) -> str | None:
 
 
 def disagreement(model: PreTrainedModel, row: list[int], logits: Tensor, *, start: int) -> str | None:
-    """How far logits [T, V] before the tokens of a row from a place on are from the model's own forward pass over it
+    """How far logits [T, V] before the tokens of a row from a position on are from the model's own forward pass over it
     alone; None if no further than rounding explains."""
     ids = torch.tensor([row], device=model.device)
     plain = model(input_ids=ids, use_cache=False).logits, nudged(model, ids)
@@ -238,5 +238,5 @@ def _cache_name(kind: type[PreTrainedModel]) -> str:
 
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
-    """Logits of the last place [B, V], by the model's own forward pass."""
+    """Logits of the last position [B, V], by the model's own forward pass."""
     return model(**inputs).logits[:, -1]

@@ -286,8 +286,8 @@ def _backends(run: PlannedRun) -> str:
     if shape.counted is None and shape.family in OWN_FAMILIES and shape.is_plain:
         trained = f"packed rows through {'our own layers' if run.has_own_layers else MODULES}"
         sampled = f"through {MODULES if samples_by_modules(run) else 'our own layers'}"
-    elif shape.counted is not None and shape.counted.backends is not None:
-        trained, sampled = shape.counted.backends
+    elif shape.counted is not None and shape.counted.ways is not None:
+        trained, sampled = shape.counted.ways
     else:
         return "how the model is trained and sampled is found when it is loaded"
     if not run.policy.packing:

@@ -48,7 +48,7 @@ class Counted:
     """That a token leaves in transformers' cache; None where it was not found out."""
     adapted: Mapping[str, int]
     """Inputs and outputs of linear layers, added up by the ends of their names. Experts in one tensor are not there."""
-    backends: tuple[str, str] | None = None
+    ways: tuple[str, str] | None = None
     """Ways in which a small model of the family is trained, and sampled in this process; None if there is none."""
 
 

@@ -87,9 +87,9 @@ def seconds_ahead(run: PlannedRun, device: Device, time: StepTime) -> float:
     Held: the trainer's part of the weight sync. Of b steps, the rows of all fill the places that the longest of one
     would leave free. Completions with tools are sampled one step after the other.
     """
-    devices, held_seconds = run.layout.sampler_devices, sum(part.seconds for part in time.way if part.holds)
+    devices, blocked_seconds = run.layout.sampler_devices, sum(part.seconds for part in time.way if part.holds)
     if run.rollouts.in_flight and run.turn_limit > 1:
-        return max(time.train + held_seconds, time.sync, time.sample)
+        return max(time.train + blocked_seconds, time.sync, time.sample)
     if run.rollouts.in_flight:
         ahead = _with_steps(run, run.rollouts.staleness + 1)
         rows = -(-ahead.rows_at_once // devices)
@@ -97,10 +97,10 @@ def seconds_ahead(run: PlannedRun, device: Device, time: StepTime) -> float:
         tokens = run.config.completions_per_step * run.lengths.completion_tokens / devices / rows
         stream = _prompt_seconds(run, device, devices) + tokens * step_seconds
         longest = run.written_tokens * step_seconds / run.rollouts.staleness
-        return max(time.train + held_seconds, time.sync, min(time.sample, max(stream, longest)))
+        return max(time.train + blocked_seconds, time.sync, min(time.sample, max(stream, longest)))
     steps = 1 if run.turn_limit > 1 else block_steps(run.rollouts.staleness)
     block = _with_steps(run, steps)
-    return max(time.train + held_seconds / steps, (sample_seconds(block, device) + time.sync) / steps)
+    return max(time.train + blocked_seconds / steps, (sample_seconds(block, device) + time.sync) / steps)
 
 
 def _with_steps(run: PlannedRun, steps: int) -> PlannedRun:

@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _take(x: Tensor, indices: slice | Tensor, dim: int = 0) -> Tensor:
-    """The values at some places; without a copy where they are a slice."""
+    """The values at some indices; without a copy where they are a slice."""
     if isinstance(indices, slice):
         return x.narrow(dim, indices.start, indices.stop - indices.start)
     return x.index_select(dim, indices)

@@ -68,8 +68,8 @@ def _mismatch(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) -
     least = torch.finfo(compute_type).eps
     names = ("log-probabilities", "gradients")
     kinds = zip(names, packed, padded, exact, strict=True)
-    disagreement_found = disagreement(kinds, "the flash kernel gives", times=ROUNDINGS, floor=least)
-    return None if disagreement_found is None else f"gives {disagreement_found}"
+    result = disagreement(kinds, "the flash kernel gives", times=ROUNDINGS, floor=least)
+    return None if result is None else f"gives {result}"
 
 
 def _outcome(model: PreTrainedModel, batch: Batch, *, packed: bool) -> tuple[Tensor, Tensor]:

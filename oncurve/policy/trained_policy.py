@@ -30,7 +30,7 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.lora import Adapter
 from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
-from oncurve.policy.road import ScoringPath, find_scoring_path
+from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights

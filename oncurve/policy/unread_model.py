@@ -27,7 +27,7 @@ from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
-from oncurve.policy.road import ScoringPath, find_scoring_path
+from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 

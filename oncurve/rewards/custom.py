@@ -121,8 +121,10 @@ class _Adapted:
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
-        self._taken = completion_parameter(list(parameters))
-        self._by_place = None if isinstance(self, _Batched) else self._taken  # TRL gives everything by name
+        self._completion_name = completion_parameter(list(parameters))
+        self._positional_name = (
+            None if isinstance(self, _Batched) else self._completion_name
+        )  # TRL gives everything by name
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -144,13 +146,13 @@ class _Adapted:
         """Nothing to end: a function owns no processes that we know of."""
 
     def _called(self, arguments: dict[str, Any]) -> Any:
-        """The result of a call with arguments by name: those that stand first by place, the others as keywords."""
+        """The result of a call with arguments by name: those that stand first by position, the others as keywords."""
         first = next(iter(self._parameters), None)
         positional = [
             arguments.pop(name)
             for name, p in self._parameters.items()
             if name in arguments
-            and (p.kind in _POSITIONAL or (name == first == self._by_place and p.kind is not p.KEYWORD_ONLY))
+            and (p.kind in _POSITIONAL or (name == first == self._positional_name and p.kind is not p.KEYWORD_ONLY))
         ]
         return self.function(*positional, **arguments)
 
@@ -257,7 +259,7 @@ class _PerSample(_Adapted):
         def call(as_messages: bool) -> Any:
             notes.clear()
             written = messages_of(completion) if as_messages else completion.text
-            result = self._called({**arguments, str(self._taken): written})
+            result = self._called({**arguments, str(self._completion_name): written})
             is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
             return self._wait_for(result) if is_undecided else result
 
@@ -272,7 +274,8 @@ class _PerSample(_Adapted):
         named = [
             key
             for key, p in self._parameters.items()
-            if key != self._taken and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            if key != self._completion_name
+            and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         ]
         row = prompt.source_row if RAW_ANSWER in prompt.row else prompt.row
         answer = row.get("answer")

@@ -136,7 +136,7 @@ def _in_words(words: list[str]) -> str | None:
 
 
 def _result(words: list[str], last: int) -> int:
-    """The place of the result of the last equation, if what follows it only says of what: 9 of ``4+5=9 in the 40
+    """The index of the result of the last equation, if what follows it only says of what: 9 of ``4+5=9 in the 40
     minutes``; else the last number."""
     begins = next((index for index in range(last - 1, -1, -1) if words[index].endswith((".", "?", "!", ";"))), -1)
     equal = next((index for index in range(last - 1, begins, -1) if "=" in words[index]), None)

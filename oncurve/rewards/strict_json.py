@@ -158,7 +158,7 @@ def fields_fraction(value: object, gold: object) -> float:
 
         fraction = |equal leaves| / |leaves of value or of gold|
 
-    A leaf is a value without children, known by its path; lists count by place. Dividing by the union makes guessing
+    A leaf is a value without children, known by its path; lists count by index. Dividing by the union makes guessing
     further fields cost something. 1.0 means that the two are equal; 1 equals 1.0 and true equals neither.
 
     >>> fields_fraction({"a": 1, "b": [2, 3]}, {"a": 1.0, "b": [2]})

@@ -166,7 +166,7 @@ def calls_fraction(calls: Sequence[Call], gold: Sequence[Call], *, in_order: boo
 
         fraction = sum over pairs of fraction(call, gold) / max(number of calls, number of gold calls)
 
-    In order, calls pair up by place; otherwise each gold call takes the unused call that fits best, in turn. A call of
+    In order, calls pair up by index; otherwise each gold call takes the unused call that fits best, in turn. A call of
     another tool is worth nothing, whatever its arguments.
     """
     if not calls and not gold:
@@ -188,7 +188,7 @@ class ToolCalls:
     """Whether a completion calls declared tools with valid arguments, and the reference's calls if there are some.
 
     ``tools_column`` declares the tools of a row. A row with a value in ``gold_column`` (a list of calls in either
-    format, or its JSON text; an empty one asks for no call) is right only if its calls are those, by place or, without
+    format, or its JSON text; an empty one asks for no call) is right only if its calls are those, by index or, without
     ``in_order``, in any order; ``min_calls`` and ``max_calls`` count for the others.
 
     Parts: ``correct``; ``format``, 1.0 if the calls can be read and are valid; ``fields_fraction``, the share of names

@@ -24,7 +24,7 @@ from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.model_folder import unloadable
-from oncurve.policy.road import find_scoring_path
+from oncurve.policy.scoring_path import find_scoring_path
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
 

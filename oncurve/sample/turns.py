@@ -20,7 +20,7 @@ class Deliver(Protocol):
     """Takes a turn that was sampled."""
 
     def __call__(self, index: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = (), /) -> None:
-        """The turn's place among the keys of its request. Where weights may change under turns, ``spans`` has the first
+        """The turn's index among the keys of its request. Where weights may change under turns, ``spans`` has the first
         token of each version in the turn, and its number."""
         ...
 

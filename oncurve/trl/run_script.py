@@ -181,7 +181,7 @@ def _put_files(translation: Translation, draft: Draft, script: Path, folder: Pat
 
 
 def _reference_or_note(thing: Any, kind: str, draft: Draft, script: Path, folder: Path, name: str | None = None) -> str:
-    """The place that a recipe loads an object from; without one a name to be filled in, and a note of it."""
+    """The reference from which a recipe loads an object; without one a name to be filled in, and a note of it."""
     name = name or reward_name(thing)
     if (reference := _reference(thing, script, folder)) is not None:
         return reference
@@ -191,7 +191,7 @@ def _reference_or_note(thing: Any, kind: str, draft: Draft, script: Path, folder
 
 
 def _reference(function: Any, script: Path, folder: Path) -> str | None:
-    """The place that a recipe can load a function from; None if there is none."""
+    """The reference from which a recipe can load a function; None if there is none."""
     is_named = inspect.isfunction(function) or inspect.isclass(function)
     if not is_named or not function.__qualname__.isidentifier() or function.__name__ == "<lambda>":
         return None

@@ -145,7 +145,7 @@ def test_a_family_without_a_formula_is_counted_on_its_modules(
     assert shape.lora_parameters(4) > 0
     assert shape.counted is not None
     packed = "padded" if kind in ("Mamba", "Gemma2") else "packed"
-    assert (shape.counted.backends or ("",))[0].startswith(f"{packed} rows through the model's modules")
+    assert (shape.counted.ways or ("",))[0].startswith(f"{packed} rows through the model's modules")
 
 
 def test_a_model_type_that_nobody_knows_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model.context import context_of
 from oncurve.observe.tokens import token_lengths
 from oncurve.policy.lora import Adapter
-from oncurve.policy.road import example_batch, find_scoring_path
+from oncurve.policy.scoring_path import example_batch, find_scoring_path
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.guards import Guards
 from oncurve.sample.engine import InProcessEngine

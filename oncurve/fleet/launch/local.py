@@ -66,7 +66,7 @@ class ProcessSupervisor:
         self._failed: list[tuple[int, int]] = []
         """Rank and code, in the order of their ends."""
         self._deadline: float | None = None
-        self._is_asked = False
+        self._is_requested = False
         self._arguments = arguments
 
     def run(self) -> tuple[int, bool]:
@@ -81,7 +81,7 @@ class ProcessSupervisor:
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     self._kill(left)
                 time.sleep(0.02)
-        return self._code(), self._is_asked
+        return self._code(), self._is_requested
 
     def _start(self, rank: int, port: int) -> subprocess.Popen[bytes]:
         parent = os.getpid()
@@ -114,7 +114,7 @@ class ProcessSupervisor:
             return False
         if code:
             self._failed.append((rank, code))
-            if code < 0 and not self._is_asked and self.count > 1:
+            if code < 0 and not self._is_requested and self.count > 1:
                 self.notify(f"process {rank} of {self.count} was killed by {signal.Signals(-code).name}")
             self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS
         return True
@@ -135,7 +135,7 @@ class ProcessSupervisor:
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
         def forward(number: int, frame: FrameType | None) -> None:
-            self._is_asked = True
+            self._is_requested = True
             self._deadline = self._deadline or time.monotonic() + self.stop_seconds
             for member in self._members:
                 if member.poll() is None:

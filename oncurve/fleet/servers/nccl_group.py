@@ -189,7 +189,7 @@ class GroupPush:
                 case None:
                     await server.release(f"the group did not come about{why}")
                 case _:
-                    server.poison(f"It waits for a group that did not come about{why}")
+                    server.mark_corrupt(f"It waits for a group that did not come about{why}")
 
     async def _break(
         self, members: Sequence[RolloutServer], takes: Sequence[asyncio.Future[Any]], own: asyncio.Future[Any]
@@ -202,7 +202,9 @@ class GroupPush:
                 case ServerLost() as error if type(error) is ServerLost:
                     server.lose(str(error))
                 case error:
-                    server.poison(f"The weights did not arrive everywhere{why}{'' if error is None else f': {error}'}")
+                    server.mark_corrupt(
+                        f"The weights did not arrive everywhere{why}{'' if error is None else f': {error}'}"
+                    )
 
     async def _settle(self, parts: Sequence[asyncio.Future[Any]], own: asyncio.Future[Any]) -> None:
         """Give those a moment that fail as well, and end the waiting for the others."""

@@ -11,16 +11,16 @@ from oncurve.fleet.servers.protocol import GeneratedCompletion
 
 @dataclass(eq=False)
 class PendingGroup:
-    """A prompt and its group: it is done when every place is filled, by whichever servers.
+    """A prompt and its group: it is done when every index is filled, by whichever servers.
 
-    A completion belongs to its place in the group, so that none is lost or counted twice however often it is asked for.
+    A completion belongs to its index in the group, so that none is lost or counted twice however often it is asked for.
     """
 
     label: str
     """The weights that all its completions must come from, unless they may change under its rows."""
     prompt_ids: tuple[int, ...]
     keys: list[int]
-    """The random stream of each place."""
+    """The random stream of each index."""
     params: SamplingParams
     end_ids: tuple[int, ...]
     order: int = 0

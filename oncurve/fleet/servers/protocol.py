@@ -236,7 +236,7 @@ def read_scores(body: Any, token_ids: Sequence[int]) -> list[float]:
 
 
 def read_response(body: Any, *, request_id: str, count: int) -> list[GeneratedCompletion]:
-    """The completions of an answer, in the order of their places.
+    """The completions of an answer, in the order of their indices.
 
     Raises ValueError for an answer to something else, or one that lacks what training needs.
     """

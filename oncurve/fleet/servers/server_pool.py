@@ -223,7 +223,7 @@ class ServerPool:
             self._target = manifest
             self.labels[manifest.label] = manifest.version
             for server in self.servers:
-                server.is_wanted = True
+                server.is_needed = True
                 if server.state == "ready" and not self.in_flight:
                     server.state, server.why = "stale", "there are newer weights"
                 if server not in members:
@@ -252,7 +252,7 @@ class ServerPool:
         return self._push.candidates(members) if self._push is not None and members else []
 
     async def sample(self, jobs: Sequence[PendingGroup], finish: Callable[[int], None] = lambda index: None) -> None:
-        """Fill all jobs; ``finish`` hears the place of each when it is filled.
+        """Fill all jobs; ``finish`` hears the index of each when it is filled.
 
         Raises SamplerError if they cannot be filled; none is ever filled in part and returned.
         """
@@ -278,7 +278,7 @@ class ServerPool:
         finish()
 
     async def _attempt(self, server: RolloutServer, job: PendingGroup, indices: list[int]) -> None:
-        """Ask one server for what is missing. Where it fails, the places stay open.
+        """Ask one server for what is missing. Where it fails, the indices stay open.
 
         An attempt has a name. What answers to another name, or after its attempt was given up, is not taken.
         """

@@ -19,7 +19,7 @@ from oncurve.agents.agent_session import AgentSession, Conversation, PendingTurn
 from oncurve.agents.chat_answers import failed_event, first_event, last_events, models, text_event
 from oncurve.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.agents.conversation_frames import Frames
-from oncurve.chat_messages import words_before_any_call
+from oncurve.chat_messages import text_before_any_call
 from oncurve.core.errors import ConfigError, SamplerError, single_line
 from oncurve.core.records import SamplingParams
 from oncurve.core.sampler import PolicyView, end_token_ids, exact_text
@@ -102,7 +102,7 @@ class ChatRoutes:
             await stream.write(first_event(chat_request, pending.answer_id))
             while (ids := await news.get()) is not None:
                 text = self._decode([token for token in ids if token not in self.end_ids]).rstrip(HALF)
-                text = words_before_any_call(text) if chat_request.may_call else text
+                text = text_before_any_call(text) if chat_request.may_call else text
                 if len(text) > num_sent:
                     await stream.write(text_event(chat_request, pending.answer_id, text[num_sent:]))
                     num_sent = len(text)

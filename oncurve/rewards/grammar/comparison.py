@@ -98,7 +98,7 @@ def directed(relation: Relation) -> Relation:
 
 
 def ratio(first: Tree, second: Tree) -> Fraction | None:
-    """The rational number by which two expressions may differ, from their values at one place; None if none fits."""
+    """The rational number by which two expressions may differ, from their values at one point; None if none fits."""
     names = sorted(first.symbols() | second.symbols())
     for shift in (0, 1):
         point = {name: number(Fraction(7 + 4 * k + shift, 3 + k)) for k, name in enumerate(names)}

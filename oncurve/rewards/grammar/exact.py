@@ -144,7 +144,7 @@ def _factorial(value: Fraction, sign: str) -> Fraction:
 _AT_POINTS = {name: {0: 0} for name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh")} | {
     name: {0: 1} for name in ("cos", "exp", "sec", "cosh")
 } | {"ln": {1: 0}}  # fmt: skip
-"""Values of functions at rational places."""
+"""Values of functions at rational points."""
 
 
 def _called(name: str, values: list[Fraction]) -> Fraction:

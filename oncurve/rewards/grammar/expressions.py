@@ -30,7 +30,7 @@ class ArithmeticParser:
         return self.tokens[self.index] if self.index < len(self.tokens) else END
 
     def after(self, steps: int = 1) -> Token:
-        """The token so many places behind the next one."""
+        """The token so many steps behind the next one."""
         index = self.index + steps
         return self.tokens[index] if 0 <= index < len(self.tokens) else END
 

@@ -62,7 +62,7 @@ _PREFIXES = {"x": 16, "b": 2, "o": 8}
 
 
 class NumberLexer:
-    """A place in a text, from which numbers are read."""
+    """A position in a text, from which numbers are read."""
 
     def __init__(self, text: str) -> None:
         self.text, self.position, self.tokens = text, 0, list[Token]()
@@ -70,7 +70,7 @@ class NumberLexer:
         self.groups: list[str] = []  # what each open brace belongs to: "text", "font", "group"
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """The match at this place, behind which the next step begins."""
+        """The match at this position, behind which the next step begins."""
         match = pattern.match(self.text, self.position)
         if match is not None and match.end() > self.position:
             self.position = match.end()
@@ -167,7 +167,7 @@ class NumberLexer:
 
 
 def closing(tokens: Sequence[Token], start: int) -> int:
-    """The place of the bracket that closes the one at ``start``. Raises Unreadable."""
+    """The index of the bracket that closes the one at ``start``. Raises Unreadable."""
     depth = 0
     for index in range(start, len(tokens)):
         kind = tokens[index].kind

@@ -88,7 +88,7 @@ def _word(tokens: Sequence[Token], index: int) -> str:
 
 
 def _numeral(tokens: Sequence[Token], start: int) -> tuple[Fraction, int]:
-    """The number that begins here and the place behind it; the same place where none begins."""
+    """The number that begins here and the index behind it; the same index where none begins."""
     sign, index = 1, start
     if _word(tokens, index) in ("minus", "negative"):
         value, end = _numeral(tokens, index + 1)

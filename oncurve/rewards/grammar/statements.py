@@ -421,7 +421,7 @@ def _may_be_region(tokens: Sequence[Token]) -> bool:
 
 
 def closing_or_none(tokens: Sequence[Token]) -> int | None:
-    """The place of the bracket that closes the first one; None if it does not close or is none."""
+    """The index of the bracket that closes the first one; None if it does not close or is none."""
     if tokens[0].kind != "open":
         return None
     try:

@@ -21,7 +21,7 @@ _DIGITS = (400, 5_000)
 """Decimal places to which a difference of constants is computed: at first, and where algebra does not decide."""
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
 _POINTS = ((5, 1), (3, 1), (9, 1), (8, -1))
-"""Bottom and sign of the values of all variables, whose tops are primes; a place counts only where both sides are real
+"""Bottom and sign of the values of all variables, whose tops are primes; a point counts only where both sides are real
 there."""
 _FUNCTIONS = {
     "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
@@ -140,7 +140,7 @@ _WRITTEN_OUT = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
 
 
 def _same(answer: Any, reference: Any) -> bool:
-    """The difference is zero: proved for constants, for expressions at generic places or by algebra."""
+    """The difference is zero: proved for constants, for expressions at generic points or by algebra."""
     if answer == reference:
         return True
     answer, reference = (side.doit() if side.has(*_WRITTEN_OUT) else side for side in (answer, reference))

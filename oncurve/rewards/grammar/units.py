@@ -190,7 +190,7 @@ def _known(word: str) -> tuple[Fraction, dict[str, int]] | None:
 
 
 def unit_suffix(tokens: Sequence[Token], *, with_letters: bool = True) -> tuple[int, Unit]:
-    """The place where the unit at the end of some tokens begins, and the unit; the end itself where there is none.
+    """The index where the unit at the end of some tokens begins, and the unit; the end itself where there is none.
 
     ``with_letters`` False takes single letters outside of text for variables.
     """
@@ -298,7 +298,7 @@ def _words(tokens: list[Token]) -> Iterator[str]:
 
 
 def _power(tokens: list[Token], index: int) -> tuple[str, int]:
-    """The exponent that stands here as ``^2``, and the place behind it."""
+    """The exponent that stands here as ``^2``, and the index behind it."""
     sign = ""
     while index < len(tokens) and (tokens[index].text in ("{}", "(", ")") or tokens[index].is_sign("-")):
         sign += "-" if tokens[index].is_sign("-") else ""
