@@ -20,17 +20,17 @@ CALL_MARKS = ("<tool_call>", "<function=", "<tool>", "<|python_tag|>")
 """Beginnings of a call in a turn; a message's content ends before it."""
 
 
-def words_before_calls(text: str, *, num_calls: int) -> str:
+def text_before_calls(text: str, *, num_calls: int) -> str:
     """The words of a turn before its calls. A single call is the last one that is written: others were thoughts."""
     find = text.rfind if num_calls == 1 else text.find
     starts = [start for mark in CALL_MARKS if (start := find(mark)) >= 0]
     return text[: min(starts, default=_bare_call(text) or 0)].rstrip()
 
 
-def words_before_any_call(text: str) -> str:
+def text_before_any_call(text: str) -> str:
     """The words at the beginning of a turn that stay words, however it goes on.
 
-    >>> words_before_any_call("I add. <to"), words_before_any_call("1 < 2 and"), words_before_any_call(' {"name": ')
+    >>> text_before_any_call("I add. <to"), text_before_any_call("1 < 2 and"), text_before_any_call(' {"name": ')
     ('I add.', '1 < 2 and', '')
     """
     starts = [start for mark in CALL_MARKS if (start := text.find(mark)) >= 0]
@@ -61,7 +61,7 @@ def messages_of(completion: Completion) -> list[dict[str, Any]]:
             calls = [call for call in completion.calls if call.turn == turn]
             read = [call for call in calls if call.error != "malformed"]
             turn += 1
-            content = words_before_calls(part.text, num_calls=len(read)) if read else part.text
+            content = text_before_calls(part.text, num_calls=len(read)) if read else part.text
             messages.append({"role": "assistant", "content": content})
             if read:
                 made = [{"name": call.name, "arguments": _parsed(call.arguments)} for call in read]

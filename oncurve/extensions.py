@@ -26,7 +26,7 @@ def extension(name: str) -> Any:
     return imported(TABLE[name])
 
 
-def imported(place: str) -> Any:
+def imported(reference: str) -> Any:
     """The object at a place such as "oncurve.sample.engine:make_engine", imported now."""
-    module, _, attribute = place.partition(":")
+    module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)

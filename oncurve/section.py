@@ -27,14 +27,14 @@ Harmless = Annotated[Value, NoNumber()]
 
 def harmless_keys(section: type[BaseModel], prefix: str = "") -> set[str]:
     """The keys of a section that change no number, with those of the sections in it: ``run.folder``."""
-    found: set[str] = set()
+    keys: set[str] = set()
     for name, field in section.model_fields.items():
         if any(isinstance(mark, NoNumber) for mark in field.metadata):
-            found.add(prefix + name)
+            keys.add(prefix + name)
         for kind in _parts(field.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found |= harmless_keys(kind, f"{prefix}{name}.")
-    return found
+                keys |= harmless_keys(kind, f"{prefix}{name}.")
+    return keys
 
 
 class Section(BaseModel):

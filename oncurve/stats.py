@@ -178,8 +178,8 @@ def mcnemar_exact(only_first: int, only_second: int) -> float:
     if only_first < 0 or only_second < 0:
         raise ValueError(f"counts of disagreement cannot be negative, got {only_first} and {only_second}")
     total = only_first + only_second
-    ways = sum(math.comb(total, k) for k in range(min(only_first, only_second) + 1))
-    return min(1.0, float(2 * ways / 2**total))  # integers: exact, and no overflow before the division
+    count = sum(math.comb(total, k) for k in range(min(only_first, only_second) + 1))
+    return min(1.0, float(2 * count / 2**total))  # integers: exact, and no overflow before the division
 
 
 def sign_flip_p(differences: Sequence[float], *, seed: int, num_resamples: int = 10_000) -> float:

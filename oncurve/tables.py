@@ -42,7 +42,7 @@ def terminal(
 ) -> Table:
     """A table as commands print it; columns after the first stand at their right unless ``right`` is false.
 
-    Strings are shown as they are, brackets included. ``widths`` are those of columns by their place, ``options`` those
+    Strings are shown as they are, brackets included. ``widths`` are those of columns by their index, ``options`` those
     of rich's table.
     """
     from rich import box
@@ -51,8 +51,8 @@ def terminal(
 
     name = Text(title, style="bold")
     made = Table(title=name, box=box.SIMPLE_HEAD, show_edge=False, title_justify="left", **options)
-    for place, head in enumerate(heads):
-        side, width = "right" if place and right else "left", (widths or {}).get(place)
+    for column, head in enumerate(heads):
+        side, width = "right" if column and right else "left", (widths or {}).get(column)
         made.add_column(Text(head), justify=side, overflow="fold", width=width)
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
@@ -64,22 +64,28 @@ _BETWEEN = 3
 
 
 def in_parts(
-    title: str, heads: Sequence[str], rows: Iterable[Sequence[str | Text]], width: int, *, kept: int, right: bool = True
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    width: int,
+    *,
+    num_fixed: int,
+    right: bool = True,
 ) -> Iterator[Table]:
-    """A table in parts, each with the ``kept`` first columns, that a terminal shows without breaking a word."""
+    """A table in parts, each with the ``num_fixed`` first columns, that a terminal shows without breaking a word."""
     rows = list(rows)
-    texts = [[str(row[place]) for row in (heads, *rows)] for place in range(len(heads))]
-    words = [max((len(word) for text in column for word in text.split()), default=0) for column in texts]
+    texts = [[str(row[column]) for row in (heads, *rows)] for column in range(len(heads))]
+    word_widths = [max((len(word) for text in column for word in text.split()), default=0) for column in texts]
     lines = [max((len(line) for text in column for line in text.split("\n")), default=0) for column in texts]
-    left = list(range(kept, len(heads)))
+    left = list(range(num_fixed, len(heads)))
     while left:
-        shown = [*range(kept), left.pop(0)]
-        while left and sum(words[place] + _BETWEEN for place in (*shown, left[0])) <= width + 1:
-            shown.append(left.pop(0))
-        sizes = {place: words[place] for place in shown}
-        for _ in range(width + 1 - sum(sizes[place] + _BETWEEN for place in shown)):
-            longest = max(shown, key=lambda place: lines[place] - sizes[place])
+        columns = [*range(num_fixed), left.pop(0)]
+        while left and sum(word_widths[column] + _BETWEEN for column in (*columns, left[0])) <= width + 1:
+            columns.append(left.pop(0))
+        sizes = {column: word_widths[column] for column in columns}
+        for _ in range(width + 1 - sum(sizes[column] + _BETWEEN for column in columns)):
+            longest = max(columns, key=lambda column: lines[column] - sizes[column])
             sizes[longest] += lines[longest] > sizes[longest]
-        widths = {at: sizes[place] for at, place in enumerate(shown)}
-        parts = ([row[place] for place in shown] for row in rows)
-        yield terminal(title, [heads[place] for place in shown], parts, right=right, widths=widths)
+        widths = {at: sizes[column] for at, column in enumerate(columns)}
+        parts = ([row[column] for column in columns] for row in rows)
+        yield terminal(title, [heads[column] for column in columns], parts, right=right, widths=widths)

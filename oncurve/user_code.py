@@ -31,15 +31,15 @@ def load_function(location: str, *, where: str = "rewards: function") -> Any:
 
     Raises ConfigError, saying what is missing where.
     """
-    found, kind = load_object(location, where=where), where.partition(":")[0]
-    if inspect.isclass(found):
-        made = attempt(found)
+    value, kind = load_object(location, where=where), where.partition(":")[0]
+    if inspect.isclass(value):
+        made = attempt(value)
         if isinstance(made, Failure):
             raise ConfigError(f"{kind}: {location} is a class that cannot be made without arguments: {made.detail}")
-        found = made
-    if not callable(found):
-        raise ConfigError(f"{kind}: {location} is {type(found).__name__}, which cannot be called. Name a function.")
-    return found
+        value = made
+    if not callable(value):
+        raise ConfigError(f"{kind}: {location} is {type(value).__name__}, which cannot be called. Name a function.")
+    return value
 
 
 def load_object(location: str, *, where: str) -> Any:
@@ -47,16 +47,16 @@ def load_object(location: str, *, where: str) -> Any:
 
     Raises ConfigError, saying what is missing where.
     """
-    place, colon, name = location.rpartition(":")
-    if not colon or not place or not name:
+    module_name, colon, name = location.rpartition(":")
+    if not colon or not module_name or not name:
         raise ConfigError(f"{where} is {location!r}; write module:name or path/to/file.py:name.")
     kind = where.partition(":")[0]
-    module = _import_file(Path(place), kind) if place.endswith(".py") else _import_module(place, kind)
-    found = vars(module).get(name)
-    if found is None:
+    module = _import_file(Path(module_name), kind) if module_name.endswith(".py") else _import_module(module_name, kind)
+    named_object = vars(module).get(name)
+    if named_object is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"{kind}: {place} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
-    return found
+        raise ConfigError(f"{kind}: {module_name} has no {name!r}. It has: {', '.join(functions) or 'no function'}.")
+    return named_object
 
 
 def _import_file(path: Path, kind: str) -> Any:
@@ -118,10 +118,10 @@ def contained(name: str) -> Iterator[None]:
             _put_stream_back(name, what, number, stream)
         after = _state()
         for what, (value, restore) in before.items():
-            found = after[what][0] if what in after else "one that was removed"
-            if found != value:
+            current = after[what][0] if what in after else "one that was removed"
+            if current != value:
                 restore(value)
-                _warn_once(name, what, f"set {what} to {found}")
+                _warn_once(name, what, f"set {what} to {current}")
 
 
 def _put_stream_back(name: str, what: str, number: int, stream: Any) -> None:
@@ -141,20 +141,20 @@ def _warn_once(name: str, what: str, did: str) -> None:
 
 def _state() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
     """The process-wide state that a function may change, each part with what sets it."""
-    found: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
+    state: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
     if not isinstance(folder := attempt(os.getcwd, log=False), Failure):
-        found["the working folder"] = folder, os.chdir
+        state["the working folder"] = folder, os.chdir
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
-            found[f"the handler of {number.name}"] = (
+            state[f"the handler of {number.name}"] = (
                 signal.getsignal(number),
                 lambda handler, number=number: signal.signal(number, handler),
             )
     torch = sys.modules.get("torch")
     if torch is not None:
-        found |= {
+        state |= {
             "torch's default type": (torch.get_default_dtype(), torch.set_default_dtype),
             "torch's number of threads": (torch.get_num_threads(), torch.set_num_threads),
             "torch's gradient mode": (torch.is_grad_enabled(), torch.set_grad_enabled),
         }
-    return found
+    return state

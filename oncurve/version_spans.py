@@ -14,9 +14,9 @@ class VersionSpans:
     def __init__(self) -> None:
         self._spans: list[tuple[int, int]] = []
 
-    def add(self, start: int, found: Sequence[tuple[int, int]]) -> None:
+    def add(self, start: int, spans: Sequence[tuple[int, int]]) -> None:
         """The spans of a turn, counted from its own first token, which is token ``start`` of the completion."""
-        for first, version in found:
+        for first, version in spans:
             if not self._spans:
                 self._spans.append((0, version))
             elif version != self._spans[-1][1]:
@@ -30,9 +30,9 @@ class VersionSpans:
 
 def tokens_by_version(completion: Completion) -> dict[int, int]:
     """Number of tokens that each version sampled."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     spans = completion.versions or ((0, completion.policy_version),)
     ends = [*(start for start, _ in spans[1:]), len(completion.token_ids)]
     for (start, version), end in zip(spans, ends, strict=True):
-        found[version] = found.get(version, 0) + sum(completion.written[start:end])
-    return found
+        counts[version] = counts.get(version, 0) + sum(completion.written[start:end])
+    return counts

@@ -22,7 +22,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     "Did you mean 'train'? "
     """
     known = list(names)
-    near = get_close_matches(name, known, n=1) or [one for one in known if len(name) > 2 and one.startswith(name)]
+    near = get_close_matches(name, known, n=1) or [
+        candidate for candidate in known if len(name) > 2 and candidate.startswith(name)
+    ]
     return f"Did you mean {near[0]!r}? " if near else ""
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from oncurve.rewards.places import find_answer
+from oncurve.rewards.answer_locations import find_answer
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "doctor_runs.json"

@@ -158,7 +158,9 @@ def make_samplers(policy: Any) -> dict[str, tuple[Any, Recorder, list[dict[str, 
     named: dict[str, tuple[Any, Recorder]] = {
         "tool": around(tags, [echo], {}),
         "methods": around(tags, [], {"shelf": Shelf}),
-        "steps_in_chat": around(lambda known: ChatDialect(known, has_tools=False, has_words=True), [], {"talk": Talk}),
+        "steps_in_chat": around(
+            lambda known: ChatDialect(known, has_tools=False, has_observations=True), [], {"talk": Talk}
+        ),
         "agents": (AgentSampler(spoken, params, agents), spoken),
     }
     for sampler, _ in named.values():

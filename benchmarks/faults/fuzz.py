@@ -27,7 +27,7 @@ from oncurve.observe.columns import read_columns
 from oncurve.observe.record import RunFolder, lock_run, read_manifest, read_rollouts
 from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.find import described_recipes, find_recipe
 from oncurve.recipe.load import load_config
@@ -173,7 +173,7 @@ def deepspeed_file(draw: random.Random, folder: Path) -> None:
 
 def launcher_environment(draw: random.Random, folder: Path) -> None:
     """What a launcher may leave in the environment."""
-    read_place({name: draw.choice(LAUNCHED) for name in VARIABLES if draw.random() < 0.7})
+    read_rank_info({name: draw.choice(LAUNCHED) for name in VARIABLES if draw.random() < 0.7})
 
 
 def make_run(folder: Path) -> Path:

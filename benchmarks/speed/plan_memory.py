@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.observe.terminal import LIBRARY_OPTIONS
-from oncurve.plan.activations import head_bytes, kept_bytes, largest_microbatch, layer_buffers
+from oncurve.plan.activations import head_bytes, largest_microbatch, layer_buffers, saved_bytes
 from oncurve.plan.layout import DeviceLayout
 from oncurve.plan.memory import plan_memory
 from oncurve.plan.planned_run import PlannedRun
@@ -252,7 +252,7 @@ def predict(setting: Setting, folder: Path) -> dict[str, float]:
     """What the planner says: the peak of the process, and of the tensors of one forward and backward pass."""
     run = planned_run(setting, folder)
     batch = largest_microbatch(run)
-    kept, buffers = kept_bytes(run, batch), layer_buffers(run, batch)
+    kept, buffers = saved_bytes(run, batch), layer_buffers(run, batch)
     own = 4.0 * run.trained_parameters
     return {
         "process": plan_memory(run).trainer.peak_bytes,

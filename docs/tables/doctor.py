@@ -8,7 +8,7 @@ from typing import Any
 
 from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
 from oncurve.doctor.diagnose import CHECKS, Check
-from oncurve.doctor.hacking import DETECTORS, disagreement, follows_length, one_for_all
+from oncurve.doctor.hacking import DETECTORS, disagreement, follows_length, same_for_all
 from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
 _HEAD = f"""# The doctor
@@ -85,7 +85,7 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield f"- {_first_line(disagreement)}"
     yield from (f"- {_first_line(detector.shows)}" for detector in DETECTORS)
-    yield from (f"- {_first_line(function)}" for function in (one_for_all, follows_length))
+    yield from (f"- {_first_line(function)}" for function in (same_for_all, follows_length))
     yield ""
     yield "Where most rewarded completions state the reference answer, only `touches_tests` speaks: to copy, to repeat or to be brief may be the task."
     runs: Sequence[Mapping[str, Any]] = results["runs"]

@@ -20,14 +20,14 @@ from oncurve.constants import MAX_BODY
 from oncurve.sample.event_loop import EventLoopThread
 
 PATHS = ("/v1", "/session/{key}/v1")
-Given = ChatAnswer | ChatError
+Reply = ChatAnswer | ChatError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AnswersChats(Protocol):
     """Answers the requests of a session; both methods are called in the endpoint's thread."""
 
-    def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
+    def chat(self, request: ChatRequest, give: Callable[[Reply], None]) -> Callable[[], None]:
         """Have a request answered through ``give``. Calling what comes back says that nobody waits any more."""
         ...
 
@@ -76,23 +76,23 @@ class AgentEndpoint:
         return web.json_response(models())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        session = self._open.get(request.match_info.get("key", given))
+        api_key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        session = self._open.get(request.match_info.get("key", api_key))
         if session is None:
             raise ChatError(
                 "no episode has this key, or it is over. Use the base URL and the API key that the agent was given",
                 status=401,
                 code="invalid_api_key",
             )
-        asked = read_body(await request.text())
+        chat_request = read_body(await request.text())
         loop = asyncio.get_running_loop()
-        waiting: asyncio.Future[Given] = loop.create_future()
+        waiting: asyncio.Future[Reply] = loop.create_future()
 
-        def give(answer: Given) -> None:
+        def give(answer: Reply) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
                 loop.call_soon_threadsafe(_settle, waiting, answer)
 
-        forget = session.chat(asked, give)
+        forget = session.chat(chat_request, give)
         try:
             answer = await waiting
         except asyncio.CancelledError:
@@ -100,31 +100,31 @@ class AgentEndpoint:
             raise
         if isinstance(answer, ChatError):
             raise answer
-        return await send(request, asked, answer, session.decode)
+        return await send(request, chat_request, answer, session.decode)
 
 
-def _settle(waiting: asyncio.Future[Given], answer: Given) -> None:
+def _settle(waiting: asyncio.Future[Reply], answer: Reply) -> None:
     if not waiting.done():
         waiting.set_result(answer)
 
 
 async def send(
-    request: web.Request, asked: ChatRequest, answer: ChatAnswer, decode: Callable[[Sequence[int]], str]
+    request: web.Request, chat_request: ChatRequest, answer: ChatAnswer, decode: Callable[[Sequence[int]], str]
 ) -> web.StreamResponse:
     """An answer, whole or as a stream. A turn is sampled before its stream begins."""
-    if not asked.is_stream:
-        return web.json_response(whole_answer(asked, answer, decode), headers=headers(asked))
-    stream = web.StreamResponse(headers=stream_headers(asked))
+    if not chat_request.is_stream:
+        return web.json_response(whole_answer(chat_request, answer, decode), headers=headers(chat_request))
+    stream = web.StreamResponse(headers=stream_headers(chat_request))
     await stream.prepare(request)
-    for event in events(asked, answer, decode):
+    for event in events(chat_request, answer, decode):
         await stream.write(event)
     await stream.write_eof()
     return stream
 
 
-def stream_headers(asked: ChatRequest) -> dict[str, str]:
+def stream_headers(request: ChatRequest) -> dict[str, str]:
     """The response headers of a request, sent before its stream."""
-    return {"Content-Type": "text/event-stream", **headers(asked)}
+    return {"Content-Type": "text/event-stream", **headers(request)}
 
 
 @web.middleware
@@ -140,5 +140,5 @@ async def in_openai_form(request: web.Request, handler: Handler) -> web.StreamRe
 
 def chat_error(error: ChatError) -> web.Response:
     """An error in OpenAI's form. Clients need not try again what cannot succeed."""
-    given: dict[str, Any] = {"x-should-retry": "false"}
-    return web.json_response(error.body(), status=error.status, headers=given)
+    fields: dict[str, Any] = {"x-should-retry": "false"}
+    return web.json_response(error.body(), status=error.status, headers=fields)

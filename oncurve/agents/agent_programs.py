@@ -21,7 +21,7 @@ from oncurve.sample.event_loop import EventLoopThread
 
 TAIL = 300
 """Characters of what a program said last that are kept when it fails."""
-GIVEN = ("row", "client", "base_url", "api_key", "seed")
+PARAMETERS = ("row", "client", "base_url", "api_key", "seed")
 """Parameters that a function may have."""
 
 
@@ -61,17 +61,21 @@ class FunctionAgent:
         self.function, self.name, self.is_deterministic = function, name, declares(function)
         called = function if inspect.isroutine(function) else type(function).__call__
         self.is_async = inspect.iscoroutinefunction(called)
-        needed = [one for one in inspect.signature(function).parameters.values() if one.kind in _BY_NAME]
-        others = [one for one in needed if one.name not in GIVEN]
-        self._names = {one.name: one.name for one in needed if one.name in GIVEN}
+        needed = [
+            parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in _BY_NAME
+        ]
+        others = [parameter for parameter in needed if parameter.name not in PARAMETERS]
+        self._names = {parameter.name: parameter.name for parameter in needed if parameter.name in PARAMETERS}
         free = [name for name in ("row", "client") if name not in self._names]
         if "base_url" in self._names and "client" in free:
             free.remove("client")
-        self._names |= {one.name: own for one, own in zip(others, free, strict=False)}
-        if missing := [one.name for one in others[len(free) :] if one.default is inspect.Parameter.empty]:
+        self._names |= {parameter.name: own for parameter, own in zip(others, free, strict=False)}
+        if missing := [
+            parameter.name for parameter in others[len(free) :] if parameter.default is inspect.Parameter.empty
+        ]:
             raise ConfigError(
                 f"agent {name}: nothing is known for its argument {missing[0]!r}. Write "
-                f"`async def agent(row, client)`; {', '.join(GIVEN)} can be asked for"
+                f"`async def agent(row, client)`; {', '.join(PARAMETERS)} can be asked for"
             )
         self._openai = _openai(name) if "client" in self._names.values() else None
 
@@ -171,16 +175,16 @@ class ProgramAgent:
                 f"rollouts.agent: {self.command[0]!r} cannot be started: {error.strerror or error}. Name a program "
                 f"that this machine finds, as in `rollouts.agent={{command: [python, agent.py]}}`"
             ) from None
-        said = json.dumps(dict(task.row), ensure_ascii=False, default=str).encode("utf-8", errors="replace")
-        run = partial(attempt, partial(_whole, process, said))
+        row_json = json.dumps(dict(task.row), ensure_ascii=False, default=str).encode("utf-8", errors="replace")
+        run = partial(attempt, partial(_whole, process, row_json))
         threading.Thread(target=lambda: deliver(run()), name="oncurve-agent", daemon=True).start()
         return partial(_kill, process)
 
 
-def _whole(process: subprocess.Popen[bytes], said: bytes) -> Any:
+def _whole(process: subprocess.Popen[bytes], row_json: bytes) -> Any:
     """The reward that a program returns. Raises RuntimeError if it fails or returns anything else."""
     try:
-        out, wrong = process.communicate(said)
+        out, wrong = process.communicate(row_json)
     finally:
         _kill(process)
     if process.returncode:

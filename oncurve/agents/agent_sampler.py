@@ -32,7 +32,7 @@ from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
 if TYPE_CHECKING:
-    from oncurve.agents.agent_endpoint import AgentEndpoint, Given
+    from oncurve.agents.agent_endpoint import AgentEndpoint, Reply
 
 logger = logging.getLogger(__name__)
 IGNORED = (
@@ -111,8 +111,8 @@ class AgentSampler:
 class _Episode:
     """One agent and its session."""
 
-    def __init__(self, run: _Run, place: int, index: int, prompt: Prompt, key: int, session: AgentSession) -> None:
-        self.run, self.place, self.index, self.prompt, self.key = run, place, index, prompt, key
+    def __init__(self, run: _Run, position: int, index: int, prompt: Prompt, key: int, session: AgentSession) -> None:
+        self.run, self.position, self.index, self.prompt, self.key = run, position, index, prompt, key
         self.session = session
         self.api_key = secrets.token_urlsafe(16)
         self.stop: Stop = _nothing
@@ -124,14 +124,14 @@ class _Episode:
         """Start of the current time without waiting, in seconds; None while it waits or does not run."""
         self.is_over = False
 
-    def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
+    def chat(self, request: ChatRequest, give: Callable[[Reply], None]) -> Callable[[], None]:
         """Hand a request to the thread that samples."""
-        asked = _Asked(self, request, give)
-        self.run.post(partial(self.run.asked, asked))
+        waiting = _WaitingRequest(self, request, give)
+        self.run.post(partial(self.run.take_request, waiting))
 
         def forget() -> None:
-            asked.is_gone = True
-            self.run.post(partial(self.run.forgotten, asked))
+            waiting.is_gone = True
+            self.run.post(partial(self.run.forgotten, waiting))
 
         return forget
 
@@ -151,12 +151,12 @@ class _Episode:
 
 
 @dataclass(eq=False)
-class _Asked:
+class _WaitingRequest:
     """A request on its way."""
 
     episode: _Episode
     request: ChatRequest
-    give: Callable[[Given], None]
+    give: Callable[[Reply], None]
     pending: PendingTurn | None = None
     ask: Ask | None = None
     """The turn that the sampler is asked for."""
@@ -189,7 +189,7 @@ class _Run:
         self._waiting: deque[_Episode] = deque()
         """Episodes that have not begun."""
         self._running: dict[_Episode, None] = {}
-        self._open: dict[_Asked, None] = {}
+        self._open: dict[_WaitingRequest, None] = {}
         """Requests without an answer."""
 
     def post(self, event: Callable[[], None]) -> None:
@@ -198,16 +198,16 @@ class _Run:
 
     def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
         """Every episode from beginning to end."""
-        for place, prompt, keys in self.loop.keys(prompts, group_size, step):
+        for position, prompt, keys in self.loop.keys(prompts, group_size, step):
             for index, key in enumerate(keys):
                 session = AgentSession(self.frames, self._decode, self.loop.end_ids, self.limits)
-                self._waiting.append(_Episode(self, place, index, prompt, key, session))
+                self._waiting.append(_Episode(self, position, index, prompt, key, session))
         self._begin()
         return self.loop.run(is_ready=self._may_ask, collect=self._collect)
 
     def _may_ask(self, is_busy: bool) -> bool:
         """For a deterministic agent, wait until all agents wait: the same run then has the same batches."""
-        is_ready = not self.setup.agent.is_deterministic or all(one.num_waiting for one in self._running)
+        is_ready = not self.setup.agent.is_deterministic or all(episode.num_waiting for episode in self._running)
         return is_ready and self._events.empty()
 
     def _collect(self, wait: bool) -> None:
@@ -217,8 +217,8 @@ class _Run:
 
     def close(self) -> None:
         """End all agents; who waits for an answer is told that there is none."""
-        for asked in list(self._open):
-            asked.give(ChatError("sampling has ended", status=503))
+        for waiting in list(self._open):
+            waiting.give(ChatError("sampling has ended", status=503))
         for episode in list(self._running):
             episode.is_over = True
             self.endpoint.remove(episode.api_key)
@@ -237,7 +237,7 @@ class _Run:
             seed = turn_key(episode.key, 1) % 2**31
             task = AgentTask(episode.prompt.source_row, url, episode.api_key, int(seed))
             episode.stop = self.setup.agent.start(
-                task, self._code, lambda given, episode=episode: self.post(partial(self._gave, episode, given))
+                task, self._code, lambda result, episode=episode: self.post(partial(self._gave, episode, result))
             )
 
     def _take_events(self, *, wait: bool) -> None:
@@ -250,78 +250,78 @@ class _Run:
         except queue.Empty:
             return
 
-    def asked(self, asked: _Asked) -> None:
+    def take_request(self, waiting: _WaitingRequest) -> None:
         """A request has come."""
-        episode = asked.episode
-        if asked.is_gone or episode.is_over:
-            asked.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
+        episode = waiting.episode
+        if waiting.is_gone or episode.is_over:
+            waiting.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
             return
-        if asked.request.ignored:
+        if waiting.request.ignored:
             self.owner.tell(IGNORED)
         try:
-            asked.pending = episode.session.ask(asked.request)
+            waiting.pending = episode.session.ask(waiting.request)
         except ChatError as error:
-            asked.give(error)
+            waiting.give(error)
             return
         episode.waits(+1)
-        self._open[asked] = None
-        pending = asked.pending
+        self._open[waiting] = None
+        pending = waiting.pending
         if not pending.room:
-            self._took(asked, ([], [], "length"))
+            self._took(waiting, ([], [], "length"))
             return
         key = turn_key(episode.key, pending.key)
-        asked.ask = Ask(
+        waiting.ask = Ask(
             pending.read_ids,
             (key,),
             pending.room,
-            lambda _, sampled, spans=(): self._took(asked, sampled, spans),
+            lambda _, sampled, spans=(): self._took(waiting, sampled, spans),
         )
-        self.loop.hold((episode.place, episode.index, pending.read_ids), asked.ask)
+        self.loop.hold((episode.position, episode.index, pending.read_ids), waiting.ask)
 
-    def forgotten(self, asked: _Asked) -> None:
+    def forgotten(self, waiting: _WaitingRequest) -> None:
         """Nobody waits for an answer any more: it is as if nothing had been asked."""
-        asked.is_over = True
-        if asked in self._open and asked.pending is not None:
-            del self._open[asked]
-            if asked.ask is not None:
-                self.loop.drop(asked.ask)
-            asked.episode.session.forget(asked.pending)
-            asked.episode.waits(-1)
+        waiting.is_over = True
+        if waiting in self._open and waiting.pending is not None:
+            del self._open[waiting]
+            if waiting.ask is not None:
+                self.loop.drop(waiting.ask)
+            waiting.episode.session.forget(waiting.pending)
+            waiting.episode.waits(-1)
 
-    def _took(self, asked: _Asked, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
+    def _took(self, waiting: _WaitingRequest, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
         """The policy wrote a turn."""
-        if asked.is_gone:
-            self.forgotten(asked)
-        if asked not in self._open:
+        if waiting.is_gone:
+            self.forgotten(waiting)
+        if waiting not in self._open:
             return
-        check_finite(sampled[1], asked.episode.prompt, self.loop.version)
-        del self._open[asked]
-        asked.is_over = True
-        asked.episode.waits(-1)
-        asked.give(asked.episode.session.took(_of(asked), sampled, spans))
+        check_finite(sampled[1], waiting.episode.prompt, self.loop.version)
+        del self._open[waiting]
+        waiting.is_over = True
+        waiting.episode.waits(-1)
+        waiting.give(waiting.episode.session.took(_of(waiting), sampled, spans))
 
     def _end_late(self) -> None:
         now = time.monotonic()
-        for episode in [one for one in self._running if one.seconds(now) > self.setup.limits.agent_seconds]:
+        for episode in [running for running in self._running if running.seconds(now) > self.setup.limits.agent_seconds]:
             episode.stop()
             late = f"it took more than {self.setup.limits.agent_seconds:g} s (rollouts.episodes.agent_seconds)"
             self._end(episode, None, Failure("agent_timeout", late))
 
-    def _gave(self, episode: _Episode, given: Any) -> None:
+    def _gave(self, episode: _Episode, result: Any) -> None:
         """An agent has ended by itself."""
         if episode.is_over:
             return
         reward = None
-        if not isinstance(given, Failure) and given is not None:
-            value = given
-            given = attempt(lambda: reward_of(value))
-            reward = None if isinstance(given, Failure) else given
+        if not isinstance(result, Failure) and result is not None:
+            value = result
+            result = attempt(lambda: reward_of(value))
+            reward = None if isinstance(result, Failure) else result
             if not self.setup.takes_reward:
                 self.owner.tell(UNPAID)
         failure = None
-        if isinstance(given, Failure):
+        if isinstance(result, Failure):
             kind = "agent_limit" if episode.session.limit is not None else "agent_crashed"
-            failure = replace(given, error=kind)
+            failure = replace(result, error=kind)
         elif not episode.session.ordered():
             failure = Failure("agent_silent", "it ended without asking the policy anything")
         elif reward is None and self.setup.needs_reward:
@@ -333,10 +333,10 @@ class _Run:
         episode.is_over = True
         self.endpoint.remove(episode.api_key)
         del self._running[episode]
-        for asked in [one for one in self._open if one.episode is episode]:
-            asked.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
-            self.forgotten(asked)
-        self.loop.end(episode.place, episode.index, self._completion(episode, reward, failure))
+        for waiting in [request for request in self._open if request.episode is episode]:
+            waiting.give(ChatError("the episode is over", status=401, code="invalid_api_key"))
+            self.forgotten(waiting)
+        self.loop.end(episode.position, episode.index, self._completion(episode, reward, failure))
 
     def _completion(self, episode: _Episode, reward: Reward | None, failure: Failure | None) -> Completion:
         rows = [
@@ -358,9 +358,9 @@ class _Run:
         return exact_text(self.loop.tokenizer, ids)
 
 
-def _of(asked: _Asked) -> PendingTurn:
-    assert asked.pending is not None
-    return asked.pending
+def _of(waiting: _WaitingRequest) -> PendingTurn:
+    assert waiting.pending is not None
+    return waiting.pending
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
 """The session of an agent: its conversations with the policy, as the tokens that were sampled.
 
 A request whose messages go on from a stored conversation goes on from its tokens: what the policy wrote is never
-tokenized again. A request that goes on from an earlier place, or from other words than the policy's, is a fork, and
+tokenized again. A request that goes on from an earlier position, or from other words than the policy's, is a fork, and
 one that has nothing to do with a stored conversation begins another; both are rows of their own.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from oncurve.agents.chat_request import ChatCall, ChatError, ChatRequest, Message
 from oncurve.agents.conversation_frames import Frames
-from oncurve.chat_messages import words_before_calls
+from oncurve.chat_messages import text_before_calls
 from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Segment, ToolCall
-from oncurve.episodes.dialects import Told
+from oncurve.episodes.dialects import EncodedText
 from oncurve.episodes.tools import CallRequest
 from oncurve.sample.turns import Sampled
 from oncurve.version_spans import VersionSpans
@@ -36,7 +36,7 @@ class SessionLimits:
     context_tokens: int | None = None
     """Limit on the tokens of a conversation, the agent's included; None: no limit."""
     may_fork: bool = True
-    """Several conversations, and several ways on from one place, are rows; otherwise they are refused."""
+    """Several conversations, and several ways on from one position, are rows; otherwise they are refused."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    positions: list[tuple[int, int]] = field(default_factory=list)
     """Behind each turn: how many messages and how many tokens there are."""
     versions: VersionSpans = field(default_factory=VersionSpans)
     num_written: int = 0
@@ -78,11 +78,11 @@ class Conversation:
         self.logprobs += logprobs
 
     def follows(self, request: ChatRequest) -> tuple[int, int] | None:
-        """The last of ``places`` from which the request goes on; None if it does from nowhere."""
-        for place in reversed(self.places) if request.tools == self.tools else ():
-            known = self.messages[: place[0]]
+        """The last of ``positions`` from which the request goes on; None if it does from nowhere."""
+        for position in reversed(self.positions) if request.tools == self.tools else ():
+            known = self.messages[: position[0]]
             if len(request.messages) > len(known) and all(map(Message.is_like, request.messages, known)):
-                return place
+                return position
         return None
 
 
@@ -94,7 +94,7 @@ class PendingTurn:
     request: ChatRequest
     new: tuple[Message, ...]
     """Messages since the row's last turn."""
-    told: Told
+    encoded: EncodedText
     """The new messages as tokens; empty where they are the row's prompt."""
     read_ids: tuple[int, ...]
     key: int
@@ -135,7 +135,7 @@ class AgentSession:
         self.num_turns = 0
         self.limit: EpisodeEnd | None = None
         """The limit that a request was refused for."""
-        self._asked: Counter[bytes] = Counter()
+        self._num_requests: Counter[bytes] = Counter()
 
     def ask(self, request: ChatRequest) -> PendingTurn:
         """The row that continues a conversation with a request, as tokens. Raises ChatError for one that is refused."""
@@ -144,8 +144,8 @@ class AgentSession:
             raise ChatError(
                 f"the episode has had its {self.limits.max_turns} turns (rollouts.episodes.max_turns)", code="max_turns"
             )
-        row, new, told = self._row_for(request)
-        read_ids = (*row.read_ids, *told[0])
+        row, new, encoded = self._row_for(request)
+        read_ids = (*row.read_ids, *encoded[0])
         context = self.limits.context_tokens
         if context is not None and len(read_ids) >= context:
             self.limit = "context"
@@ -157,18 +157,18 @@ class AgentSession:
         room = self.limits.max_completion_tokens - row.num_written
         room = min(room, request.max_tokens or room, room if context is None else context - len(read_ids))
         digest = hashlib.blake2b(np.array(read_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
-        key = 1 + (int.from_bytes(digest) + 0x9E3779B97F4A7C15 * self._asked[digest]) % 2**60
-        self._asked[digest] += 1
+        key = 1 + (int.from_bytes(digest) + 0x9E3779B97F4A7C15 * self._num_requests[digest]) % 2**60
+        self._num_requests[digest] += 1
         row.is_busy = True
         if row not in self.rows:
             self.rows.append(row)
-        return PendingTurn(row, request, new, told, read_ids, key, max(room, 0), digest)
+        return PendingTurn(row, request, new, encoded, read_ids, key, max(room, 0), digest)
 
     def forget(self, pending: PendingTurn) -> None:
         """Undo a request whose client is gone, as if it had never been made."""
         pending.row.is_busy = False
-        self._asked[pending.digest] -= 1
-        if not pending.row.places:
+        self._num_requests[pending.digest] -= 1
+        if not pending.row.positions:
             self.rows.remove(pending.row)
 
     def took(self, pending: PendingTurn, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> ChatAnswer:
@@ -178,17 +178,17 @@ class AgentSession:
         is_ended = bool(ids) and ids[-1] in self.end_ids
         text = self.decode(ids[:-1] if is_ended else ids)
         self._note_answers(row, pending.new)
-        row.add(pending.told[0], [0.0] * len(pending.told[0]), pending.told[1], is_policy=False)
+        row.add(pending.encoded[0], [0.0] * len(pending.encoded[0]), pending.encoded[1], is_policy=False)
         row.versions.add(len(row.token_ids), spans)
         row.add(ids, logprobs, text, is_policy=True)
-        message, found = self._message(pending, text) if reason == "stop" else (Message("assistant", text), [])
+        message, calls = self._message(pending, text) if reason == "stop" else (Message("assistant", text), [])
         row.calls += [
-            ToolCall("", call.written, f"error: {call.problem}", "malformed", len(row.places))
-            for call in found
+            ToolCall("", call.written, f"error: {call.problem}", "malformed", len(row.positions))
+            for call in calls
             if call.name is None
         ]
         row.messages += [*pending.new, message]
-        row.places.append((len(row.messages), len(row.token_ids)))
+        row.positions.append((len(row.messages), len(row.token_ids)))
         row.num_written += len(ids)
         row.reason, row.is_ended = reason, is_ended
         self.num_turns += 1
@@ -212,23 +212,25 @@ class AgentSession:
     def _num_busy(self) -> int:
         return sum(row.is_busy for row in self.rows)
 
-    def _row_for(self, request: ChatRequest) -> tuple[Conversation, tuple[Message, ...], Told]:
+    def _row_for(self, request: ChatRequest) -> tuple[Conversation, tuple[Message, ...], EncodedText]:
         """The row that a request goes on with, what is new in it, and that as tokens."""
-        known = [(place, row) for row in self.rows if (place := row.follows(request)) is not None]
+        known = [(position, row) for row in self.rows if (position := row.follows(request)) is not None]
         if not known:
             self._may_fork("another conversation")
             ids, text = self.frames.opened(request.messages, request.tools)
             row = Conversation(tuple(ids), text, request.tools, self.num_turns)
             return row, request.messages, ([], "")
-        (num_messages, num_tokens), row = max(known, key=lambda one: (one[0][0], -self.rows.index(one[1])))
+        (num_messages, num_tokens), row = max(
+            known, key=lambda candidate: (candidate[0][0], -self.rows.index(candidate[1]))
+        )
         new = request.messages[num_messages:]
         at_end = num_tokens == len(row.token_ids)
         ended = row.is_ended if at_end else row.token_ids[num_tokens - 1] in self.end_ids
-        told = self.frames.followed(new, request.tools, ended=ended)
+        encoded = self.frames.followed(new, request.tools, ended=ended)
         if at_end and not row.is_busy:
-            return row, new, told
+            return row, new, encoded
         self._may_fork("a fork of the conversation")
-        ids = (*row.prompt_ids, *row.token_ids[:num_tokens], *told[0])
+        ids = (*row.prompt_ids, *row.token_ids[:num_tokens], *encoded[0])
         fork = Conversation(ids, self.decode(ids), request.tools, self.num_turns, list(row.messages[:num_messages]))
         return fork, new, ([], "")
 
@@ -246,20 +248,20 @@ class AgentSession:
         """A turn as a message: its words, and its calls where the agent has tools."""
         if not pending.request.may_call:
             return Message("assistant", text), []
-        found = self.frames.read(text, pending.request.known_tools)
+        requests = self.frames.read(text, pending.request.known_tools)
         calls = tuple(
-            ChatCall(f"call_{pending.key:x}_{place}", str(call.name), _as_json(call))
-            for place, call in enumerate(found)
+            ChatCall(f"call_{pending.key:x}_{index}", str(call.name), _as_json(call))
+            for index, call in enumerate(requests)
             if call.name is not None
         )
         if not calls:
-            return Message("assistant", text), found
-        return Message("assistant", words_before_calls(text, num_calls=len(calls)), calls), found
+            return Message("assistant", text), requests
+        return Message("assistant", text_before_calls(text, num_calls=len(calls)), calls), requests
 
     def _note_answers(self, row: Conversation, new: Sequence[Message]) -> None:
         """Add the answers of the agent's tools to the row's record of calls."""
         made = {call.call_id: call for message in row.messages[-1:] for call in message.calls}
-        turn = len(row.places) - 1
+        turn = len(row.positions) - 1
         for message in new:
             if message.role == "tool" and (call := made.get(message.answers)) is not None:
                 row.calls.append(ToolCall(call.name, call.arguments, message.content, None, turn))

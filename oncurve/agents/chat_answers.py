@@ -51,18 +51,18 @@ def first_event(request: ChatRequest, answer_id: str) -> bytes:
     return _delta(request, answer_id, {"role": "assistant", "content": ""})
 
 
-def words_event(request: ChatRequest, answer_id: str, words: str) -> bytes:
+def text_event(request: ChatRequest, answer_id: str, text: str) -> bytes:
     """Words of a turn, while it is written or afterwards."""
-    return _delta(request, answer_id, {"content": words})
+    return _delta(request, answer_id, {"content": text})
 
 
 def last_events(request: ChatRequest, answer: ChatAnswer, decode: Decode, *, num_sent: int = 0) -> Iterator[bytes]:
     """The last events of a stream, behind so many characters of the content."""
     content = answer.message.content
     for start in range(num_sent, len(content), PIECE):
-        yield words_event(request, answer.answer_id, content[start : start + PIECE])
-    for place, call in enumerate(_calls(answer)):
-        yield _delta(request, answer.answer_id, {"tool_calls": [{"index": place, **call}]})
+        yield text_event(request, answer.answer_id, content[start : start + PIECE])
+    for index, call in enumerate(_calls(answer)):
+        yield _delta(request, answer.answer_id, {"tool_calls": [{"index": index, **call}]})
     head = _head(request, answer.answer_id, CHUNK)
     logprobs = _logprobs(answer, decode) if request.wants_logprobs else None
     last = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason, "logprobs": logprobs}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncurve.core.errors import one_line
+from oncurve.core.errors import single_line
 from oncurve.core.records import CUTS
 from oncurve.episodes.tools import Tool
 
@@ -125,94 +125,94 @@ def read_chat(body: Any) -> ChatRequest:
     """A request from the body that was sent. Raises ChatError that says which parameter is wrong."""
     if not isinstance(body, dict):
         raise ChatError("the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
+    values = {name: value for name, value in body.items() if value is not None}
+    for name, value in values.items():
         if name in NEUTRAL and value not in NEUTRAL[name]:
             instead = INSTEAD.get(name, "leave it out")
             raise ChatError(f"{name}={_short(value)} is not offered; {instead}", code="unsupported_value", param=name)
         if name not in (*READ, *NEUTRAL, *DRAWING, *HARMLESS):
             raise ChatError(f"unknown parameter {name!r}; leave it out", code="unknown_parameter", param=name)
-    messages = given.get("messages")
+    messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ChatError("messages must be a list with at least one message", param="messages")
-    read = tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages))
+    read = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
     if read[-1].role == "assistant":
         raise ChatError(
             "the last message is the assistant's, and it cannot be continued; end with another", param="messages"
         )
-    limits = [_count(given, name) for name in ("max_tokens", "max_completion_tokens") if name in given]
-    options = given.get("stream_options", {})
+    limits = [_count(values, name) for name in ("max_tokens", "max_completion_tokens") if name in values]
+    options = values.get("stream_options", {})
     return ChatRequest(
         messages=read,
-        tools=(tools := _tools(given.get("tools", []))),
-        may_call=bool(tools) and given.get("tool_choice") != "none",
-        model=str(given.get("model", "")),
+        tools=(tools := _tools(values.get("tools", []))),
+        may_call=bool(tools) and values.get("tool_choice") != "none",
+        model=str(values.get("model", "")),
         max_tokens=min(limits) if limits else None,
-        is_stream=bool(given.get("stream", False)),
+        is_stream=bool(values.get("stream", False)),
         wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
-        wants_logprobs=bool(given.get("logprobs", False)),
-        ignored=tuple(name for name in given if name in DRAWING),
-        drawing={name: given[name] for name in given if name in DRAWING},
+        wants_logprobs=bool(values.get("logprobs", False)),
+        ignored=tuple(name for name in values if name in DRAWING),
+        drawing={name: values[name] for name in values if name in DRAWING},
     )
 
 
-def _message(given: Any, where: str) -> Message:
-    if not isinstance(given, dict) or given.get("role") not in ROLES:
+def _message(value: Any, where: str) -> Message:
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
         raise ChatError(f"{where} needs a role: {', '.join(ROLES)}", param=where)
-    role = ROLES[given["role"]]
-    calls = _calls(given.get("tool_calls") or [], f"{where}.tool_calls") if role == "assistant" else ()
-    content = _content(given.get("content"), f"{where}.content", needed=not calls)
-    name = given.get("name") or ""
+    role = ROLES[value["role"]]
+    calls = _calls(value.get("tool_calls") or [], f"{where}.tool_calls") if role == "assistant" else ()
+    content = _content(value.get("content"), f"{where}.content", needed=not calls)
+    name = value.get("name") or ""
     if not isinstance(name, str) or (name and not NAME.fullmatch(name)):
         raise ChatError(f"{where}.name is {_short(name)}; use letters, digits, and _.-", param=f"{where}.name")
-    answers = given.get("tool_call_id") or ""
+    answers = value.get("tool_call_id") or ""
     return Message(role, content, calls, str(answers) if role == "tool" else "", name)
 
 
-def _content(given: Any, where: str, *, needed: bool) -> str:
+def _content(value: Any, where: str, *, needed: bool) -> str:
     """Text, or the texts of parts."""
-    if isinstance(given, list):
-        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in given]
+    if isinstance(value, list):
+        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in value]
         if not all(isinstance(part, str) for part in parts):
             raise ChatError(f"{where} holds something else than text, which this model cannot read", param=where)
-        given = "".join(str(part) for part in parts)
-    if given is None and not needed:
+        value = "".join(str(part) for part in parts)
+    if value is None and not needed:
         return ""
-    if not isinstance(given, str):
+    if not isinstance(value, str):
         raise ChatError(f"{where} must be text", param=where)
-    return given.encode("utf-8", errors="replace").decode("utf-8")
+    return value.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _calls(given: Any, where: str) -> tuple[ChatCall, ...]:
-    found: list[ChatCall] = []
-    for call in given if isinstance(given, list) else [given]:
+def _calls(value: Any, where: str) -> tuple[ChatCall, ...]:
+    calls: list[ChatCall] = []
+    for call in value if isinstance(value, list) else [value]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not NAME.fullmatch(str(function.get("name"))):
             raise ChatError(f"{where}: a call needs a function with a name and arguments", param=where)
         arguments = function.get("arguments", "{}")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        found.append(ChatCall(str(call.get("id", "")), function["name"], text))
-    return tuple(found)
+        calls.append(ChatCall(str(call.get("id", "")), function["name"], text))
+    return tuple(calls)
 
 
-def _tools(given: Any) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(given, list):
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list):
         raise ChatError("tools must be a list", param="tools")
-    for place, tool in enumerate(given):
+    for index, tool in enumerate(value):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not NAME.fullmatch(str(function.get("name"))):
             raise ChatError(
-                f"tools[{place}] must be a function with a name of letters, digits, and _.-", param=f"tools[{place}]"
+                f"tools[{index}] must be a function with a name of letters, digits, and _.-", param=f"tools[{index}]"
             )
     return tuple(
         {"type": "function", "function": {"description": "", "parameters": {"type": "object", "properties": {}}}
          | tool["function"]}
-        for tool in given
+        for tool in value
     )  # fmt: skip
 
 
-def _count(given: Mapping[str, Any], name: str) -> int:
-    value = given[name]
+def _count(values: Mapping[str, Any], name: str) -> int:
+    value = values[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ChatError(f"{name} is {_short(value)}; it must be a whole number of at least 1", param=name)
     return value
@@ -227,7 +227,7 @@ def read_body(text: str) -> ChatRequest:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ChatError(f"the body is no JSON: {one_line(error)}") from None
+        raise ChatError(f"the body is no JSON: {single_line(error)}") from None
     return read_chat(body)
 
 
@@ -235,13 +235,13 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as chat templates take them. Raises ChatError for arguments that are no JSON."""
     written: list[dict[str, Any]] = []
     for message in messages:
-        one: dict[str, Any] = {"role": message.role, "content": message.content}
+        entry: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.name:
-            one["name"] = message.name
+            entry["name"] = message.name
         if message.answers:
-            one["tool_call_id"] = _nine_letters(message.answers)
+            entry["tool_call_id"] = _nine_letters(message.answers)
         if message.calls:
-            one["tool_calls"] = [
+            entry["tool_calls"] = [
                 {
                     "id": _nine_letters(call.call_id),
                     "type": "function",
@@ -249,7 +249,7 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 }
                 for call in message.calls
             ]
-        written.append(one)
+        written.append(entry)
     return written
 
 

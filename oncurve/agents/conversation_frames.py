@@ -17,7 +17,7 @@ from oncurve.agents.chat_request import ChatCall, ChatError, Message, as_dicts
 from oncurve.core.errors import ConfigError
 from oncurve.data.chat_template import TemplateRefusal, write_conversations
 from oncurve.episodes.chat_dialect import ChatDialect
-from oncurve.episodes.dialects import TagDialect, Told
+from oncurve.episodes.dialects import EncodedText, TagDialect
 from oncurve.episodes.tools import CallRequest, Tool
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Frames(Protocol):
         """The calls in a turn."""
         ...
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
+    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> EncodedText:
         """A conversation up to where the policy begins to write. Raises ChatError for one that cannot be."""
         ...
 
-    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
+    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> EncodedText:
         """The tokens between a turn and the next one; ``ended``: the turn has its end token already."""
         ...
 
@@ -69,7 +69,7 @@ class ChatFrames(ChatDialect):
         self._check("tools")
         return super().read(text, tools)
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
+    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> EncodedText:
         """The conversation as the template writes it, with the tools that it tells of."""
         if tools or any(message.role == "tool" for message in messages):
             self._check("tools")
@@ -77,19 +77,22 @@ class ChatFrames(ChatDialect):
             raise ChatError("a tool's schema or the arguments of a call hold a mark of the model's chat template")
         return self._encoded(self._rendered(messages, tools), messages)
 
-    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
+    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> EncodedText:
         """The new messages behind a turn, as the template writes them there."""
         for message in messages:
             self._check("tools" if message.role == "tool" else "user")
-        asked, said = Message("user", _SPOKEN), Message("assistant", _SPOKEN)
+        question, turn = Message("user", _SPOKEN), Message("assistant", _SPOKEN)
         answered = [message for message in messages if message.role == "tool"]
         if answered and self._shows_calls:
-            calls = [ChatCall(one.answers or "oncurve00", one.name or "tool", "{}") for one in answered]
-            said = Message("assistant", "", tuple(calls))
-        whole = self._rendered([asked, said, *messages], tools, kept=2)
+            calls = [
+                ChatCall(tool_message.answers or "oncurve00", tool_message.name or "tool", "{}")
+                for tool_message in answered
+            ]
+            turn = Message("assistant", "", tuple(calls))
+        whole = self._rendered([question, turn, *messages], tools, num_verbatim=2)
         rest = whole.rpartition(_SPOKEN)[2]
-        if said.calls:
-            alone = self.without_end(self._rendered([asked, said], tools, kept=2, goes_on=False))
+        if turn.calls:
+            alone = self.without_end(self._rendered([question, turn], tools, num_verbatim=2, goes_on=False))
             if not whole.startswith(alone):
                 raise ChatError("the model's chat template writes a call anew when it is answered", param="messages")
             rest = whole[len(alone) :]
@@ -102,12 +105,19 @@ class ChatFrames(ChatDialect):
             self._checked.add(role)
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], kept: int = 0, *, goes_on: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        num_verbatim: int = 0,
+        *,
+        goes_on: bool = True,
     ) -> str:
-        """The template's text with slots in the place of all contents but those of the first ``kept`` messages."""
+        """The template's text with slots in place of contents, but for those of the first ``num_verbatim`` messages."""
         slotted = [
-            one if place < kept or not one.content else replace(one, content=_SLOT.format(place - kept))
-            for place, one in enumerate(messages)
+            message
+            if index < num_verbatim or not message.content
+            else replace(message, content=_SLOT.format(index - num_verbatim))
+            for index, message in enumerate(messages)
         ]
         try:
             [text] = write_conversations(
@@ -119,14 +129,14 @@ class ChatFrames(ChatDialect):
             ) from None
         return text
 
-    def _encoded(self, text: str, messages: Sequence[Message]) -> Told:
+    def _encoded(self, text: str, messages: Sequence[Message]) -> EncodedText:
         parts: Parts = []
         end = 0
         for slot in _SLOTS.finditer(text):
             message = messages[int(slot.group(1))]
             escapes = self._escapes and message.role == "tool"
-            words = json.dumps(message.content, ensure_ascii=False)[1:-1] if escapes else message.content
-            parts += [(text[end : slot.start()], False), (words, True)]
+            content = json.dumps(message.content, ensure_ascii=False)[1:-1] if escapes else message.content
+            parts += [(text[end : slot.start()], False), (content, True)]
             end = slot.end()
         parts.append((text[end:], False))
         return self.foreign.framed(parts), "".join(part for part, _ in parts)
@@ -134,7 +144,7 @@ class ChatFrames(ChatDialect):
 
 def _calling(messages: Sequence[Message]) -> list[Message]:
     """Messages with calls, without their contents."""
-    return [replace(one, content="") for one in messages if one.calls]
+    return [replace(message, content="") for message in messages if message.calls]
 
 
 class TagFrames(TagDialect):
@@ -151,7 +161,7 @@ class TagFrames(TagDialect):
         self._system, self._opening = system, opening
         self._before, _, self._after = turn.partition("{user}")
 
-    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Told:
+    def opened(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> EncodedText:
         """The conversation from its system message on."""
         parts: Parts = [(self._system, False)] if self._system else []
         if messages[0].role == "system":
@@ -162,13 +172,13 @@ class TagFrames(TagDialect):
         ids, text = self._encoded([*parts, *written])
         return [*self._first_ids, *ids], text
 
-    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> Told:
+    def followed(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, ended: bool) -> EncodedText:
         """The new messages behind a turn."""
         return self._encoded(self._parts(messages, is_first=False))
 
     def _parts(self, messages: Sequence[Message], *, is_first: bool) -> Parts:
         parts: Parts = []
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             match message.role:
                 case "tool":
                     parts += [("<result>", False), (message.content, True), ("</result>", False)]
@@ -177,13 +187,13 @@ class TagFrames(TagDialect):
                     space = "" if message.content[:1].isspace() else " "
                     parts.append((f"{space}{message.content}{calls}", True))
                 case _:
-                    is_answered = place + 1 < len(messages) and messages[place + 1].role == "assistant"
+                    is_answered = index + 1 < len(messages) and messages[index + 1].role == "assistant"
                     line = "" if is_first and not parts else "\n"
                     behind = self._after if is_answered else self._after + self._opening
                     parts += [(line + self._before, False), (message.content, True), (behind, False)]
         return parts
 
-    def _encoded(self, parts: Parts) -> Told:
+    def _encoded(self, parts: Parts) -> EncodedText:
         return self.foreign.framed(parts), "".join(part for part, _ in parts)
 
     @cached_property

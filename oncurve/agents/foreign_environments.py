@@ -12,22 +12,24 @@ from oncurve.core.errors import ConfigError
 from oncurve.episodes.settings import OPENENV, VERIFIERS
 
 
-def environment_of(found: Any) -> Callable[[], Any]:
+def environment_of(environment: Any) -> Callable[[], Any]:
     """A factory of environments, one per completion: itself, or an adapter around another library's.
 
     Raises ConfigError where that library or what is named in it is missing.
     """
-    if isinstance(found, str) and found.startswith(OPENENV):
-        return partial(session_at, found.removeprefix(OPENENV))
-    if isinstance(found, str):
-        return partial(VerifiersTask, load_tasks(found.removeprefix(VERIFIERS)))
-    if is_taskset(found):
-        return partial(VerifiersTask, tasks_of(found))
-    if not callable(found):
-        raise ConfigError(f"environments: {type(found).__name__} is none. Pass a class, or a function that makes one")
+    if isinstance(environment, str) and environment.startswith(OPENENV):
+        return partial(session_at, environment.removeprefix(OPENENV))
+    if isinstance(environment, str):
+        return partial(VerifiersTask, load_tasks(environment.removeprefix(VERIFIERS)))
+    if is_taskset(environment):
+        return partial(VerifiersTask, tasks_of(environment))
+    if not callable(environment):
+        raise ConfigError(
+            f"environments: {type(environment).__name__} is none. Pass a class, or a function that makes one"
+        )
 
     def make() -> Any:
-        made = found()
+        made = environment()
         return session_around(made) if is_openenv(made) else made
 
     return make

@@ -29,25 +29,29 @@ class OpenEnvSession:
         """``schema`` is that of an action, ``make_action`` what the client takes for the fields of one."""
         self._client = client.sync() if _is_client(client, "EnvClient") else client
         self._make_action = make_action
-        fields = {name: one for name, one in schema.get("properties", {}).items() if name not in BESIDES}
-        texts = [name for name, one in fields.items() if one.get("type") == "string"]
+        fields = {
+            name: schema_of_field
+            for name, schema_of_field in schema.get("properties", {}).items()
+            if name not in BESIDES
+        }
+        texts = [name for name, schema_of_field in fields.items() if schema_of_field.get("type") == "string"]
         self.only_text = texts[0] if len(fields) == 1 and texts else None
         """The one field of an action, where it is a text."""
         self.fields = tuple(fields)
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode."""
-        result = self._asked(lambda: self._client.reset(seed=seed))
-        return words_of(result.observation), {}
+        result = self._reply(lambda: self._client.reset(seed=seed))
+        return text_of(result.observation), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Send a turn. One that is no action is answered with what is wrong, as is one that the server refuses."""
         try:
             sent = self._make_action(self._read(action))
-            result = self._asked(lambda: self._client.step(sent))
+            result = self._reply(lambda: self._client.step(sent))
         except ValueError as error:
             return f"error: {str(error)[:300]}", 0.0, False, False, {}
-        return words_of(result.observation), float(result.reward or 0.0), bool(result.done), False, {}
+        return text_of(result.observation), float(result.reward or 0.0), bool(result.done), False, {}
 
     def close(self) -> None:
         """End the session."""
@@ -65,7 +69,7 @@ class OpenEnvSession:
         return made
 
     @staticmethod
-    def _asked(ask: Callable[[], Any]) -> Any:
+    def _reply(ask: Callable[[], Any]) -> Any:
         """A server's reply. Raises ValueError for an invalid action, ConnectionError where the server is gone."""
         lost = importlib.import_module("websockets.exceptions").WebSocketException
         try:
@@ -95,7 +99,7 @@ def session_at(address: str) -> OpenEnvSession:
 def session_around(client: Any) -> OpenEnvSession:
     """A session through a client of a user, whose class names the type of its actions."""
     inner = client.async_client if _is_client(client, "SyncEnvClient") else client
-    for base in (one for kind in type(inner).__mro__ for one in vars(kind).get("__orig_bases__", ())):
+    for base in (generic for kind in type(inner).__mro__ for generic in vars(kind).get("__orig_bases__", ())):
         action, *_ = (*typing.get_args(base), None)
         if isinstance(action, type) and "model_json_schema" in dir(action):
             return OpenEnvSession(client, action.model_json_schema(), action.model_validate)  # type: ignore[attr-defined]
@@ -110,16 +114,16 @@ def is_openenv(made: Any) -> bool:
     return _is_client(made, "EnvClient") or _is_client(made, "SyncEnvClient")
 
 
-def words_of(observation: Any) -> str:
+def text_of(observation: Any) -> str:
     """An observation as text: its one field of text, else what it holds as JSON."""
-    held = observation.model_dump() if "model_dump" in dir(observation) else observation
-    if not isinstance(held, Mapping):
-        return str(held)
-    said = {str(key): value for key, value in held.items() if key not in BESIDES and value is not None}
-    texts = [value for value in said.values() if isinstance(value, str)]
-    if len(said) == 1 and texts:
+    content = observation.model_dump() if "model_dump" in dir(observation) else observation
+    if not isinstance(content, Mapping):
+        return str(content)
+    fields = {str(key): value for key, value in content.items() if key not in BESIDES and value is not None}
+    texts = [value for value in fields.values() if isinstance(value, str)]
+    if len(fields) == 1 and texts:
         return texts[0]
-    return json.dumps(said, ensure_ascii=False, default=str)
+    return json.dumps(fields, ensure_ascii=False, default=str)
 
 
 def _is_client(made: Any, name: str) -> bool:
@@ -128,9 +132,9 @@ def _is_client(made: Any, name: str) -> bool:
 
 def _schema_at(address: str) -> Mapping[str, Any]:
     """The schema of an action. Raises ConnectionError where no server gives one."""
-    place = f"{address.rstrip('/')}/schema"
+    url = f"{address.rstrip('/')}/schema"
     try:
-        with urllib.request.urlopen(place, timeout=10.0) as answer:
+        with urllib.request.urlopen(url, timeout=10.0) as answer:
             return json.load(answer)["action"]
     except (OSError, ValueError, KeyError, urllib.error.URLError) as error:
-        raise ConnectionError(f"no OpenEnv server answers at {place} ({error})") from error
+        raise ConnectionError(f"no OpenEnv server answers at {url} ({error})") from error

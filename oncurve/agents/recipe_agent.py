@@ -14,20 +14,20 @@ from oncurve.core.sampler import Sampler
 from oncurve.data.chat_template import template_arguments
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import chosen_chat, find_template
-from oncurve.episodes.from_settings import GIVEN
+from oncurve.episodes.from_settings import PYTHON_PREFIX
 from oncurve.episodes.settings import AgentProgram
 from oncurve.recipe.schema import Config
 from oncurve.sample.event_loop import require_aiohttp
 from oncurve.user_code import load_object
 
 
-def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
+def with_agent(sampler: Any, config: Config, objects: Given = NOTHING) -> Sampler:
     """A sampler whose episodes the recipe's agent plays. Raises ConfigError for an agent that cannot be used."""
     require_aiohttp()
     from oncurve.agents.agent_sampler import AgentSampler  # lazy
 
     setup = AgentSetup(
-        agent=make_agent(config, given),
+        agent=make_agent(config, objects),
         make_frames=lambda tokenizer: make_frames(config, tokenizer),
         limits=config.rollouts.episodes,
         needs_reward=all(reward.type == "environment" for reward in config.rewards),
@@ -36,21 +36,21 @@ def with_agent(sampler: Any, config: Config, given: Given = NOTHING) -> Sampler:
     return AgentSampler(sampler, config.sampling(), setup)
 
 
-def make_agent(config: Config, given: Given) -> Agent:
+def make_agent(config: Config, objects: Given) -> Agent:
     """The agent that plays the episodes of a recipe."""
     chosen = config.rollouts.agent
     if isinstance(chosen, AgentProgram):
         return ProgramAgent(chosen.command, is_deterministic=chosen.deterministic)
-    place = str(chosen)
-    if not place.startswith(GIVEN):
-        return FunctionAgent(_callable(load_object(place, where="rollouts.agent"), place), place)
-    name = place.removeprefix(GIVEN)
-    if name not in given.agents:
+    reference = str(chosen)
+    if not reference.startswith(PYTHON_PREFIX):
+        return FunctionAgent(_callable(load_object(reference, where="rollouts.agent"), reference), reference)
+    name = reference.removeprefix(PYTHON_PREFIX)
+    if name not in objects.agents:
         raise ConfigError(
             f"rollouts.agent: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
             f"program, with oncurve.Trainer and the same agent; or name it as file.py:name"
         )
-    return FunctionAgent(given.agents[name], name)
+    return FunctionAgent(objects.agents[name], name)
 
 
 def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
@@ -64,7 +64,7 @@ def make_frames(config: Config, tokenizer: PreTrainedTokenizerBase) -> Frames:
     return TagFrames(tokenizer, system=template.system, turn=template.turn, opening=template.opening)
 
 
-def _callable(found: Any, place: str) -> Any:
-    if not callable(found):
-        raise ConfigError(f"rollouts.agent: {place} is {type(found).__name__}, and not a function")
-    return found
+def _callable(value: Any, reference: str) -> Any:
+    if not callable(value):
+        raise ConfigError(f"rollouts.agent: {reference} is {type(value).__name__}, and not a function")
+    return value

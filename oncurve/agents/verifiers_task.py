@@ -35,8 +35,8 @@ class VerifiersTask(AdaptedEnvironment):
     async def reset(self, task: int | None = None, question: str = "", seed: int | None = None) -> str:
         """Begin the task that a row names in its column ``task``, or that of its number."""
         number = _NUMBER.search(question)
-        place = task if task is not None else int(number[1]) if number else seed or 0
-        self.task = self._tasks[int(place) % len(self._tasks)]
+        index = task if task is not None else int(number[1]) if number else seed or 0
+        self.task = self._tasks[int(index) % len(self._tasks)]
         for toolset in self._toolsets:
             await toolset.setup()
             await toolset.setup_task(self.task)
@@ -50,11 +50,11 @@ class VerifiersTask(AdaptedEnvironment):
             if type(toolset.state) is not _plain_state():
                 trace.state = toolset.state
         await self.task.score(trace)
-        given = {name: one for name, one in trace.rewards.items() if one is not None}
-        if len(given) < len(trace.rewards):
-            missing = sorted(trace.rewards.keys() - given.keys())
+        rewards = {name: reward for name, reward in trace.rewards.items() if reward is not None}
+        if len(rewards) < len(trace.rewards):
+            missing = sorted(trace.rewards.keys() - rewards.keys())
             raise ValueError(f"the task gave no value for {', '.join(missing)}")
-        parts = {("reward_part" if name == "reward" else name): one.score for name, one in given.items()}
+        parts = {("reward_part" if name == "reward" else name): reward.score for name, reward in rewards.items()}
         return {**parts, "reward": trace.reward}
 
 
@@ -128,20 +128,23 @@ def _tools_of(toolsets: Sequence[Any]) -> dict[str, Tool]:
     from pydantic import create_model  # lazy
 
     discover_decorated = import_module("verifiers.v1.utils.decorators").discover_decorated
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for toolset in toolsets:
         prefix = f"{toolset.server_name}_" if toolset.server_name else ""
         for function in discover_decorated(toolset, "tool"):
             own = vars(function.__func__).get("tool_name") or function.__name__
             fields: dict[str, Any] = {
-                name: (_hint(function, name), ... if one.default is inspect.Parameter.empty else one.default)
-                for name, one in inspect.signature(function).parameters.items()
+                name: (
+                    _hint(function, name),
+                    ... if parameter.default is inspect.Parameter.empty else parameter.default,
+                )
+                for name, parameter in inspect.signature(function).parameters.items()
             }
             schema = create_model(own, **fields).model_json_schema()
             schema.pop("title", None)
-            told = {"name": prefix + own, "description": inspect.getdoc(function) or "", "parameters": schema}
-            found[prefix + own] = Tool(prefix + own, function, {"type": "function", "function": told})
-    return found
+            description = {"name": prefix + own, "description": inspect.getdoc(function) or "", "parameters": schema}
+            tools[prefix + own] = Tool(prefix + own, function, {"type": "function", "function": description})
+    return tools
 
 
 def _hint(function: Callable[..., Any], name: str) -> Any:
@@ -154,16 +157,16 @@ def _plain_state() -> type:
 
 def _trace_of(task: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
     """An episode as verifiers records one."""
-    vf, asked = import_module("verifiers.v1"), task.data.prompt
-    begun = [vf.UserMessage(content=asked)] if isinstance(asked, str) else list(asked)
+    vf, prompt = import_module("verifiers.v1"), task.data.prompt
+    begun = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt)
     if task.data.system_prompt:
         begun = [vf.SystemMessage(content=task.data.system_prompt), *begun]
-    nodes = [vf.MessageNode(parent=place - 1 if place else None, message=one) for place, one in enumerate(begun)]
+    nodes = [vf.MessageNode(parent=index - 1 if index else None, message=start) for index, start in enumerate(begun)]
     waiting: list[str] = []
     for message in messages:
         made: Any
         if message["role"] == "assistant":
-            waiting = [f"call_{len(nodes)}_{place}" for place in range(len(message.get("tool_calls", ())))]
+            waiting = [f"call_{len(nodes)}_{index}" for index in range(len(message.get("tool_calls", ())))]
             calls = [
                 vf.ToolCall(id=name, name=call["function"]["name"], arguments=_as_text(call))
                 for name, call in zip(waiting, message.get("tool_calls", ()), strict=True)

@@ -142,8 +142,8 @@ def multi_objective(
         raise ValueError(f"the reward has no part {missing[0]!r}; its parts are {', '.join(sorted(rewards.parts))}")
     total = torch.zeros_like(rewards.values)
     for name, weight in chosen.items():
-        given = rewards.graded & rewards.part_given.get(name, rewards.graded)
-        part = Rewards(rewards.parts[name], given, rewards.num_tokens, rewards.is_truncated)
+        is_graded = rewards.graded & rewards.parts_graded.get(name, rewards.graded)
+        part = Rewards(rewards.parts[name], is_graded, rewards.num_tokens, rewards.is_truncated)
         total = total + weight * group_relative(part, ddof=ddof, epsilon=epsilon)
     summed = Rewards(total, rewards.graded, rewards.num_tokens, rewards.is_truncated)
     return whitened(summed, ddof=ddof, epsilon=epsilon)

@@ -21,7 +21,7 @@ CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""
 CPU_CHUNK_TOKENS = 256
 """The same on a CPU, whose caches hold the logits of a small vocabulary then."""
-GIVEN_BACK = 32 * 2**20
+RELEASED_BYTES = 32 * 2**20
 """Bytes of a block from which on the C library gives it back to the system when it is freed."""
 
 
@@ -34,8 +34,8 @@ class HeadOps(Protocol):
         that of its dither."""
         ...
 
-    def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
-        """hidden @ weight.T [N, V], summed in float32 or better, in ``out`` if it is given; ``words`` is V."""
+    def logits(self, hidden: Tensor, matrix: Tensor, vocabulary: int, out: Tensor | None = None) -> Tensor:
+        """hidden @ weight.T [N, V], summed in float32 or better, in ``out`` if it is given; ``vocabulary`` is V."""
         ...
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +61,7 @@ class TorchHeadOps:
         """See ``HeadOps``."""
         return narrow(weight, dtype, key)
 
-    def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, matrix: Tensor, vocabulary: int, out: Tensor | None = None) -> Tensor:
         """See ``HeadOps``."""
         return wide_product(hidden, matrix.T, out)
 
@@ -168,9 +168,9 @@ class _ChunkedHead(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _chunks(hidden: Tensor, words: int, chunk_tokens: int) -> Iterator[tuple[slice, Tensor | None]]:
+def _chunks(hidden: Tensor, vocabulary: int, chunk_tokens: int) -> Iterator[tuple[slice, Tensor | None]]:
     """Rows of hidden states, chunk by chunk, and room for their logits."""
-    room = _room(hidden, chunk_tokens, chunk_tokens, words)
+    room = _room(hidden, chunk_tokens, chunk_tokens, vocabulary)
     for start in range(0, len(hidden), chunk_tokens):
         rows = slice(start, min(start + chunk_tokens, len(hidden)))
         yield rows, None if room is None else room[: rows.stop - start]
@@ -183,6 +183,6 @@ def _room(hidden: Tensor, chunk_tokens: int, *shape: int) -> Tensor | None:
     one, which takes as long as a third of the product.
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    is_large = math.prod(shape) * wide.itemsize > GIVEN_BACK
+    is_large = math.prod(shape) * wide.itemsize > RELEASED_BYTES
     is_used_again = is_large and len(hidden) > chunk_tokens and hidden.device.type == "cpu"
     return hidden.new_empty(shape, dtype=wide) if is_used_again else None

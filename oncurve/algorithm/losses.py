@@ -239,9 +239,9 @@ def high_entropy(entropy: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, sh
     if not len(values):
         return torch.zeros_like(mask)
     ordered = values.sort().values  # torch.quantile takes at most 2^24 values
-    place = (1 - share) * (len(values) - 1)
-    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
-    threshold = low + (high - low) * (place - math.floor(place))
+    rank = (1 - share) * (len(values) - 1)
+    low, high = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    threshold = low + (high - low) * (rank - math.floor(rank))
     return mask & (entropy >= threshold)
 
 

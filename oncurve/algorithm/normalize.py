@@ -81,7 +81,7 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     >>> masked_mean(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([True, True, False])).item()
     1.5
     """
-    kept = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
+    masked = torch.where(mask.bool(), tensor, torch.zeros_like(tensor))
     if dim is None:
-        return kept.sum() / mask.sum()
-    return kept.sum(dim=dim) / mask.sum(dim=dim)
+        return masked.sum() / mask.sum()
+    return masked.sum(dim=dim) / mask.sum(dim=dim)

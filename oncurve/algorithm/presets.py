@@ -67,7 +67,7 @@ def build(
         kl=KLTerm(
             coefficient=row.kl_coef,
             estimator=ESTIMATORS[row.kl_estimator],
-            place=row.kl_in,
+            placement=row.kl_in,
             importance=row.kl_importance,
             reference=row.reference,
             every_steps=row.reference_every_steps,

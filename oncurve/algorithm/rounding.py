@@ -195,18 +195,18 @@ class PlacedCopies:
     """Copies of tensors that lie in the memory of a model's weights: the weights themselves, and views of them."""
 
     def __init__(self, weights: Iterable[tuple[Tensor, int]]) -> None:
-        places = sorted(
+        ranges = sorted(
             (weight.data_ptr(), weight.numel(), key) for weight, key in weights if weight.dtype == torch.float32
         )
-        self._starts = [start for start, _, _ in places]
-        self._places = places
+        self._starts = [start for start, _, _ in ranges]
+        self._ranges = ranges
 
     def copy(self, tensor: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The copy of a tensor with its strides; None for one that is no part of these weights."""
         where = bisect_right(self._starts, tensor.data_ptr()) - 1
         if where < 0 or not tensor.numel():
             return None
-        start, count, key = self._places[where]
+        start, count, key = self._ranges[where]
         first = (tensor.data_ptr() - start) // 4
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         if first + extent > count:

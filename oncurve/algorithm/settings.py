@@ -13,7 +13,7 @@ from oncurve.algorithm.table import (
     CorrectionLevel,
     CorrectionName,
     KLName,
-    KLPlace,
+    KLPlacement,
     LossName,
     NormalizerName,
     OldName,
@@ -60,7 +60,7 @@ class AlgorithmSection(Section):
     """Largest ratio itself, not a distance from 1."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None
     """Weight of the KL to the reference; at 0 no reference is kept in memory."""
-    kl_in: KLPlace | None = None
+    kl_in: KLPlacement | None = None
     """Where the KL counts: in the loss, in the reward of a completion, or in the advantage of each token."""
     kl_estimator: KLName | None = None
     """How the KL of a token is estimated."""

@@ -36,7 +36,7 @@ LossName = Literal[
 NormalizerName = Literal["sequence_mean", "token_mean", "constant", "prompt_mean", "sequence_sum"]
 KLName = Literal["k1", "k2", "k3", "absolute", "k1_reversed"]
 ReferenceName = Literal["frozen", "refreshed", "average", "old", "base", "teacher"]
-KLPlace = Literal["loss", "reward", "advantage"]
+KLPlacement = Literal["loss", "reward", "advantage"]
 CorrectionName = Literal["none", "truncate", "mask"]
 CorrectionLevel = Literal["token", "sequence", "geometric"]
 OldName = Literal["trainer", "sampler"]
@@ -107,7 +107,7 @@ class Preset:
     ratio_max: float | None = None
     """Largest ratio, not a distance from 1: the outer bound of dual clipping, the cap of truncated importance."""
     kl_coef: float = 0.0
-    kl_in: KLPlace = "loss"
+    kl_in: KLPlacement = "loss"
     kl_estimator: KLName = "k3"
     kl_importance: bool = True
     """Weigh the KL of a token by its ratio, which carries gradient: k1 and k3 then have the gradient of the KL."""
@@ -410,19 +410,19 @@ def resolve(name: str, *, scale_by_std: bool | None = None, **choices: Any) -> P
     """
     if name not in PRESETS:
         raise ValueError(f"there is no algorithm {name!r}{_nearest(name, PRESETS)}. There are: {', '.join(PRESETS)}")
-    given = {key: value for key, value in choices.items() if value is not None}
-    for key in given:
+    chosen = {key: value for key, value in choices.items() if value is not None}
+    for key in chosen:
         if key not in CHOICES:
             raise ValueError(f"an algorithm has no choice {key!r}{_nearest(key, CHOICES)}")
-    loss, needed = COURSE_LOSSES.get(given.get("loss", ""), (None, None))
+    loss, needed = COURSE_LOSSES.get(chosen.get("loss", ""), (None, None))
     if loss is not None:
-        given["loss"] = loss
-        given |= {} if needed is None else {"advantage": needed}
+        chosen["loss"] = loss
+        chosen |= {} if needed is None else {"advantage": needed}
     for key, values in VALUES.items():
-        if key in given and given[key] not in values:
-            hint = _nearest(str(given[key]), values)
-            raise ValueError(f"there is no {key} {given[key]!r}{hint}. There are: {', '.join(values)}")
-    row = replace(PRESETS[name], **given)
+        if key in chosen and chosen[key] not in values:
+            hint = _nearest(str(chosen[key]), values)
+            raise ValueError(f"there is no {key} {chosen[key]!r}{hint}. There are: {', '.join(values)}")
+    row = replace(PRESETS[name], **chosen)
     if scale_by_std is None or row.advantage == "raw":
         return row
     if row.advantage not in ("group_std", "group_mean"):

@@ -80,8 +80,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(is_requested: bool) -> None:
+    if is_requested:
         sys.stdout.write(f"oncurve {__version__}\n")
         raise typer.Exit
 
@@ -117,13 +117,13 @@ NUMBERS = {"integer": "whole number", "number": "number"}
 
 def _usage(error: Any) -> str:
     """A mistake on the command line in one sentence, and where the options are listed."""
-    words = error.ctx.command_path.split() if error.ctx is not None else []
-    place = " ".join(["oncurve", *(word for word in words[1:] if word.isalpha() and word != "oncurve")])
+    path_words = error.ctx.command_path.split() if error.ctx is not None else []
+    command = " ".join(["oncurve", *(word for word in path_words[1:] if word.isalpha() and word != "oncurve")])
     text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
     text = re.sub(r"a valid (integer|number), unable to parse .*", lambda kind: f"a {NUMBERS[kind[1]]}", text)
     if not text:
         return "a command is missing. See `oncurve --help`"
-    return f"{text}{'' if text.endswith('?') else '.'} See `{place} --help`"
+    return f"{text}{'' if text.endswith('?') else '.'} See `{command} --help`"
 
 
 def main() -> None:

@@ -63,17 +63,17 @@ class RecipeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Raises ConfigError for an unknown option that reads like a key of a recipe."""
         known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        for place, word in enumerate(args):
+        for index, word in enumerate(args):
             if word == "--":
                 break
             option, _, value = word.partition("=")
             if option in REMOVED.get(ctx.info_name, {}):
                 raise ConfigError(f"{option} was removed: {REMOVED[ctx.info_name][option]}")
             if option.startswith("--") and option not in {*known, "--help"}:
-                following = args[place + 1] if place + 1 < len(args) else ""
+                following = args[index + 1] if index + 1 < len(args) else ""
                 if key := key_for(option):
-                    given = value or ("VALUE" if following.startswith("-") or not following else following)
-                    raise ConfigError(f"there is no option {option}. Settings are written key=value: {key}={given}")
+                    setting = value or ("VALUE" if following.startswith("-") or not following else following)
+                    raise ConfigError(f"there is no option {option}. Settings are written key=value: {key}={setting}")
         return super().parse_args(ctx, args)
 
 

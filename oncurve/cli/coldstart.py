@@ -60,8 +60,8 @@ def prepare_own(
     text = write_from_data(start, data, size=size, like=like, layers=layers, seed=seed, overrides=overrides)
     recipe = output / "coldstart.yaml"
     recipe.write_text(text, encoding="utf-8")
-    given = [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
-    return str(recipe), given
+    settings = [f"model={start}", f"run.folder={output.parent}", f"run.name={output.name}", f"run.seed={seed}"]
+    return str(recipe), settings
 
 
 def coldstart(
@@ -94,7 +94,7 @@ def coldstart(
     if data is None:
         if size or like or layers:
             raise ConfigError("--size, --like and --layers are for demonstrations of your own: give --data FILE")
-        recipe, given = prepare_base(output, task=task or "word_problems", seed=seed)
+        recipe, settings = prepare_base(output, task=task or "word_problems", seed=seed)
     else:
         if task or (size and like):
             raise ConfigError(
@@ -102,7 +102,7 @@ def coldstart(
                 if task
                 else "--size and --like exclude each other: --like MODEL --layers N has the widths of that model"
             )
-        recipe, given = prepare_own(
+        recipe, settings = prepare_own(
             output, data, size=size or "tiny", like=like, layers=layers, seed=seed, overrides=overrides or ()
         )
-    train(recipe, [*given, *(overrides or ())])
+    train(recipe, [*settings, *(overrides or ())])

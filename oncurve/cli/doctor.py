@@ -58,25 +58,29 @@ def examine_run(run: Path, out: TextIO, *, as_json: bool) -> bool:
     findings = diagnose(case)
     if as_json:
         steps = case.columns.steps
-        whole = {"run": str(run), "steps": max(steps, default=0), "findings": [found.as_json() for found in findings]}
+        whole = {
+            "run": str(run),
+            "steps": max(steps, default=0),
+            "findings": [finding.as_json() for finding in findings],
+        }
         out.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
     else:
         title = f"{run}: no training step is finished yet"
         if steps := [step for step in case.columns.steps if step > 0]:
             title = f"{run}: {len(CHECKS)} checks on steps {min(steps)} to {max(steps)}"
         out.write(findings_text(findings, title=title))
-    return all(found.severity != "severe" for found in findings)
+    return all(finding.severity != "severe" for finding in findings)
 
 
 def findings_text(findings: Sequence[Finding], *, title: str) -> str:
     """Findings for people to read: what, the numbers that show it, what to do."""
     lines = [title, ""]
-    for found in findings:
-        lines.append(f"{found.severity.upper()}  {found.what}.")
-        lines += [f"    {item}" for item in found.evidence]
-        if found.follows is not None:
-            lines.append(f"    probably follows from {found.follows}")
-        lines += [f"    -> {found.do}", ""]
+    for finding in findings:
+        lines.append(f"{finding.severity.upper()}  {finding.what}.")
+        lines += [f"    {item}" for item in finding.evidence]
+        if finding.follows is not None:
+            lines.append(f"    probably follows from {finding.follows}")
+        lines += [f"    -> {finding.do}", ""]
     if not findings:
         lines += ["Nothing to report.", ""]
     return "\n".join(lines)

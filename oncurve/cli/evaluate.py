@@ -28,7 +28,7 @@ def evaluate(
 
     Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 evaluation.samples=8 evaluation.temperature=0.6`
     """
-    from oncurve.observe.run_model import check_place, is_run, resolve_model  # lazy
+    from oncurve.observe.run_model import is_run, locate_model, resolve_model  # lazy
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import load_config, read_text  # lazy
     from oncurve.recipe.run_folder import read_run_config  # lazy
@@ -54,7 +54,7 @@ def evaluate(
 
     models = [model, *([resolve_model(against)] if against else [])]
     for name in models:
-        check_place(name)
+        locate_model(name)
     named = "-vs-".join(short_name(name) for name in models)
     folder = output or Path("evaluations") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
     if config is not None:
@@ -62,5 +62,5 @@ def evaluate(
         return
     chosen = [name.strip() for name in str(benchmark).split(",") if name.strip()]
     for name in chosen:
-        place = folder / Path(name).stem if len(chosen) > 1 else folder
-        evaluate_on_benchmark(name, models, overrides or (), place, console=console())
+        target_folder = folder / Path(name).stem if len(chosen) > 1 else folder
+        evaluate_on_benchmark(name, models, overrides or (), target_folder, console=console())

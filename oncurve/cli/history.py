@@ -47,21 +47,21 @@ def replay(
     from oncurve.history.past import PastRun  # lazy
 
     if "WORLD_SIZE" not in os.environ and (count := processes or PastRun(run).num_processes) > 1:
-        words = ["replay", str(run), *(overrides or ()), "--step", str(step), *(["--recorded"] if recorded else ())]
+        arguments = ["replay", str(run), *(overrides or ()), "--step", str(step), *(["--recorded"] if recorded else ())]
         for name, value in (("reward", reward), ("output", output), ("json", json_output)):
-            words += [] if value is None else [f"--{name}", str(value)]
-        raise typer.Exit(supervise(words, [], count, 0))
+            arguments += [] if value is None else [f"--{name}", str(value)]
+        raise typer.Exit(supervise(arguments, [], count, 0))
     from oncurve.history.describe import replay_text  # lazy
     from oncurve.history.pages import replay_page  # lazy
     from oncurve.history.replay import replay as do_again  # lazy
 
     out = console()
     with counting(out, "doing steps again") as tell:
-        found = do_again(run, step, changes=overrides or (), reward=reward, recorded=recorded, on_progress=tell)
-    if found.is_main:
-        out.print(replay_text(found))
-        _write(output, replay_page(found) if output else "", json_output, found.summary())
-    if not found.is_same:
+        replayed = do_again(run, step, changes=overrides or (), reward=reward, recorded=recorded, on_progress=tell)
+    if replayed.is_main:
+        out.print(replay_text(replayed))
+        _write(output, replay_page(replayed) if output else "", json_output, replayed.summary())
+    if not replayed.is_same:
         raise typer.Exit(1)
 
 
@@ -97,11 +97,11 @@ def regrade(
     if first is not None or last is not None:
         steps = [number for number in past.steps if (first or 1) <= number <= (last or number)]
     with counting(out, "grading") as tell:
-        found = grade_again(past, other, steps=steps, on_progress=tell)
+        regraded = grade_again(past, other, steps=steps, on_progress=tell)
         if cosine:
-            add_cosines(found, past, other, on_progress=tell)
-    out.print(regrade_text(found))
-    _write(output, regrade_page(found) if output else "", json_output, found.summary())
+            add_cosines(regraded, past, other, on_progress=tell)
+    out.print(regrade_text(regraded))
+    _write(output, regrade_page(regraded) if output else "", json_output, regraded.summary())
 
 
 def _write(page: Path | None, text: str, data: Path | None, summary: Mapping[str, Any]) -> None:

@@ -82,12 +82,12 @@ def download(
     if is_model(name):
         if split:
             raise ConfigError("download: --split is for datasets; for a model, use --include")
-        place = download_model(
+        path = download_model(
             name, output, revision=revision, include=include or (), exclude=exclude or (), force=force
         )
-        console().print(f"model: {place}", highlight=False)
+        console().print(f"model: {path}", highlight=False)
         return
     if include or exclude:
         raise ConfigError("download: --include and --exclude are for models; for a dataset, use --split")
-    for said in download_data(name, output, splits=split or SPLITS, revision=revision, force=force):
-        console().print(said, markup=False, highlight=False)
+    for report in download_data(name, output, splits=split or SPLITS, revision=revision, force=force):
+        console().print(report, markup=False, highlight=False)

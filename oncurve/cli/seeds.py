@@ -32,7 +32,7 @@ def train_seeds(
 
     A run that fails or is stopped ends the whole; what was done can be resumed with the same words and --resume.
     """
-    if own := [one for one in overrides if one.startswith("run.seed=")]:
+    if own := [override for override in overrides if override.startswith("run.seed=")]:
         raise ConfigError(f"--seeds and {own[0]}: --seeds gives every run its seed. Leave one of the two out")
     gpus = _gpus()
     left = list(seeds)
@@ -73,10 +73,10 @@ def _compare(runs: Sequence[Path]) -> None:
     from oncurve.report.comparing import compare_runs  # lazy
     from oncurve.report.seeds import compare_seeds, seeds_table  # lazy
 
-    found = compare_seeds(compare_runs(runs))
-    if found is not None:
+    comparison = compare_seeds(compare_runs(runs))
+    if comparison is not None:
         out = console()
-        out.print(*seeds_table(found, out.width))
+        out.print(*seeds_table(comparison, out.width))
         out.print(f"more: oncurve compare {' '.join(map(str, runs))}", markup=False, highlight=False)
 
 
@@ -84,17 +84,17 @@ def _gpus() -> list[str]:
     """The GPUs of this machine that may be used."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [one for one in visible.split(",") if one.strip()]
-    return [str(place) for place in range(len(list(GPUS.iterdir())))] if GPUS.is_dir() else []
+        return [name for name in visible.split(",") if name.strip()]
+    return [str(number) for number in range(len(list(GPUS.iterdir())))] if GPUS.is_dir() else []
 
 
 def _start(
     recipe: str, overrides: Sequence[str], seed: int, folder: Path, gpu: str | None, is_resumed: bool
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    words = [sys.executable, "-m", "oncurve", "train", recipe, *overrides]
-    words += [f"run.seed={seed}", f"run.name={folder.name}-seed{seed}", *(["--resume"] if is_resumed else [])]
+    command = [sys.executable, "-m", "oncurve", "train", recipe, *overrides]
+    command += [f"run.seed={seed}", f"run.name={folder.name}-seed{seed}", *(["--resume"] if is_resumed else [])]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else None
-    return subprocess.Popen(words, env=environment)
+    return subprocess.Popen(command, env=environment)
 
 
 def _end(running: dict[int, tuple[int, str | None, subprocess.Popen[bytes]]]) -> None:

@@ -58,9 +58,9 @@ def train(
             raise ConfigError("--seeds starts a process for each seed; leave --processes and --restarts out")
         return train_seeds(recipe, overrides or (), parse_seeds(seeds), folder, is_resumed=go_on)
     if (processes or restarts) and "WORLD_SIZE" not in os.environ:
-        words = ["train", recipe, *(overrides or ()), f"run.name={folder.name}"]
-        first = [*words, "--resume"] if go_on else words
-        raise typer.Exit(supervise(first, [*words, "--resume"], processes, restarts, config.run.grace_seconds))
+        arguments = ["train", recipe, *(overrides or ()), f"run.name={folder.name}"]
+        first = [*arguments, "--resume"] if go_on else arguments
+        raise typer.Exit(supervise(first, [*arguments, "--resume"], processes, restarts, config.run.grace_seconds))
     progress = progress_of(folder) if go_on else "absent"
     check_cheaply(config, new_folder=folder if progress == "absent" else None)
     if progress == "finished":
@@ -93,8 +93,8 @@ def _refuse_more(folder: Path, config: Config) -> None:
     from oncurve.run.rendered import with_epochs  # lazy
     from oncurve.run.resume import config_differences, finished  # lazy
 
-    place = folder / "config.yaml"
-    was = read_run_config(place.read_text(encoding="utf-8"), (), source=str(place))
+    path = folder / "config.yaml"
+    was = read_run_config(path.read_text(encoding="utf-8"), (), source=str(path))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
     config = extension("servers of a machine")(with_epochs(config))[0]  # what the recipe leaves open, as in the run
     if changed := config_differences(recorded(was), config):
@@ -120,10 +120,12 @@ def sft(
     from oncurve.recipe.find import find_recipe  # lazy
     from oncurve.recipe.load import read_tree  # lazy
 
-    given = list(overrides or ())
-    if not any(one.startswith(("sft.", "sft=")) for one in given) and not read_tree(find_recipe(recipe)).get("sft"):
-        given.append("sft={}")
-    train(recipe, given, processes, restarts, go_on)
+    settings = list(overrides or ())
+    if not any(setting.startswith(("sft.", "sft=")) for setting in settings) and not read_tree(find_recipe(recipe)).get(
+        "sft"
+    ):
+        settings.append("sft={}")
+    train(recipe, settings, processes, restarts, go_on)
 
 
 def resume(
@@ -142,7 +144,7 @@ def resume(
     """
     if (processes or restarts) and "WORLD_SIZE" not in os.environ:
         again = ["resume", str(run)]
-        flags = [flag for flag, is_given in (("--strict", strict), ("--allow-change", allow_change)) if is_given]
+        flags = [flag for flag, is_set in (("--strict", strict), ("--allow-change", allow_change)) if is_set]
         raise typer.Exit(supervise([*again, *(overrides or ()), *flags], again, processes, restarts))
     quiet_libraries()
     from oncurve.run.training import resume_run  # lazy

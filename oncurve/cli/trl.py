@@ -64,8 +64,8 @@ def trl(
     if processes and "WORLD_SIZE" not in os.environ:
         from oncurve.cli.launch import supervise  # lazy
 
-        words = ["trl", *(word for name in accept or () for word in ("--accept", name))]
-        words += ["--trl-version", trl_version] if trl_version else []
-        raise typer.Exit(supervise([*words, str(script), *(arguments or ())], [], processes, 0))
+        command = ["trl", *(word for name in accept or () for word in ("--accept", name))]
+        command += ["--trl-version", trl_version] if trl_version else []
+        raise typer.Exit(supervise([*command, str(script), *(arguments or ())], [], processes, 0))
     quiet_libraries()
     extension("trl")(script, arguments or (), accept=accept or (), version=trl_version)

@@ -108,12 +108,14 @@ def _small(
     """A Qwen2 model of our own size with a context of twice the longest row, 512 tokens at least."""
     has_messages = any("messages" in row for row in rows)
     marks = [f"<|{role}|>" for role in ROLES] if has_messages else []
-    is_short = max(sum(map(len, each)) for each in texts) <= SHORT_CHARACTERS
+    is_short = max(sum(map(len, texts_of_row)) for texts_of_row in texts) <= SHORT_CHARACTERS
     merges = 0 if is_short else MERGES
-    tokenizer = tiny_tokenizer((text for each in texts for text in each), num_merges=merges, more_tags=marks)
+    tokenizer = tiny_tokenizer(
+        (text for texts_of_row in texts for text in texts_of_row), num_merges=merges, more_tags=marks
+    )
     if has_messages:
         tokenizer.chat_template = CHAT_TEMPLATE
-    longest = max(sum(len(tokenizer.encode(text)) + 2 for text in each) for each in texts)
+    longest = max(sum(len(tokenizer.encode(text)) + 2 for text in texts_of_row) for texts_of_row in texts)
     context = max(512, 2 ** math.ceil(math.log2(2 * longest)))
     return tiny_model(tokenizer, seed=seed, max_tokens=context, **size), tokenizer
 

@@ -41,7 +41,7 @@ class KLTerm:
     coefficient: float = 0.0
     """0 means that there is no such term and no reference in memory."""
     estimator: Callable[[Tensor, Tensor], Tensor] = k3
-    place: Literal["loss", "reward", "advantage"] = "loss"
+    placement: Literal["loss", "reward", "advantage"] = "loss"
     """advantage: subtracted from that of each token; the token loss then gets every token as a row of its own."""
     importance: bool = True
     """Multiply the estimate by the ratio, so that k1 and k3 have the gradient of the KL."""
@@ -90,20 +90,20 @@ class Algorithm:
     @property
     def needs_every_row(self) -> bool:
         """Rows whose advantage is zero have a gradient too: from a KL term, an entropy bonus, a loss nobody knows."""
-        per_token = self.kl.coefficient > 0 and self.kl.place != "reward"
+        per_token = self.kl.coefficient > 0 and self.kl.placement != "reward"
         return per_token or self.entropy.coefficient > 0 or self.entropy.target is not None or self.is_custom
 
     @property
     def has_token_advantages(self) -> bool:
         """The KL of each token is part of its advantage."""
-        return self.kl.coefficient > 0 and self.kl.place == "advantage"
+        return self.kl.coefficient > 0 and self.kl.placement == "advantage"
 
     def needs_old(self, updates_per_step: int) -> bool:
         """Whether the trainer must recompute the log-probabilities of the policy that sampled.
 
         With one update per batch they are the current ones, and the extra forward pass does not exist.
         """
-        in_loss = self.kl.coefficient > 0 and self.kl.place == "loss"
+        in_loss = self.kl.coefficient > 0 and self.kl.placement == "loss"
         in_loss_used = in_loss and (self.kl.importance or self.kl.reference == "old")
         used = self.uses_ratio or in_loss_used or self.has_token_advantages
         return updates_per_step > 1 and used and self.old_logprobs == "trainer"
@@ -132,7 +132,7 @@ class Algorithm:
         owners = torch.arange(len(batch)) if batch.episode_ids is None else batch.episode_ids
         if len(torch.unique(owners)) != rewards.values.numel():
             raise ValueError(f"{len(batch)} rows cannot be matched with {rewards.values.numel()} rewards")
-        if self.kl.coefficient > 0 and self.kl.place == "reward":
+        if self.kl.coefficient > 0 and self.kl.placement == "reward":
             sampled = batch.old_logprobs if batch.old_logprobs is not None else batch.sampler_logprobs
             kl = per_completion(self.kl.estimator(sampled, self._reference(batch, sampled)), batch.mask)
             kl = torch.zeros(rewards.values.numel()).to(kl).index_add(0, owners.to(kl.device), kl)
@@ -166,13 +166,13 @@ class Algorithm:
         old = torch.where(mask, old, 0.0)  # what stands in the padding must not reach a ratio of a whole completion
         reference = self._reference(microbatch, old) if self.kl.coefficient > 0 else None
         advantages = self._advantages(microbatch, old, reference)
-        now, before, kept = (_rows(values, advantages) for values in (logprobs, old, mask))
-        result = self.token_loss(now, before, advantages, kept)
+        now, before, trained = (_rows(values, advantages) for values in (logprobs, old, mask))
+        result = self.token_loss(now, before, advantages, trained)
         per_token, own = result if isinstance(result, tuple) else (result, {})
         per_token = per_token.reshape(mask.shape)
         weights = self._weights(logprobs, trainer, microbatch)
         per_token = self._weigh(per_token, weights, microbatch)
-        if reference is not None and self.kl.place == "loss":
+        if reference is not None and self.kl.placement == "loss":
             per_token = per_token + self.kl.coefficient * self._kl(logprobs, old, reference, mask)
         tokens = {"prompt_tokens": microbatch.prompt_tokens, "row_tokens": microbatch.row_tokens}
         loss = self.normalize(per_token, mask, of=microbatch.size, **tokens)
@@ -192,8 +192,8 @@ class Algorithm:
         weights = None if self.correction is None else self.correction(trainer, sampler, mask)
         if self.leave_out is None:
             return weights
-        kept = self.leave_out(logprobs, sampler, microbatch.advantages, mask)
-        return kept if weights is None else weights * kept
+        retained = self.leave_out(logprobs, sampler, microbatch.advantages, mask)
+        return retained if weights is None else weights * retained
 
     def _weigh(self, per_token: Tensor, weights: Tensor | None, microbatch: Batch) -> Tensor:
         """The policy loss with the weights of the correction, and without the tokens that it leaves out."""

@@ -28,7 +28,7 @@ class Rewards:
     """The completion never ended by itself."""
     parts: Mapping[str, Float[Tensor, "P G"]] = field(default_factory=dict)
     """Named components before weighting, 0 where there is none."""
-    part_given: Mapping[str, Bool[Tensor, "P G"]] = field(default_factory=dict)
+    parts_graded: Mapping[str, Bool[Tensor, "P G"]] = field(default_factory=dict)
     """True where a component has a value; one that is not named here has a value wherever ``graded`` is True."""
 
     @classmethod
@@ -189,8 +189,8 @@ class Batch:
 
     def _tokens_of(self, owners: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """For each row the trained tokens of all rows with its owner."""
-        _, places = torch.unique(owners, return_inverse=True)
-        return torch.zeros_like(places).index_add(0, places, self.mask.sum(dim=1))[places]
+        _, owner_ids = torch.unique(owners, return_inverse=True)
+        return torch.zeros_like(owner_ids).index_add(0, owner_ids, self.mask.sum(dim=1))[owner_ids]
 
 
 BLUR = 1e-4
@@ -210,7 +210,7 @@ def stack_rewards(groups: Sequence[Group], graded: Sequence[Sequence[Reward]]) -
         num_tokens=torch.tensor([[c.num_tokens for c in group.completions] for group in groups]),
         is_truncated=torch.tensor([[c.is_truncated for c in group.completions] for group in groups]),
         parts={name: _table([[reward.parts.get(name) for reward in group] for group in graded]) for name in names},
-        part_given={
+        parts_graded={
             name: torch.tensor([[name in reward.parts for reward in group] for group in graded]) for name in names
         },
     )
@@ -235,27 +235,27 @@ def collate(groups: Sequence[Group], advantages: Float[Tensor, "P G"], *, mask_t
     ``mask_truncated`` takes completions that never ended out of the loss; they stay rows, so that denominators over
     rows do not change with them.
     """
-    whole = [(place, one) for place, group in enumerate(groups) for one in group.completions]
-    owned = [(owner, place, row) for owner, (place, one) in enumerate(whole) for row in (one, *one.branches)]
+    whole = [(group_id, completion) for group_id, group in enumerate(groups) for completion in group.completions]
+    owned = [(owner, group_id, row) for owner, (group_id, main) in enumerate(whole) for row in (main, *main.branches)]
     rows, owners = [row for _, _, row in owned], torch.tensor([owner for owner, _, _ in owned])
     prompts = [array("i", row.prompt_ids) for row in rows]
     completions = [packed(row.token_ids) for row in rows]
     lengths = torch.tensor([len(ids) for ids in completions])
     width = max(int(lengths.max()), 1)
     trained = torch.arange(width) < lengths[:, None]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if mask_truncated and row.is_truncated:
-            trained[place] = False
+            trained[index] = False
         for part in row.segments:
             if not part.is_policy:
-                trained[place, part.start : part.end] = False
+                trained[index, part.start : part.end] = False
     batch = Batch(
         prompt_ids=_pad(prompts, max(len(ids) for ids in prompts), torch.long),
         prompt_lengths=torch.tensor([len(ids) for ids in prompts]),
         completion_ids=_pad(completions, width, torch.long),
         mask=trained,
         completion_lengths=lengths,
-        group_ids=torch.tensor([place for _, place, _ in owned]),
+        group_ids=torch.tensor([group_id for _, group_id, _ in owned]),
         advantages=advantages.reshape(-1).float()[owners.to(advantages.device)],
         sampler_logprobs=_pad([packed(row.sampler_logprobs) for row in rows], width, torch.float32),
         size=Size(0, 0, 0),

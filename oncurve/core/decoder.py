@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from oncurve.core.draw import draw
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import USUAL_ROWS, DecodeCall, SamplingParams
-from oncurve.core.requests import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes, KeptPrompt, KeptRow
+from oncurve.core.requests import COMPACT_BELOW, PAST, PROMPT_SLOT, SLOT, BufferSizes, PromptState, RowState
 from oncurve.core.sampler import PolicyView, padding_id
 
 Chosen = tuple[np.ndarray, np.ndarray]
@@ -25,15 +25,15 @@ Chosen = tuple[np.ndarray, np.ndarray]
 class RowKeeper(Protocol):
     """Takes keys and values out of a decoder, and puts them back."""
 
-    def keep(self, row: KeptRow, prompt: KeptPrompt, places: tuple[int, int, int]) -> None:
-        """Remember what a row has computed; ``places`` are its slot, its decoded tokens and its prompt's slot."""
+    def keep(self, row: RowState, prompt: PromptState, addresses: tuple[int, int, int]) -> None:
+        """Remember what a row has computed; ``addresses`` are its slot, its decoded tokens and its prompt's slot."""
         ...
 
-    def put_row(self, slot: int, row: KeptRow) -> bool:
+    def put_row(self, slot: int, row: RowState) -> bool:
         """Let a row go on in a slot; False where what it had computed made room for others."""
         ...
 
-    def put_prompt(self, slot: int, prompt: KeptPrompt) -> bool:
+    def put_prompt(self, slot: int, prompt: PromptState) -> bool:
         """Put a prompt into a prompt slot; False where it must be read again."""
         ...
 
@@ -49,8 +49,8 @@ class RowMover(Protocol):
 class Decoder(Protocol):
     """Computes the logits of the next token of many rows, each in a slot of its own.
 
-    ``places`` holds for each row its slot, its decoded tokens, its prompt's slot and the prompt's tokens [R, 4].
-    Tokens, positions and places lie on the CPU.
+    ``addresses`` holds for each row its slot, its decoded tokens, its prompt's slot and the prompt's tokens [R, 4].
+    Tokens, positions and addresses lie on the CPU.
     """
 
     @property
@@ -67,7 +67,7 @@ class Decoder(Protocol):
         """Read prompts into prompt slots; the logits of the first token behind each [P, V]."""
         ...
 
-    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """Read one more token of each row [R]; the input of ``logits``, [R, any width]."""
         ...
 
@@ -330,11 +330,11 @@ class ModuleDecoder:
         self._read.append(lane)
         return self._logits(lane, ids)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """The logits themselves: those of the model's own forward pass, or of its head's matrix."""
-        where = places.numpy()
+        where = addresses.numpy()
         self._start(where[where[:, PAST] == 0])
-        row_of, found = {slot: row for row, slot in enumerate(where[:, SLOT].tolist())}, []
+        row_of, parts = {slot: row for row, slot in enumerate(where[:, SLOT].tolist())}, []
         for lane in self._lanes:
             runs = np.isin(lane.slots, where[:, SLOT])
             if runs.any() and runs.mean() <= COMPACT_BELOW:
@@ -349,10 +349,10 @@ class ModuleDecoder:
             ids[torch.from_numpy(at)] = tokens[rows]
             lane.width += 1
             logits = self._logits(lane, ids[:, None].to(self._model.device))
-            found.append((rows, logits[torch.from_numpy(at).to(logits.device)]))
-        [(_, first), *_] = found
+            parts.append((rows, logits[torch.from_numpy(at).to(logits.device)]))
+        [(_, first), *_] = parts
         out = first.new_empty(len(where), first.shape[1])
-        for rows, logits in found:
+        for rows, logits in parts:
             out[rows.to(out.device)] = logits
         return out
 

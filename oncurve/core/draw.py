@@ -113,23 +113,23 @@ class StopStrings:
     def ended(self, completions: Sequence[list[int]]) -> list[bool]:
         """Which completions hold a stop string that their last token finished."""
         newest = np.array([ids[-1] if ids else -1 for ids in completions], dtype=np.int64)
-        return self.ended_by(newest, lambda place: completions[place][-self.window :]).tolist()
+        return self.ended_by(newest, lambda row: completions[row][-self.window :]).tolist()
 
     def ended_by(self, newest: np.ndarray, recent: Callable[[int], list[int]]) -> np.ndarray:
         """Which completions hold a stop string that their newest token finished.
 
-        ``recent`` gives the last ``window`` tokens of a completion by its place, and is asked of few.
+        ``recent`` gives the last ``window`` tokens of a completion by its index, and is asked of few.
         """
-        found = np.zeros(len(newest), dtype=bool)
-        places = np.flatnonzero(self._may_have_ended(newest)).tolist() if self.stop else []
-        if places:
-            chosen = [recent(place) for place in places]
+        has_stop = np.zeros(len(newest), dtype=bool)
+        candidates = np.flatnonzero(self._may_have_ended(newest)).tolist() if self.stop else []
+        if candidates:
+            chosen = [recent(row) for row in candidates]
             tails = self._decode(chosen)
-            found[places] = [
+            has_stop[candidates] = [
                 any(text in tail for text in self.stop) and self._is_new(tail, ids)
                 for tail, ids in zip(tails, chosen, strict=True)
             ]
-        return found
+        return has_stop
 
     def _may_have_ended(self, newest: np.ndarray) -> np.ndarray:
         """Tokens that can end a stop string, and those of which the table knows nothing."""

@@ -82,13 +82,13 @@ def attempt(
     try:
         return call()
     except TimeoutError as error:
-        return Failure("timeout", one_line(error), _trace(error))
+        return Failure("timeout", single_line(error), _trace(error))
     except (Exception, GeneratorExit) as error:
         if passing(error):
             raise
         if log:
             logger.debug("code that was called raised an exception", exc_info=True)
-        return Failure("crashed", one_line(error), _trace(error))
+        return Failure("crashed", single_line(error), _trace(error))
     except SystemExit as error:
         return Failure("crashed", f"it called sys.exit({'' if error.code is None else error.code})", _trace(error))
     except KeyboardInterrupt as error:
@@ -98,19 +98,19 @@ def attempt(
     except BaseException as error:  # asyncio.CancelledError, and those of others
         if type(error).__module__.startswith("oncurve."):
             raise
-        return Failure("crashed", f"it raised {one_line(error)}", _trace(error))
+        return Failure("crashed", f"it raised {single_line(error)}", _trace(error))
 
 
 def _trace(error: BaseException) -> str:
     """The traceback without the frames of this package that lead to the code called; at most 4,000 characters."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [place for place, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]
-    kept = frames[own[0] :] if own else frames
-    text = "".join([*traceback.format_list(kept), *traceback.format_exception_only(error)])
+    own = [index for index, frame in enumerate(frames) if not frame.filename.startswith(_PACKAGE)]
+    rest = frames[own[0] :] if own else frames
+    text = "".join([*traceback.format_list(rest), *traceback.format_exception_only(error)])
     return _writable(text)[-4000:]
 
 
-def one_line(error: BaseException) -> str:
+def single_line(error: BaseException) -> str:
     """An exception as one line of at most 300 characters."""
     text = _writable(" ".join(str(error).split()))[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -72,13 +72,13 @@ def _grade_whole(
     function: RewardFunction, prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> list[Reward]:
     """The rewards of those whose environment did not fail; the others are errors."""
-    whole = [place for place, completion in enumerate(completions) if completion.failure is None]
+    whole = [index for index, completion in enumerate(completions) if completion.failure is None]
     rewards = [Reward(value=None, error=c.failure or "crashed", detail=c.failure_detail) for c in completions]
     if not whole:
         return rewards
-    graded = grade(function, [prompts[place] for place in whole], [completions[place] for place in whole])
-    for place, reward in zip(whole, graded, strict=True):
-        rewards[place] = reward
+    graded = grade(function, [prompts[index] for index in whole], [completions[index] for index in whole])
+    for index, reward in zip(whole, graded, strict=True):
+        rewards[index] = reward
     return rewards
 
 
@@ -103,9 +103,9 @@ def _checked(function: RewardFunction, prompts: Sequence[Prompt], completions: S
 
 def _group_slices(prompts: Sequence[Prompt]) -> list[slice]:
     starts = [
-        place
-        for place in range(len(prompts))
-        if place == 0 or prompts[place].prompt_ids != prompts[place - 1].prompt_ids
+        index
+        for index in range(len(prompts))
+        if index == 0 or prompts[index].prompt_ids != prompts[index - 1].prompt_ids
     ]
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(prompts)], strict=True)]
 
@@ -190,13 +190,13 @@ def replace_silent(
     size = len(groups[0].completions)
     useful = [(group, rewards) for group, rewards in zip(groups, graded, strict=True) if has_signal(rewards)]
     useless = [(group, rewards) for group, rewards in zip(groups, graded, strict=True) if not has_signal(rewards)]
-    taken = {group.prompt.index for group in groups}
+    used = {group.prompt.index for group in groups}
     for _ in range(rounds):
         missing = len(groups) - len(useful)
-        prompts = data.more(step, missing, taken) if missing else []
+        prompts = data.more(step, missing, used) if missing else []
         if not prompts:
             break
-        taken |= {prompt.index for prompt in prompts}
+        used |= {prompt.index for prompt in prompts}
         fresh = sampler.sample(prompts, size, step=step)
         rewards = score(fresh, reward_function)
         data.observe(fresh, rewards, step=step)

@@ -46,7 +46,7 @@ class PaddedScorer(nn.Module):
 
 
 def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Token ids of prompt and completion side by side [B, L], and the places whose output predicts a trained token."""
+    """Token ids of prompt and completion side by side [B, L], and the positions that predict a trained token."""
     width = int(batch.row_lengths.max())
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     predicts = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -59,7 +59,7 @@ def join_rows(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def spread(batch: Batch, of_tokens: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Log-probabilities and entropies of the trained tokens [N] at their places, 0 elsewhere."""
+    """Log-probabilities and entropies of the trained tokens [N] at their positions, 0 elsewhere."""
     mask = batch.mask.to(of_tokens[0].device)
     first, second = (torch.zeros(mask.shape, dtype=part.dtype, device=part.device) for part in of_tokens)
     return first.masked_scatter(mask, of_tokens[0]), second.masked_scatter(mask, of_tokens[1])

@@ -13,7 +13,7 @@ import numpy as np
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Group, Prompt, Reward
 
-Places = np.ndarray[Any, Any]
+Indices = np.ndarray[Any, Any]
 """Indices of prompts."""
 LONG_ORDER = 1_000_000
 """Prompts from which on a permutation is drawn as an array: a list of them would take a minute and a gigabyte."""
@@ -25,7 +25,7 @@ class WrittenOnDemand(Protocol):
 
     def __len__(self) -> int: ...
 
-    def at(self, places: Sequence[int]) -> list[Prompt]:
+    def at(self, indices: Sequence[int]) -> list[Prompt]:
         """The prompts of different indices: a function of those alone."""
         ...
 
@@ -37,7 +37,7 @@ class PromptSource(Protocol):
         """The prompts of a step, counted from 0; the same for every process that asks."""
         ...
 
-    def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+    def more(self, step: int, count: int, excluded: Collection[int]) -> list[Prompt]:
         """Up to ``count`` further prompts for a step, none of those whose index is taken."""
         ...
 
@@ -49,8 +49,8 @@ class PromptSource(Protocol):
 class Order:
     """Step to prompt indices: every epoch is one permutation, cut into steps without leaving anything out.
 
-        place = step * prompts_per_step + 0 ... prompts_per_step - 1
-        index = permutation(seed, place // num_prompts)[place % num_prompts]
+        position = step * prompts_per_step + 0 ... prompts_per_step - 1
+        index = permutation(seed, position // num_prompts)[position % num_prompts]
 
     An epoch may end inside a step. The next permutation then starts with prompts that this step does not have yet: no
     prompt stands twice in a step.
@@ -87,11 +87,11 @@ class Order:
         missing = self.prompts_per_step - len(indices)
         return tuple(indices + (self._permutation(epoch + 1)[:missing].tolist() if missing else []))
 
-    def _compute_permutation(self, epoch: int) -> Places:
+    def _compute_permutation(self, epoch: int) -> Indices:
         """The order of one epoch, from the latest one that does not depend on the epoch before it.
 
-        Only the first places of a permutation bend to the epoch before. With two steps' worth of prompts they are not
-        the last places, on which the next epoch depends: one epoch back is enough. With fewer prompts the dependence
+        Only the first positions of a permutation bend to the epoch before. With two steps of prompts they are not the
+        last positions, on which the next epoch depends: one epoch back is enough. With fewer prompts the dependence
         goes back to the last epoch that began together with a step.
         """
         if self.num_prompts >= 2 * self.prompts_per_step:
@@ -103,16 +103,16 @@ class Order:
             order = self._continued(order, later)
         return order
 
-    def _continued(self, previous: Places, epoch: int) -> Places:
+    def _continued(self, previous: Indices, epoch: int) -> Indices:
         """The order of an epoch that may begin inside the last step of the previous one."""
-        taken = epoch * self.num_prompts % self.prompts_per_step
+        num_used = epoch * self.num_prompts % self.prompts_per_step
         order = self._shuffled(epoch)
-        if taken == 0:
+        if num_used == 0:
             return order
-        first = order[~np.isin(order, previous[-taken:])][: self.prompts_per_step - taken]
+        first = order[~np.isin(order, previous[-num_used:])][: self.prompts_per_step - num_used]
         return np.concatenate([first, order[~np.isin(order, first)]])
 
-    def _shuffled(self, epoch: int) -> Places:
+    def _shuffled(self, epoch: int) -> Indices:
         if not self.shuffle:
             return np.arange(self.num_prompts)
         if self.num_prompts > LONG_ORDER:
@@ -136,12 +136,12 @@ class Prompts:
 
     def at(self, step: int) -> list[Prompt]:
         """The prompts of a step, counted from 0; the same for every process that asks."""
-        places = self.order.at(step)
+        indices = self.order.at(step)
         if isinstance(self.prompts, WrittenOnDemand):
-            return self.prompts.at(places)
-        return [self.prompts[place] for place in places]
+            return self.prompts.at(indices)
+        return [self.prompts[index] for index in indices]
 
-    def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+    def more(self, step: int, count: int, excluded: Collection[int]) -> list[Prompt]:
         """None: a step has the prompts that it has."""
         return []
 

@@ -23,7 +23,7 @@ SOURCE_ROW = "source_row"
 """Column with the row that a prompt was made from, where its own columns are to be passed on untouched."""
 
 
-ANSWER_AS_GIVEN = "answer_as_given"
+RAW_ANSWER = "answer_as_given"
 """Column with an answer that is a list, an object, a bool or None; the column "answer" holds it as text."""
 
 
@@ -50,11 +50,11 @@ class Numbers(Sequence[N]):
         return iter(self.packed)
 
     @overload
-    def __getitem__(self, place: int) -> N: ...
+    def __getitem__(self, index: int) -> N: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[N, ...]: ...
-    def __getitem__(self, place: int | slice) -> N | tuple[N, ...]:
-        return tuple(self.packed[place]) if isinstance(place, slice) else self.packed[place]
+    def __getitem__(self, index: slice) -> tuple[N, ...]: ...
+    def __getitem__(self, index: int | slice) -> N | tuple[N, ...]:
+        return tuple(self.packed[index]) if isinstance(index, slice) else self.packed[index]
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Numbers):
@@ -99,8 +99,8 @@ class Prompt:
     @property
     def source_row(self) -> Mapping[str, Any]:
         """The row with its own columns: the one that a script passed, or ``row`` with its answer as it was given."""
-        if ANSWER_AS_GIVEN in self.row:
-            return {**self.row, "answer": self.row[ANSWER_AS_GIVEN]}
+        if RAW_ANSWER in self.row:
+            return {**self.row, "answer": self.row[RAW_ANSWER]}
         return self.row.get(SOURCE_ROW) or self.row
 
 
@@ -115,7 +115,7 @@ class Segment:
     start: int
     """First of its tokens among those of the completion."""
     end: int
-    """The place behind the last."""
+    """The index behind the last."""
     text: str
 
 
@@ -248,17 +248,17 @@ class Group:
     completions: tuple[Completion, ...]
 
     def __post_init__(self) -> None:
-        for place, completion in enumerate(self.completions):
+        for index, completion in enumerate(self.completions):
             if completion.prompt_ids != self.prompt.prompt_ids and completion.own_prompt is None:
                 raise ValueError(
-                    f"completion {place} of prompt {self.prompt.index} was sampled from another prompt: "
+                    f"completion {index} of prompt {self.prompt.index} was sampled from another prompt: "
                     f"its prompt tokens differ"
                 )
 
     def _repr_html_(self) -> str:
         """The prompt and its completions as a table, for a notebook."""
         rows = [
-            (place, completion.text, len(completion.token_ids)) for place, completion in enumerate(self.completions)
+            (index, completion.text, len(completion.token_ids)) for index, completion in enumerate(self.completions)
         ]
         return html_text(self.prompt.text) + html_table(("", "completion", "tokens"), rows)
 
@@ -302,7 +302,7 @@ class SamplingParams:
         return replace(self, max_completion_tokens=tokens, min_completion_tokens=least)
 
 
-CUTS: Mapping[str, Any] = {each.name: each.default for each in fields(SamplingParams) if "is_cut" in each.metadata}
+CUTS: Mapping[str, Any] = {field.name: field.default for field in fields(SamplingParams) if "is_cut" in field.metadata}
 """Every parameter that can leave tokens out, with the default at which it keeps all."""
 
 

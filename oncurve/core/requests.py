@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Sampled = tuple[list[int], list[float], FinishReason]
 """Tokens of a completion, their log-probabilities, and why it ended."""
 SLOT, PAST, PROMPT_SLOT, PROMPT_TOKENS = range(4)
-"""Columns of ``Rows.places``."""
+"""Columns of ``Rows.addresses``."""
 COMPACT_BELOW = 0.75
 """Rows are moved together when those that run fill no more than this share of the rows that are computed."""
 
@@ -35,11 +35,11 @@ class BufferSizes:
 
 
 @dataclass(eq=False)
-class KeptPrompt:
+class PromptState:
     """A prompt, shared by the rows of its group."""
 
     token_ids: tuple[int, ...]
-    held: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    copies: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Its keys and values layer by layer, as the batch that read it had them; none before a row has left."""
     num_rows: int = 0
     """Rows that are not over."""
@@ -47,22 +47,22 @@ class KeptPrompt:
     @property
     def num_bytes(self) -> int:
         """Bytes of the keys and values."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.held)
+        return sum(keys.nbytes + values.nbytes for keys, values in self.copies)
 
 
 @dataclass(eq=False)
-class KeptRow:
+class RowState:
     """A row from turn to turn."""
 
-    prompt: KeptPrompt | None = None
+    prompt: PromptState | None = None
     """The prompt before its first turn."""
     num_tokens: int = 0
     """Tokens behind the prompt that were decoded when it left."""
-    held: list[Tensor] = field(default_factory=list)
+    copies: list[Tensor] = field(default_factory=list)
     """Their keys and values layer by layer; none where they had to make room."""
     num_bytes: int = 0
 
-    def begin(self, prompt: KeptPrompt) -> None:
+    def begin(self, prompt: PromptState) -> None:
         """Belong to a prompt."""
         if self.prompt is None:
             self.prompt = prompt
@@ -70,7 +70,7 @@ class KeptRow:
 
     def make_room(self) -> None:
         """Give the keys and values up; they can be made again."""
-        self.held, self.num_bytes = [], 0
+        self.copies, self.num_bytes = [], 0
 
     def end(self) -> None:
         """The row is over; the last one of a prompt gives that up as well."""
@@ -78,7 +78,7 @@ class KeptRow:
         if self.prompt is not None:
             self.prompt.num_rows -= 1
             if not self.prompt.num_rows:
-                self.prompt.held = []
+                self.prompt.copies = []
             self.prompt = None
 
 
@@ -94,27 +94,27 @@ class Request:
     on_done: Callable[[list[Sampled]], object] | None = None
     """Called with all completions when the last of them has ended."""
     on_row: Callable[[int, Sampled], object] | None = None
-    """Called once for each completion when it has ended, with its place among ``keys``."""
+    """Called once for each completion when it has ended, with its index among ``keys``."""
     on_tokens: Callable[[list[int]], object] | None = None
     """Called after each token with what the only completion of the request has so far."""
-    rows: tuple[KeptRow, ...] = ()
+    rows: tuple[RowState, ...] = ()
     """Cache that each completion goes on from, and keeps for its next turn; empty for completions of one turn."""
     keeps: bool = False
     """Its rows go on later also where the limit on tokens ended them."""
     started: int = 0
     """Completions that run or have ended."""
     sampled: dict[int, Sampled] = field(default_factory=dict)
-    """Completions that have ended, by their places."""
+    """Completions that have ended, by their indices."""
     versions: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
     """Which weights sampled each completion, from which of its tokens on, where weights may change meanwhile."""
     read_under: str = ""
     """Label of the weights that read the prompt."""
-    prompt: KeptPrompt = field(init=False)
+    prompt: PromptState = field(init=False)
     _reported: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         known = self.rows[0].prompt if self.rows else None
-        self.prompt = known or KeptPrompt(self.token_ids)
+        self.prompt = known or PromptState(self.token_ids)
         for row in self.rows:
             row.begin(self.prompt)
 
@@ -137,7 +137,7 @@ class Request:
         """Take all tokens for the prompt: rows do not go on from what earlier turns left."""
         for row in self.rows:
             row.end()
-        self.rows, self.prompt = (), KeptPrompt(self.token_ids)
+        self.rows, self.prompt = (), PromptState(self.token_ids)
 
     def again(self) -> Request:
         """Forget what was sampled: the same streams give it once more."""
@@ -145,16 +145,16 @@ class Request:
         self.started = 0
         return self
 
-    def give(self, place: int, sampled: Sampled) -> bool:
-        """Put a completion in its place; True if it was the last one."""
-        self.sampled[place] = sampled
-        if self.on_row is not None and place not in self._reported:
-            self._reported.add(place)
-            self.on_row(place, sampled)
+    def give(self, index: int, sampled: Sampled) -> bool:
+        """Put a completion at its index; True if it was the last one."""
+        self.sampled[index] = sampled
+        if self.on_row is not None and index not in self._reported:
+            self._reported.add(index)
+            self.on_row(index, sampled)
         if len(self.sampled) < self.count:
             return False
         if self.on_done is not None:
-            self.on_done([self.sampled[place] for place in range(self.count)])
+            self.on_done([self.sampled[index] for index in range(self.count)])
         return True
 
 
@@ -168,8 +168,8 @@ class Rows:
         count = sizes.rows
         self.running = np.zeros(0, dtype=np.int64)
         """Rows that run, in the order of the batch."""
-        self.places = np.zeros((count, 4), dtype=np.int64)
-        """``places`` of ``Decoder.hidden``: slot, decoded tokens, slot of the prompt, tokens of the prompt."""
+        self.addresses = np.zeros((count, 4), dtype=np.int64)
+        """``addresses`` of ``Decoder.hidden``: slot, decoded tokens, slot of the prompt, tokens of the prompt."""
         self.tokens = np.zeros((count, sizes.completion_tokens), dtype=np.int64)
         self.logprobs = np.zeros((count, sizes.completion_tokens), dtype=np.float32)
         self.lengths, self.begins, self.limits = np.zeros((3, count), dtype=np.int64)
@@ -178,7 +178,7 @@ class Rows:
         self.serials = np.full(count, -1, dtype=np.int64)
         """Tells a row from those that had its number before; -1 where there is none."""
         self.owners: dict[int, tuple[Request, int]] = {}
-        """The request of each, and its place there."""
+        """The request of each, and its index there."""
         self._next_serial = 0
         self._unused = list(range(count - 1, -1, -1))
         self._free = list(range(count - 1, -1, -1))
@@ -190,25 +190,25 @@ class Rows:
         return len(self._free)
 
     def enter(self, request: Request, first: int, count: int, *, prompt_slot: int) -> np.ndarray:
-        """Rows for completions of a request from the place ``first`` on; ``start`` gives them slots."""
+        """Rows for completions of a request from the index ``first`` on; ``start`` gives them slots."""
         rows = np.array([self._unused.pop() for _ in range(count)], dtype=np.int64)
         own = request.own
         self.keys[rows] = request.keys[first : first + count]
         self.limits[rows] = request.params.max_completion_tokens
         self.begins[rows] = self.lengths[rows] = len(own)
         self.tokens[rows, : len(own)] = own
-        past = [request.rows[place].num_tokens for place in range(first, first + count)] if own else 0
-        self.places[rows] = (-1, 0, prompt_slot, len(request.prompt.token_ids))
-        self.places[rows, PAST] = past
+        past = [request.rows[index].num_tokens for index in range(first, first + count)] if own else 0
+        self.addresses[rows] = (-1, 0, prompt_slot, len(request.prompt.token_ids))
+        self.addresses[rows, PAST] = past
         self.serials[rows] = np.arange(self._next_serial, self._next_serial + count)
         self._next_serial += count
-        for place, row in enumerate(rows.tolist(), first):
-            self.owners[row] = request, place
+        for index, row in enumerate(rows.tolist(), first):
+            self.owners[row] = request, index
         return rows
 
     def start(self, rows: np.ndarray) -> None:
         """Let rows run, each in a free slot."""
-        self.places[rows, SLOT] = [self._free.pop() for _ in rows]
+        self.addresses[rows, SLOT] = [self._free.pop() for _ in rows]
         self.running = np.concatenate([self.running, rows])
 
     def are_there(self, rows: np.ndarray, serials: np.ndarray) -> np.ndarray:
@@ -229,7 +229,7 @@ class Rows:
 
     def leave(self, row: int) -> tuple[Request, int]:
         """Free the number and the slot of a row; whose it was. ``drop_left`` takes it out of those that run."""
-        if (slot := int(self.places[row, SLOT])) >= 0:
+        if (slot := int(self.addresses[row, SLOT])) >= 0:
             self._free.append(slot)
         self._unused.append(row)
         self.serials[row] = -1
@@ -248,15 +248,15 @@ class Rows:
     def are_sparse(self) -> bool:
         """The running rows should lie closer together."""
         running = self.running
-        return bool(len(running)) and len(running) <= COMPACT_BELOW * (self.places[running, SLOT].max() + 1)
+        return bool(len(running)) and len(running) <= COMPACT_BELOW * (self.addresses[running, SLOT].max() + 1)
 
     def compact(self) -> tuple[np.ndarray, np.ndarray]:
         """Let the running rows fill the first slots: which slots' rows must move, and to where."""
-        slots, count = self.places[self.running, SLOT], len(self.running)
+        slots, count = self.addresses[self.running, SLOT], len(self.running)
         is_beyond = slots >= count
         moved, to = slots[is_beyond], np.setdiff1d(np.arange(count), slots)
         slots[is_beyond] = to
-        self.places[self.running, SLOT] = slots
+        self.addresses[self.running, SLOT] = slots
         self.running = self.running[np.argsort(slots)]
-        self._free = list(range(len(self.places) - 1, count - 1, -1))
+        self._free = list(range(len(self.addresses) - 1, count - 1, -1))
         return moved, to

@@ -102,8 +102,8 @@ def padding_id(policy: PolicyView, end_ids: tuple[int, ...]) -> int:
 
 def exact_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Collection[int] = ()) -> str:
     """Token ids as text, special tokens too, without the end token behind them."""
-    shown = ids[:-1] if ids and ids[-1] in end_ids else ids
-    return str(tokenizer.decode(list(shown), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    written = ids[:-1] if ids and ids[-1] in end_ids else ids
+    return str(tokenizer.decode(list(written), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def check_finite(logprobs: Sequence[float], prompt: Prompt, version: int) -> None:

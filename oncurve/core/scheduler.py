@@ -21,7 +21,7 @@ from oncurve.core.decoder import Decoder, Decoders, fetched
 from oncurve.core.draw import StopStrings, draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError, Shortage, release
 from oncurve.core.records import DecodeCall, FinishReason, Group, Prompt, SamplingParams
-from oncurve.core.requests import PAST, PROMPT_TOKENS, SLOT, BufferSizes, KeptPrompt, KeptRow, Request, Rows, Sampled
+from oncurve.core.requests import PAST, PROMPT_TOKENS, SLOT, BufferSizes, PromptState, Request, Rows, RowState, Sampled
 from oncurve.core.sampler import PolicyView, check_ids, end_token_ids, make_group
 
 ADMIT_SHARE = 0.25
@@ -65,7 +65,7 @@ class RowBatch:
         self.rows = Rows(sizes)
         self._entered: dict[Request, None] = {}
         """Requests some of whose rows run or have ended."""
-        self._prompts: dict[KeptPrompt, PromptSlot] = {}
+        self._prompts: dict[PromptState, PromptSlot] = {}
         self._free_prompts = list(range(sizes.prompts - 1, -1, -1))
         self._first_logits: dict[Request, Tensor] = {}
         """Behind the prompts of requests some of whose rows still wait."""
@@ -78,10 +78,10 @@ class RowBatch:
         self.decoder.renew()
         self.version = version
         for row in self.rows.running.tolist():
-            request, place = self.rows.owners[row]
+            request, index = self.rows.owners[row]
             written = int(self.rows.lengths[row] - self.rows.begins[row])
-            known = [one for one in request.versions[place] if one[0] < written]
-            request.versions[place] = [*known, (written, version)]
+            known = [span for span in request.versions[index] if span[0] < written]
+            request.versions[index] = [*known, (written, version)]
 
     def close(self) -> None:
         """Give back what decoding has taken of a GPU's memory."""
@@ -127,8 +127,8 @@ class RowBatch:
         for request in [request for request in self.waiting if chosen(request)]:
             self.waiting.remove(request)
             self._first_logits.pop(request, None)
-            for place in range(request.started, request.count):
-                self._give(request, place, ([], [], "abort"))
+            for index in range(request.started, request.count):
+                self._give(request, index, ([], [], "abort"))
             request.started = request.count
         running = self.rows.running.tolist()
         self._leave([(row, "abort") for row in running if chosen(self.rows.owners[row][0])])
@@ -142,17 +142,17 @@ class RowBatch:
             return []
         while self.waiting and free:
             request = self.waiting[0]
-            held = self._prompts.get(request.prompt)
-            if held is None:
+            prompt_slot = self._prompts.get(request.prompt)
+            if prompt_slot is None:
                 if not self._free_prompts:
                     break
-                held = self._prompts[request.prompt] = PromptSlot(self._free_prompts.pop())
+                prompt_slot = self._prompts[request.prompt] = PromptSlot(self._free_prompts.pop())
             if not request.started:
                 fresh.append(request)
-                held.num_requests += 1
+                prompt_slot.num_requests += 1
                 self._entered[request] = None
             count = min(request.count - request.started, free)
-            entering.append((request, rows.enter(request, request.started, count, prompt_slot=held.slot)))
+            entering.append((request, rows.enter(request, request.started, count, prompt_slot=prompt_slot.slot)))
             request.started += count
             free -= count
             if request.started == request.count:
@@ -165,19 +165,19 @@ class RowBatch:
         first = [request for request in fresh if not request.own]
         later = dict.fromkeys(request.prompt for request in fresh if request.own)
         lost = [prompt for prompt in later if not self._holds(prompt)]
-        if asked := [*(request.prompt for request in first), *lost]:
-            slots = [self._prompts[prompt].slot for prompt in asked]
-            read = self.decoder.prefill([prompt.token_ids for prompt in asked], slots)
+        if prompts := [*(request.prompt for request in first), *lost]:
+            slots = [self._prompts[prompt].slot for prompt in prompts]
+            read = self.decoder.prefill([prompt.token_ids for prompt in prompts], slots)
             self._first_logits.update(zip(first, read, strict=False))
         for request in fresh:
             self._prompts[request.prompt].is_read = True
             request.read_under = self.version or ""
 
-    def _holds(self, prompt: KeptPrompt) -> bool:
+    def _holds(self, prompt: PromptState) -> bool:
         """The prompt is in its slot, or was kept and is put there."""
-        held = self._prompts[prompt]
+        prompt_slot = self._prompts[prompt]
         keeper = self.decoder.keeper
-        return held.is_read or (keeper is not None and keeper.put_prompt(held.slot, prompt))
+        return prompt_slot.is_read or (keeper is not None and keeper.put_prompt(prompt_slot.slot, prompt))
 
     def _begin(self, entering: list[tuple[Request, np.ndarray]]) -> None:
         """Draw the first tokens of rows that begin, and let those run that did not end with them."""
@@ -202,10 +202,10 @@ class RowBatch:
     def _note_versions(self, entered: np.ndarray) -> None:
         """The first token comes from the weights that read the prompt, also where others came before the row began."""
         for row in entered.tolist():
-            request, place = self.rows.owners[row]
-            request.versions[place] = [(0, request.read_under)]
+            request, index = self.rows.owners[row]
+            request.versions[index] = [(0, request.read_under)]
             if request.read_under != self.version:
-                request.versions[place].append((1, str(self.version)))
+                request.versions[index].append((1, str(self.version)))
 
     def _return(self, returning: np.ndarray) -> None:
         """Give rows back what they had computed before they left; where it had to make room, compute it again.
@@ -215,33 +215,33 @@ class RowBatch:
         """
         rows, lost, keeper = self.rows, [], self.decoder.keeper
         for row in returning.tolist():
-            if keeper is None or not keeper.put_row(int(rows.places[row, SLOT]), self._kept(row)):
+            if keeper is None or not keeper.put_row(int(rows.addresses[row, SLOT]), self._cached_row(row)):
                 lost.append(row)
         left = np.array(lost, dtype=np.int64)
-        until = rows.places[left, PAST]
-        rows.places[left, PAST] = 0
+        until = rows.addresses[left, PAST]
+        rows.addresses[left, PAST] = 0
         if self.decoder.mover is None:
             for past in range(int(until.max(initial=0))):
                 self._decode(left[until > past])
 
-    def _kept(self, row: int) -> KeptRow:
-        request, place = self.rows.owners[row]
-        return request.rows[place]
+    def _cached_row(self, row: int) -> RowState:
+        request, index = self.rows.owners[row]
+        return request.rows[index]
 
     def _decode(self, chosen: np.ndarray) -> Tensor:
         """Decode one more token of each row; the last hidden states."""
         rows = self.rows
-        places = rows.places[chosen]
-        past = places[:, PAST]
-        rows.places[chosen, PAST] = past + 1
-        tokens, positions = rows.tokens[chosen, past], places[:, PROMPT_TOKENS] + past
-        return self.decoder.hidden(*(torch.from_numpy(part) for part in (tokens, positions, places)))
+        addresses = rows.addresses[chosen]
+        past = addresses[:, PAST]
+        rows.addresses[chosen, PAST] = past + 1
+        tokens, positions = rows.tokens[chosen, past], addresses[:, PROMPT_TOKENS] + past
+        return self.decoder.hidden(*(torch.from_numpy(part) for part in (tokens, positions, addresses)))
 
     def step(self) -> None:
         """Decode one more token of every running row, and draw the next of those that have read all they were told."""
         rows, running = self.rows, self.rows.running
         hidden = self._decode(running)
-        ready = rows.places[running, PAST] == rows.lengths[running]
+        ready = rows.addresses[running, PAST] == rows.lengths[running]
         if not ready.all():
             running, hidden = running[ready], hidden[torch.from_numpy(ready).to(hidden.device)]
         if len(running):
@@ -251,7 +251,7 @@ class RowBatch:
         """Move rows next to each other, where they cost by the slots that they span."""
         if (mover := self.decoder.mover) is not None and self.rows.are_sparse:
             moved, to = self.rows.compact()
-            tokens = int(self.rows.places[self.rows.running, PAST].max())
+            tokens = int(self.rows.addresses[self.rows.running, PAST].max())
             mover.move(torch.from_numpy(moved), torch.from_numpy(to), tokens)
 
     def _take(self, logits: Tensor, chosen: np.ndarray) -> None:
@@ -269,8 +269,8 @@ class RowBatch:
         drawn_tokens, drawn_logprobs = np.empty(len(logits), dtype=np.int64), np.empty(len(logits), dtype=np.float32)
         for forbidden, chosen in ((list(self.end_ids), early), ([], ~early)):
             if chosen.any():
-                places = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
-                tokens, logprobs = draw(logits[places], uniform[places], params, forbidden=forbidden)
+                drawn_rows = torch.from_numpy(np.flatnonzero(chosen)).to(logits.device)
+                tokens, logprobs = draw(logits[drawn_rows], uniform[drawn_rows], params, forbidden=forbidden)
                 drawn_tokens[chosen], drawn_logprobs[chosen] = fetched(tokens, logprobs)
         return drawn_tokens, drawn_logprobs
 
@@ -283,8 +283,8 @@ class RowBatch:
                 hear(rows.recent(row, int(rows.lengths[row])))
         stopped = (tokens[:, None] == np.asarray(self.end_ids, dtype=np.int64)).any(axis=1)
         if self.stops.stop:
-            found = self.stops.ended_by(tokens, lambda place: rows.recent(int(chosen[place]), self.stops.window))
-            stopped = stopped | (found & (written >= self.params.min_completion_tokens))
+            has_stop = self.stops.ended_by(tokens, lambda index: rows.recent(int(chosen[index]), self.stops.window))
+            stopped = stopped | (has_stop & (written >= self.params.min_completion_tokens))
         over = stopped | (written >= rows.limits[chosen])
         if over.any():
             ended = zip(chosen[over].tolist(), stopped[over].tolist(), strict=True)
@@ -292,34 +292,34 @@ class RowBatch:
 
     def _leave(self, ended: list[tuple[int, FinishReason]]) -> None:
         """Give the completions of rows to their requests, and free their slots."""
-        given = []
+        finished = []
         for row, reason in ended:
             request = self.rows.owners[row][0]
             if request.rows and (reason == "stop" or request.keeps):
                 self._keep(row)
             sampled = self.rows.result(row, reason)
             self._heard.discard(row)
-            given.append((*self.rows.leave(row), sampled))
+            finished.append((*self.rows.leave(row), sampled))
         self.rows.drop_left()
-        for request, place, sampled in given:
-            self._give(request, place, sampled)
+        for request, index, sampled in finished:
+            self._give(request, index, sampled)
 
-    def _give(self, request: Request, place: int, sampled: Sampled) -> None:
+    def _give(self, request: Request, index: int, sampled: Sampled) -> None:
         """Hand over one completion; after the last one of the last request, nobody needs the prompt."""
         is_last = len(request.sampled) + 1 == request.count
         if is_last and request in self._entered:
             del self._entered[request]
-            held = self._prompts[request.prompt]
-            held.num_requests -= 1
-            if not held.num_requests:
+            prompt_slot = self._prompts[request.prompt]
+            prompt_slot.num_requests -= 1
+            if not prompt_slot.num_requests:
                 self._free_prompts.append(self._prompts.pop(request.prompt).slot)
-        request.give(place, sampled)
+        request.give(index, sampled)
 
     def _keep(self, row: int) -> None:
         """Remember what a row has computed: it may return."""
-        slot, past, prompt_slot, _ = self.rows.places[row].tolist()
+        slot, past, prompt_slot, _ = self.rows.addresses[row].tolist()
         if (keeper := self.decoder.keeper) is not None:
-            keeper.keep(self._kept(row), self.rows.owners[row][0].prompt, (slot, past, prompt_slot))
+            keeper.keep(self._cached_row(row), self.rows.owners[row][0].prompt, (slot, past, prompt_slot))
 
 
 SMALLEST = 64
@@ -406,8 +406,8 @@ class RowScheduler:
             self._batch.abort(chosen)
         for request in [request for request in self._arrived if chosen(request)]:
             self._arrived.remove(request)
-            for place in range(request.count):
-                request.give(place, ([], [], "abort"))
+            for index in range(request.count):
+                request.give(index, ([], [], "abort"))
 
     def broken(self) -> list[Request]:
         """The requests that an error raised by ``turn`` concerns; they are not sampled any more."""
@@ -567,16 +567,16 @@ class RowEngine:
         keys = stream_keys(params.seed, step, numbers, indices).reshape(len(prompts), group_size)
         groups: dict[int, Group] = {}
 
-        def finish(place: int, sampled: list[Sampled]) -> None:
-            groups[place] = make_group(
-                prompts[place], sampled, tokenizer=policy.tokenizer, end_ids=end_ids, version=self._version
+        def finish(index: int, sampled: list[Sampled]) -> None:
+            groups[index] = make_group(
+                prompts[index], sampled, tokenizer=policy.tokenizer, end_ids=end_ids, version=self._version
             )
             if self.on_group is not None:
-                self.on_group(groups[place])
+                self.on_group(groups[index])
 
         scheduler = RowScheduler(policy, self.decoders, is_closed=True)
-        for place, prompt in enumerate(prompts):
-            scheduler.add(Request(prompt.prompt_ids, keys[place], params, end_ids, on_done=partial(finish, place)))
+        for index, prompt in enumerate(prompts):
+            scheduler.add(Request(prompt.prompt_ids, keys[index], params, end_ids, on_done=partial(finish, index)))
         was_training = model.training
         model.eval()
         try:
@@ -584,7 +584,7 @@ class RowEngine:
         finally:
             scheduler.forget()
             model.train(was_training)
-        return [groups[place] for place in range(len(prompts))]
+        return [groups[index] for index in range(len(prompts))]
 
 
 def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:

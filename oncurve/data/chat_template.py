@@ -25,7 +25,7 @@ ADDING = "adding"
 _ASKS_TIME = "strftime_now"
 _PARTS = ("{'type':'text'", '{"type":"text"')
 """Traces of a template that takes the parts of a message for text."""
-_DIRECTIVES = [*"aAwdbBmyYHIpMSfzZjUWcxXGuVDFTRehklP", *(f"-{one}" for one in "dmyHIMSjeklUW")]
+_DIRECTIVES = [*"aAwdbBmyYHIpMSfzZjUWcxXGuVDFTRehklP", *(f"-{directive}" for directive in "dmyHIMSjeklUW")]
 
 
 class TemplateRefusal(ConfigError):
@@ -59,15 +59,15 @@ def write_conversations(
         raise TemplateRefusal(_name(tokenizer), _reason(template), "Give the model a chat template")
     options["chat_template"] = _at(template, moment_of(tokenizer))
     reason = ""
-    for form in (_as_given, _with_text_arguments, _with_parts):
+    for form in (_as_stored, _with_text_arguments, _with_parts):
         made = [[form(message) for message in messages] for messages in conversations]
-        if form is not _as_given and made == [list(messages) for messages in conversations]:
+        if form is not _as_stored and made == [list(messages) for messages in conversations]:
             continue
         texts = attempt(lambda made=made: tokenizer.apply_chat_template(made, **options), log=False)
         if not isinstance(texts, Failure) and all(map(_says_it, conversations, texts)):
             return [str(text) for text in texts]
-        said = _reason(texts) if isinstance(texts, Failure) else "it leaves out what the user says"
-        reason = reason or said
+        problem = _reason(texts) if isinstance(texts, Failure) else "it leaves out what the user says"
+        reason = reason or problem
     raise TemplateRefusal(
         _name(tokenizer),
         reason,
@@ -108,15 +108,17 @@ def _apply(
 ) -> list[str]:
     """The texts of conversations, those with the same tools at once."""
     texts: list[str] = [""] * len(conversations)
-    places: dict[str, list[int]] = {}
-    for place, told in enumerate(tools):
-        places.setdefault(repr(told), []).append(place)
-    for alike in places.values():
-        told = tools[alike[0]]
-        chosen = [conversations[place] for place in alike]
-        written = write_conversations(chosen, tokenizer, tools=told, arguments=options, opens_answer=opens_answer)
-        for place, text in zip(alike, written, strict=True):
-            texts[place] = text
+    indices: dict[str, list[int]] = {}
+    for index, tools_of_text in enumerate(tools):
+        indices.setdefault(repr(tools_of_text), []).append(index)
+    for alike in indices.values():
+        tools_of_text = tools[alike[0]]
+        chosen = [conversations[index] for index in alike]
+        written = write_conversations(
+            chosen, tokenizer, tools=tools_of_text, arguments=options, opens_answer=opens_answer
+        )
+        for index, text in zip(alike, written, strict=True):
+            texts[index] = text
     return texts
 
 
@@ -142,8 +144,8 @@ def chat_texts(
 
 def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any]]) -> int:
     """The token with which the chat template ends a turn behind some messages; the end token where it writes none."""
-    said = [*(dict(message) for message in before), {"role": "assistant", "content": "oncurve-said-this"}]
-    [text] = chat_texts([said], tokenizer, chat, opens_answer=False)
+    conversation = [*(dict(message) for message in before), {"role": "assistant", "content": "oncurve-said-this"}]
+    [text] = chat_texts([conversation], tokenizer, chat, opens_answer=False)
     behind = tokenizer(text.rpartition("oncurve-said-this")[2], add_special_tokens=False)["input_ids"]
     marks = special_ids(tokenizer)
     return next((token for token in behind if token in marks), tokenizer.eos_token_id)
@@ -151,10 +153,10 @@ def turn_end(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any
 
 def missing_header(tokenizer: Tokenizer, chat: Chat, before: Sequence[Mapping[str, Any]]) -> str:
     """Text that a chat template puts before an assistant's message but not at the end of a prompt; "" if none."""
-    asked = [dict(message) for message in before]
-    said = [*asked, {"role": "assistant", "content": "oncurve-said-this"}]
-    [prompt] = chat_texts([asked], tokenizer, chat)
-    [closed, whole] = chat_texts([asked, said], tokenizer, chat, opens_answer=False)
+    question = [dict(message) for message in before]
+    conversation = [*question, {"role": "assistant", "content": "oncurve-said-this"}]
+    [prompt] = chat_texts([question], tokenizer, chat)
+    [closed, whole] = chat_texts([question, conversation], tokenizer, chat, opens_answer=False)
     header = whole.partition("oncurve-said-this")[0].removeprefix(closed).strip()
     return header if prompt == closed and whole.startswith(closed) else ""
 
@@ -242,7 +244,7 @@ def _only_adds(tokenizer: Tokenizer) -> bool:
     return begun[1].startswith(begun[0]) and whole.startswith(begun[1]) and whole.count("said") == 2
 
 
-def _as_given(message: Mapping[str, Any]) -> Message:
+def _as_stored(message: Mapping[str, Any]) -> Message:
     return dict(message)
 
 
@@ -266,14 +268,14 @@ def _with_parts(message: Mapping[str, Any]) -> Message:
 
 def _says_it(messages: Sequence[Mapping[str, Any]], text: Any) -> bool:
     """The user's last words stand in the text, whatever happened to white space."""
-    said = [message.get("content") for message in messages if message.get("role") == "user"]
+    questions = [message.get("content") for message in messages if message.get("role") == "user"]
     whole = "".join(str(text).split())
     if any(mark in whole for mark in _PARTS) and not any(mark in str(messages) for mark in ("'text'", '"text"')):
         return False
-    if not said or not isinstance(said[-1], str):
+    if not questions or not isinstance(questions[-1], str):
         return True
-    quoted = json.dumps(said[-1], ensure_ascii=False)[1:-1]
-    return any("".join(form.split()) in whole for form in (said[-1], quoted))
+    quoted = json.dumps(questions[-1], ensure_ascii=False)[1:-1]
+    return any("".join(form.split()) in whole for form in (questions[-1], quoted))
 
 
 def _name(tokenizer: Tokenizer) -> str:
@@ -288,6 +290,10 @@ def _at(template: str, moment: datetime | None) -> str:
     """The template with a clock that stands still: transformers takes no function from outside into a template."""
     if moment is None or _ASKS_TIME not in template:
         return template
-    pairs = [("%%", "\0"), *((f"%{one}", moment.strftime(f"%{one}")) for one in _DIRECTIVES), ("\0", "%")]
+    pairs = [
+        ("%%", "\0"),
+        *((f"%{directive}", moment.strftime(f"%{directive}")) for directive in _DIRECTIVES),
+        ("\0", "%"),
+    ]
     filters = "".join(f" | replace({json.dumps(old)}, {json.dumps(new)})" for old, new in pairs)
     return f"{{%- macro {_ASKS_TIME}(format) -%}}{{{{- format{filters} -}}}}{{%- endmacro +%}}{template}"

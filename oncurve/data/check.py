@@ -93,12 +93,12 @@ def find_too_long(excluded: Sequence[Excluded]) -> list[DataFinding]:
     """Rows left out because their prompt is too long."""
     if not excluded:
         return []
-    longest = max(excluded, key=lambda each: each.num_tokens)
+    longest = max(excluded, key=lambda row: row.num_tokens)
     return [
         DataFinding(
             severity="warning",
             what=f"the prompt is longer than {longest.limit_tokens} tokens and is left out",
-            rows=tuple(each.index for each in excluded),
+            rows=tuple(row.index for row in excluded),
             example=f"row {longest.index}: {longest.num_tokens} tokens",
             remedy="Raise max_prompt_tokens, or shorten the template or the few-shot examples.",
         )
@@ -108,15 +108,15 @@ def find_too_long(excluded: Sequence[Excluded]) -> list[DataFinding]:
 def find_leaks(prompts: Sequence[Prompt], *, few_shot: Sequence[Mapping[str, Any]] = ()) -> list[DataFinding]:
     """Prompts that contain their own solution."""
     leaks = [(prompt.index, leaked_excerpt(prompt, prompt.row, few_shot=few_shot)) for prompt in prompts]
-    found = [(index, excerpt) for index, excerpt in leaks if excerpt is not None]
-    if not found:
+    excerpts = [(index, excerpt) for index, excerpt in leaks if excerpt is not None]
+    if not excerpts:
         return []
     return [
         DataFinding(
             severity="error",
             what="the prompt contains its own solution",
-            rows=tuple(index for index, _ in found),
-            example=f"row {found[0][0]}: {shortened(found[0][1])}",
+            rows=tuple(index for index, _ in excerpts),
+            example=f"row {excerpts[0][0]}: {shortened(excerpts[0][1])}",
             remedy="Correct data.columns, the template, or take few-shot examples from other rows.",
         )
     ]
@@ -153,14 +153,14 @@ def find_refused_gold(
         and _by_value(reward, decided_by_value)
     ]
     unpaid = _unpaid(low, prompts, grade, gold)
-    ungraded = [place for place, reward in enumerate(rewards) if reward.error == NOT_APPLICABLE]
+    ungraded = [index for index, reward in enumerate(rewards) if reward.error == NOT_APPLICABLE]
     refused: dict[tuple[Verdict, str], list[tuple[Prompt, Completion, Reward]]] = {}
     for prompt, completion, reward in zip(prompts, completions, rewards, strict=True):
         verdict = _verdict(reward, decided_by_value=decided_by_value, is_unpaid=prompt.index in unpaid)
         if verdict != "accepted" and (verdict != "wrong" or meaning.has_right_answer):
             refused.setdefault((verdict, reward.error or ""), []).append((prompt, completion, reward))
     is_fatal = sum(len(cases) for cases in refused.values()) > max_fraction * len(prompts)
-    found = [
+    findings = [
         _refusal(
             "error" if is_fatal and (knows_form or verdict == "failed") else "warning",
             verdict,
@@ -171,23 +171,23 @@ def find_refused_gold(
         for (verdict, error), cases in refused.items()
     ]
     if ungraded and meaning.needs_grades:
-        found.append(_not_graded(prompts, rewards, ungraded))
-    return [*found, *(_find_below_one(prompts, rewards) if decided_by_value else ())]
+        findings.append(_not_graded(prompts, rewards, ungraded))
+    return [*findings, *(_find_below_full_reward(prompts, rewards) if decided_by_value else ())]
 
 
-def _not_graded(prompts: Sequence[Prompt], rewards: Sequence[Reward], places: Sequence[int]) -> DataFinding:
+def _not_graded(prompts: Sequence[Prompt], rewards: Sequence[Reward], indices: Sequence[int]) -> DataFinding:
     """Rows for which every reward is None: an error where those are all rows, since then nothing is ever learned."""
-    first = places[0]
+    first = indices[0]
     return DataFinding(
-        severity="error" if len(places) == len(prompts) else "warning",
+        severity="error" if len(indices) == len(prompts) else "warning",
         what="no reward grades the row's own reference answer, so nothing is learned from the row",
-        rows=tuple(prompts[place].index for place in places),
+        rows=tuple(prompts[index].index for index in indices),
         example=f"row {prompts[first].index}: {rewards[first].detail}",
         remedy="Let the reward function return a number; one without `return` gives None.",
     )
 
 
-def _find_below_one(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> list[DataFinding]:
+def _find_below_full_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> list[DataFinding]:
     """Reference answers that earn something, and not what an evaluation counts as correct."""
     below = [
         (prompt, reward)
@@ -201,7 +201,7 @@ def _find_below_one(prompts: Sequence[Prompt], rewards: Sequence[Reward]) -> lis
         DataFinding(
             severity="warning",
             what="the reference answer earns less than what counts as correct, so evaluations count it as wrong",
-            rows=tuple(one.index for one, _ in below),
+            rows=tuple(prompt.index for prompt, _ in below),
             example=f"row {prompt.index}: answer {prompt.row['answer']!r} earns {reward.value:.3g}",
             remedy="Set correct_at of the reward to what a correct answer earns, or return "
             '{"reward": ..., "correct": 1.0 or 0.0}.',
@@ -214,27 +214,27 @@ def find_repeats(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
     first: dict[str, int] = {}
     again: list[int] = []
     contradicting: list[int] = []
-    for place, row in enumerate(rows):
-        earlier = first.setdefault(question_key(str(row["question"])), place)
-        if earlier != place:
-            (again if rows[earlier]["answer"] == row["answer"] else contradicting).append(place)
+    for index, row in enumerate(rows):
+        earlier = first.setdefault(question_key(str(row["question"])), index)
+        if earlier != index:
+            (again if rows[earlier]["answer"] == row["answer"] else contradicting).append(index)
     findings: list[DataFinding] = []
-    for what, places, remedy in (
+    for what, indices, remedy in (
         ("the question occurs twice with different answers", contradicting, "Correct or drop one of the two rows."),
         ("the question came before", again, "Remove the later rows from the data, since they count twice."),
     ):
-        if places:
-            example = _beside(rows, first[question_key(str(rows[places[0]]["question"]))], places[0])
-            findings.append(DataFinding("warning", what, tuple(places), example, remedy))
+        if indices:
+            example = _beside(rows, first[question_key(str(rows[indices[0]]["question"]))], indices[0])
+            findings.append(DataFinding("warning", what, tuple(indices), example, remedy))
     return findings
 
 
 def find_shared(rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
     """Training rows whose question is also evaluated."""
     evaluated: dict[str, int] = {}
-    for place, row in enumerate(evaluation_rows):
-        evaluated.setdefault(question_key(str(row["question"])), place)
-    shared = [place for place, row in enumerate(rows) if question_key(str(row["question"])) in evaluated]
+    for index, row in enumerate(evaluation_rows):
+        evaluated.setdefault(question_key(str(row["question"])), index)
+    shared = [index for index, row in enumerate(rows) if question_key(str(row["question"])) in evaluated]
     if not shared:
         return []
     question = str(rows[shared[0]]["question"])
@@ -299,11 +299,11 @@ def _verdict(reward: Reward, *, decided_by_value: bool, is_unpaid: bool) -> Verd
 def _accepted_form(case: tuple[Prompt, Completion, Reward], grade: Grade, decided_by_value: bool) -> str:
     """A sentence that names the template in whose form the reward accepts the row's answer, or nothing."""
     prompt, _, low = case
-    found = None if low.value is None else _accepting(prompt, grade, decided_by_value, above=low.value)
-    if found is None:
+    template = None if low.value is None else _accepting(prompt, grade, decided_by_value, above=low.value)
+    if template is None:
         return ""
     return (
-        f"It accepts {write_gold(prompt.row, found)[-80:]!r}, the form of data.template={found.name}: use that "
+        f"It accepts {write_gold(prompt.row, template)[-80:]!r}, the form of data.template={template.name}: use that "
         f"template, or the reward of this one's form."
     )
 

@@ -57,18 +57,18 @@ class Curriculum:
         if not self._chooses:
             return planned
         rates = self._rates(step)
-        kept = [prompt for prompt in planned if not self.is_retired(prompt, rates)]
-        wanted = self.prompts_per_step * (2 if self.prefer_half_solved else 1)
-        taken = {prompt.index for prompt in planned}
-        candidates = kept + self._spares(step, wanted - len(kept), taken)
+        active = [prompt for prompt in planned if not self.is_retired(prompt, rates)]
+        num_candidates = self.prompts_per_step * (2 if self.prefer_half_solved else 1)
+        planned_indices = {prompt.index for prompt in planned}
+        candidates = active + self._spares(step, num_candidates - len(active), planned_indices)
         if self.prefer_half_solved:
             candidates.sort(key=lambda prompt: abs(rates.get(prompt.index, 0.5) - 0.5))
         candidates += [prompt for prompt in planned if self.is_retired(prompt, rates)]
         return candidates[: self.prompts_per_step]
 
-    def more(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
+    def more(self, step: int, count: int, excluded: Collection[int]) -> list[Prompt]:
         """Up to ``count`` further prompts for a step, none of those whose index is taken."""
-        return self._spares(step, count, taken)
+        return self._spares(step, count, excluded)
 
     def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], *, step: int = 0) -> None:
         """Remember how many completions of each prompt of a step were right, if that chooses prompts; groups that could
@@ -113,22 +113,22 @@ class Curriculum:
             for step in sorted(self._late):
                 _add(self.pass_rates, self._late.pop(step))
 
-    def _spares(self, step: int, count: int, taken: Collection[int]) -> list[Prompt]:
-        found: list[Prompt] = []
-        seen, rates = set(taken), self._rates(step)
-        for place in range(SPARE_STEPS):
-            if len(found) >= count:
+    def _spares(self, step: int, count: int, excluded: Collection[int]) -> list[Prompt]:
+        spares: list[Prompt] = []
+        seen, rates = set(excluded), self._rates(step)
+        for offset in range(SPARE_STEPS):
+            if len(spares) >= count:
                 break
-            for prompt in self._spare.at(step * SPARE_STEPS + place):
+            for prompt in self._spare.at(step * SPARE_STEPS + offset):
                 if prompt.index not in seen and not self.is_retired(prompt, rates):
                     seen.add(prompt.index)
-                    found.append(prompt)
-        return found[: max(count, 0)]
+                    spares.append(prompt)
+        return spares[: max(count, 0)]
 
 
-def _add(rates: dict[int, float], found: Sequence[tuple[int, float]]) -> None:
+def _add(rates: dict[int, float], observed: Sequence[tuple[int, float]]) -> None:
     """Let running pass rates follow those of some prompts."""
-    for index, rate in found:
+    for index, rate in observed:
         rates[index] = MEMORY * rates.get(index, rate) + (1 - MEMORY) * rate
 
 

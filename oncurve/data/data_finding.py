@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-NUM_ROWS_SHOWN = 8
+NUM_ROWS_LISTED = 8
 """Row numbers printed per finding; the record holds all of them."""
 
 
@@ -29,7 +29,7 @@ class DataFinding:
 
     def describe(self) -> str:
         """The finding in a few lines for the console."""
-        shown = ", ".join(str(row) for row in self.rows[:NUM_ROWS_SHOWN])
-        more = ", ..." if len(self.rows) > NUM_ROWS_SHOWN else ""
+        rows = ", ".join(str(row) for row in self.rows[:NUM_ROWS_LISTED])
+        more = ", ..." if len(self.rows) > NUM_ROWS_LISTED else ""
         count = f"{len(self.rows)} row{'' if len(self.rows) == 1 else 's'}"
-        return f"{self.severity}: {self.what}: {count} ({shown}{more})\n  {self.example}\n  {self.remedy}"
+        return f"{self.severity}: {self.what}: {count} ({rows}{more})\n  {self.example}\n  {self.remedy}"

@@ -16,12 +16,12 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.core.records import ANSWER_AS_GIVEN
+from oncurve.core.records import RAW_ANSWER
 from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
 from oncurve.data.sources import MAKERS, Row, open_stored, read_generated
 from oncurve.data.stored_rows import StoredRows
+from oncurve.rewards.answer_locations import last_boxed
 from oncurve.rewards.grammar.choices import LETTERS
-from oncurve.rewards.places import last_boxed
 from oncurve.wording import counted, did_you_mean, listed
 
 DatasetType = Literal[
@@ -37,7 +37,7 @@ DatasetType = Literal[
     "huggingface",
 ]
 Adapt = Callable[[str, Row], Row | None]
-"""A row, with its place for messages, in our columns; None for one in a form that it does not know."""
+"""A row, with its source for messages, in our columns; None for one in a form that it does not know."""
 DATASET_TYPES: tuple[str, ...] = get_args(DatasetType)
 
 USUAL_NAMES: dict[str, tuple[str, ...]] = {
@@ -100,19 +100,19 @@ def load_rows(
     adapted = partial(_renamed_and_adapted, type, columns=columns or {}, needs_answer=needs_answer, adapt=adapt)
     if not isinstance(located, list):
         return StoredRows(located, adapted)[:limit]
-    return [adapted(place, row) for place, row in located][:limit]
+    return [adapted(source, row) for source, row in located][:limit]
 
 
-def _refuse_bare_prompt(place: str, row: Row) -> None:
+def _refuse_bare_prompt(source: str, row: Row) -> None:
     """Raises DataError for a prompt beside which nothing is a completion or an answer."""
     if "prompt" in row and not any(name in row for name in ("question", "answer", *USUAL_NAMES["answer"])):
         raise DataError(
-            f"{place}: a prompt without a completion. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
+            f"{source}: a prompt without a completion. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
             f"data.columns: {{completion: <its name>}}"
         )
 
 
-def adapt_given_rows(
+def adapt_python_rows(
     rows: Sequence[Row], *, columns: Mapping[str, str] | None = None, adapt: Adapt | None = None
 ) -> list[Row]:
     """Rows of a Python program with "question" and "answer" as text; every other column is kept.
@@ -122,11 +122,11 @@ def adapt_given_rows(
 
     Raises DataError for everything that the rows lack.
     """
-    adapted = given_adapter(rows[0] if rows else {}, columns or {}, adapt)
+    adapted = adapter_of_python_rows(rows[0] if rows else {}, columns or {}, adapt)
     return [adapted(f"row {number}", dict(row)) for number, row in enumerate(rows)]
 
 
-def given_adapter(first: Row, columns: Mapping[str, str], adapt: Adapt | None) -> Callable[[str, Row], Row]:
+def adapter_of_python_rows(first: Row, columns: Mapping[str, str], adapt: Adapt | None) -> Callable[[str, Row], Row]:
     """The same for one row after the other; the ``first`` says under which names questions and answers stand."""
     names = dict(columns)
     for ours in ("question", "answer"):
@@ -134,9 +134,9 @@ def given_adapter(first: Row, columns: Mapping[str, str], adapt: Adapt | None) -
         if ours not in names and ours not in first and usual:
             names[ours] = usual[0]
 
-    def adapted(place: str, row: Row) -> Row:
-        own = adapt(place, _renamed(place, row, columns)) if adapt else None
-        return own or _adapted("given", place, _renamed(place, row, names), needs_answer=False)
+    def adapted(source: str, row: Row) -> Row:
+        own = adapt(source, _renamed(source, row, columns)) if adapt else None
+        return own or _adapted("given", source, _renamed(source, row, names), needs_answer=False)
 
     return adapted
 
@@ -180,14 +180,14 @@ def drop_repeats(rows: Sequence[Row]) -> tuple[list[Row], int]:
 def hold_out(
     rows: Sequence[Row], *, count: int | None = None, fraction: float | None = None, seed: int = 0
 ) -> tuple[Sequence[Row], list[Row]]:
-    """Rows to train on and rows held out, chosen by a hash of the question and not by its place.
+    """Rows to train on and rows held out, chosen by a hash of the question and not by its index.
 
         held out:  hash(seed, question) < fraction        or the ``count`` rows with the smallest hashes
 
     A question falls on the same side in whatever order the rows come and however often it occurs; with
     ``fraction`` it stays there when rows are added. Both lists keep the order of ``rows``. With ``count``, a
     question that occurs several times can bring a few rows more. Use it to pick few-shot examples too: they
-    must leave the rows that are trained on. Of rows that are read on demand, places are drawn instead.
+    must leave the rows that are trained on. Of rows that are read on demand, indices are drawn instead.
 
     Raises ConfigError unless exactly one of the two sizes is given, DataError if a side would be empty.
     """
@@ -202,9 +202,9 @@ def hold_out(
     for row, value in zip(rows, hashes, strict=True):
         (held_out if value < bound else train).append(row)
     if not train or not held_out:
-        wanted = f"{count} rows" if fraction is None else f"a fraction of {fraction}"
+        amount = f"{count} rows" if fraction is None else f"a fraction of {fraction}"
         raise DataError(
-            f"holding out {wanted} of {len(rows)} leaves {len(train)} rows to train on and {len(held_out)} held "
+            f"holding out {amount} of {len(rows)} leaves {len(train)} rows to train on and {len(held_out)} held "
             f"out. Both must have some: {_why(rows)}"
         )
     return train, held_out
@@ -277,62 +277,66 @@ def canonical_number(text: str) -> str:
     return f"-{number}" if is_negative else number
 
 
-def _renamed(place: str, row: Row, columns: Mapping[str, str]) -> Row:
+def _renamed(source: str, row: Row, columns: Mapping[str, str]) -> Row:
     """The row with our names added; the source's own names stay, since a reward function may ask for them."""
-    return row | {ours: _value(place, row, theirs, ours=ours) for ours, theirs in columns.items()}
+    return row | {ours: _value(source, row, theirs, ours=ours) for ours, theirs in columns.items()}
 
 
 def _renamed_and_adapted(
-    type: str, place: str, row: Row, *, columns: Mapping[str, str], needs_answer: bool, adapt: Adapt | None
+    type: str, source: str, row: Row, *, columns: Mapping[str, str], needs_answer: bool, adapt: Adapt | None
 ) -> Row:
-    row = _renamed(place, row, columns)
-    own = adapt(place, row) if adapt else None
+    row = _renamed(source, row, columns)
+    own = adapt(source, row) if adapt else None
     if adapt and own is None:
-        _refuse_bare_prompt(place, row)
-    return own or _adapted(type, place, row, needs_answer=needs_answer)
+        _refuse_bare_prompt(source, row)
+    return own or _adapted(type, source, row, needs_answer=needs_answer)
 
 
-def _adapted(type: str, place: str, row: Row, *, needs_answer: bool) -> Row:
+def _adapted(type: str, source: str, row: Row, *, needs_answer: bool) -> Row:
     match type:
         case "gsm8k":
-            row = _gsm8k_row(place, row)
+            row = _gsm8k_row(source, row)
         case "math":
-            row = _math_row(place, row)
+            row = _math_row(source, row)
         case _:
             row = _lettered(row)
-    given = row.get("answer", "")
-    if isinstance(given, float) and math.isnan(given):  # how tables say that there is none
-        given = None
+    answer_in_row = row.get("answer", "")
+    if isinstance(answer_in_row, float) and math.isnan(answer_in_row):  # how tables say that there is none
+        answer_in_row = None
         row = row | {"answer": None}
-    answer = _text(place, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
-    kept = {ANSWER_AS_GIVEN: given} if given is None or isinstance(given, (list, tuple, Mapping, bool)) else {}
-    return row | _question(place, row) | {"answer": answer} | kept
+    answer = _text(source, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
+    raw_answer = (
+        {RAW_ANSWER: answer_in_row}
+        if answer_in_row is None or isinstance(answer_in_row, (list, tuple, Mapping, bool))
+        else {}
+    )
+    return row | _question(source, row) | {"answer": answer} | raw_answer
 
 
-def _question(place: str, row: Row) -> Row:
+def _question(source: str, row: Row) -> Row:
     """The question as text, and its messages where it is a list of them.
 
     Raises DataError for a question that is neither text, a number nor a list of messages, and for pictures beside it.
     """
     for name in ("image", "images"):
         if row.get(name) is not None and not (isinstance(row[name], (list, tuple)) and not row[name]):
-            raise DataError(f"{place}: has pictures in {name!r}, which no model here reads. Take the column out.")
-    value = _value(place, row, "question")
+            raise DataError(f"{source}: has pictures in {name!r}, which no model here reads. Take the column out.")
+    value = _value(source, row, "question")
     if not isinstance(value, str) and callable(to_list := getattr(value, "tolist", None)):  # of numpy, from parquet
         value = to_list()
     if isinstance(value, (list, tuple)):
-        messages = read_messages(place, value, column="question")
+        messages = read_messages(source, value, column="question")
         return {"question": text_of_messages(messages), MESSAGES: messages}
     if isinstance(value, (bool, bytes, Mapping)):
         raise DataError(
-            f"{place}: 'question' is {value!r:.60}. Give text, or a list of messages such as "
+            f"{source}: 'question' is {value!r:.60}. Give text, or a list of messages such as "
             f"[{{role: user, content: text}}], or set data.columns."
         )
-    return {"question": _text(place, row, "question")}
+    return {"question": _text(source, row, "question")}
 
 
 def _lettered(row: Row) -> Row:
-    """MMLU's form, ``choices`` and the place of the right one, with the options in the question and their letters."""
+    """MMLU's form, ``choices`` and the index of the right one, with the options in the question and their letters."""
     options, answer = row.get("choices"), row.get("answer")
     if not isinstance(options, (list, tuple)) or isinstance(answer, bool) or not isinstance(answer, int):
         return row
@@ -342,31 +346,31 @@ def _lettered(row: Row) -> Row:
     return row | {"question": "\n".join([str(row.get("question") or ""), *lines]), "answer": LETTERS[answer]}
 
 
-def _gsm8k_row(place: str, row: Row) -> Row:
-    solution, mark, gold = _text(place, row, "answer").rpartition("####")
+def _gsm8k_row(source: str, row: Row) -> Row:
+    solution, mark, gold = _text(source, row, "answer").rpartition("####")
     if not mark or not gold.strip():
         raise DataError(
-            f"{place}: the answer does not end in '#### number'. Use data.type: jsonl if answers stand alone."
+            f"{source}: the answer does not end in '#### number'. Use data.type: jsonl if answers stand alone."
         )
     return row | {"answer": canonical_number(gold), "solution": solution.strip()}
 
 
-def _math_row(place: str, row: Row) -> Row:
-    row = row | {"question": row["problem"] if "problem" in row else _value(place, row, "question")}
+def _math_row(source: str, row: Row) -> Row:
+    row = row | {"question": row["problem"] if "problem" in row else _value(source, row, "question")}
     answers = row.get("answer")
     if isinstance(answers, list) and answers:
         return row | {"answer": ", ".join(map(str, answers))}
     if str(answers or "").strip():
         return row
-    solution = _text(place, row, "solution")
+    solution = _text(source, row, "solution")
     bare = _BARE_BOX.findall(solution)
     answer = last_boxed(solution) or (bare[-1] if bare else None)
     if not answer:
-        raise DataError(rf"{place}: the solution has no \boxed{{...}}. Add an answer column, or drop the row.")
+        raise DataError(rf"{source}: the solution has no \boxed{{...}}. Add an answer column, or drop the row.")
     return row | {"answer": answer}
 
 
-def _value(place: str, row: Row, column: str, *, ours: str | None = None) -> Any:
+def _value(source: str, row: Row, column: str, *, ours: str | None = None) -> Any:
     """One column of a row; ``ours`` is our name for it when the recipe renames it."""
     if column in row:
         return row[column]
@@ -377,7 +381,7 @@ def _value(place: str, row: Row, column: str, *, ours: str | None = None) -> Any
     answered = [name for name, value in row.items() if _is_answered(value)]
     if answered and not near:
         remedy = f"{answered[0]!r} ends with an answer: write it and the question into columns of their own."
-    raise DataError(f"{place}: there is no column {column!r}. Columns: {listed(row)}. {hint}{remedy}")
+    raise DataError(f"{source}: there is no column {column!r}. Columns: {listed(row)}. {hint}{remedy}")
 
 
 def _is_answered(value: object) -> bool:
@@ -386,15 +390,15 @@ def _is_answered(value: object) -> bool:
     return isinstance(last, Mapping) and (last.get("role") == "assistant" or last.get("from") == "gpt")
 
 
-def _text(place: str, row: Row, column: str) -> str:
+def _text(source: str, row: Row, column: str) -> str:
     """A column as text: numbers, lists and objects as JSON, a whole float without its ``.0``."""
-    value = _value(place, row, column)
+    value = _value(source, row, column)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, str):
         value = "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     if not value.strip():
-        raise DataError(f"{place}: {column!r} is empty. Fill it in, drop the row, or set data.columns.")
+        raise DataError(f"{source}: {column!r} is empty. Fill it in, drop the row, or set data.columns.")
     return value
 
 

@@ -48,45 +48,47 @@ class Demonstration:
         return limit is None or len(self.prompt.prompt_ids) <= limit
 
 
-def demonstrated_row(place: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
+def demonstrated_row(source: str, row: Mapping[str, Any]) -> dict[str, Any] | None:
     """A row with a completion of its own, checked, with a "question" and an "answer"; None for a row without one.
 
     Known forms: {"messages": [...]}, {"prompt": ..., "completion": ...} where both are text or both are lists of
     messages, {"prompt": ..., "turns": [what the policy says, what it is answered, ...]}, {"prompt": ..., "parts":
     [{"text": ..., "learned": ...}, ...]}, and {"text": ...}. Without a column "answer" the answer is empty.
 
-    Raises DataError, with ``place``, for a completion that is empty or no text, and for messages without an assistant.
+    Raises DataError, with ``source``, for a completion that is empty or no text, and for messages without an assistant.
     """
     answer = str(row.get("answer") or "").strip()
     completion, prompt = row.get("completion"), row.get("prompt", row.get("question"))
     if isinstance(completion, list) or "messages" in row:
         spoken = [*(prompt if isinstance(prompt, list) else []), *completion] if completion else row.get("messages")
-        messages = _checked_messages(place, spoken, num_given=_num_given(row))
-        question = next((one["content"] for one in messages if one["role"] == "user"), messages[0]["content"])
+        messages = _checked_messages(source, spoken, num_prompt_messages=_num_prompt_messages(row))
+        question = next(
+            (message["content"] for message in messages if message["role"] == "user"), messages[0]["content"]
+        )
         return {**row, "messages": messages, "question": question, "answer": answer}
     if isinstance(row.get("turns"), list) and "completion" not in row:
-        row = {**row, "parts": _taken_turns(place, row["turns"])}
+        row = {**row, "parts": _parts_of_turns(source, row["turns"])}
     if "completion" in row or "parts" in row:
         if not isinstance(prompt, str) or not prompt.strip():
             if prompt is not None and not isinstance(prompt, str):
-                raise DataError(f"{place}: the prompt is no text ({prompt!r:.60}). Write it as text")
+                raise DataError(f"{source}: the prompt is no text ({prompt!r:.60}). Write it as text")
             raise DataError(
-                f"{place}: a completion without a prompt. Columns: {listed(row)}. Write {{prompt, completion}}, or set "
-                f"data.columns: {{question: <its name>}}"
+                f"{source}: a completion without a prompt. Columns: {listed(row)}. Write {{prompt, completion}}, or "
+                f"set data.columns: {{question: <its name>}}"
             )
         if "completion" not in row:
-            return {**row, "prompt": prompt, "question": prompt, "parts": _parts(place, row), "answer": answer}
-        return {**row, "question": prompt, "completion": _written(place, completion, "completion"), "answer": answer}
+            return {**row, "prompt": prompt, "question": prompt, "parts": _parts(source, row), "answer": answer}
+        return {**row, "question": prompt, "completion": _written(source, completion, "completion"), "answer": answer}
     if "text" in row and not ("question" in row or "prompt" in row):
-        text = _written(place, row["text"], "text")
+        text = _written(source, row["text"], "text")
         return {**row, "text": text, "question": text, "answer": answer}
     return None
 
 
-def shown_text(row: Mapping[str, Any]) -> str:
+def taught_text(row: Mapping[str, Any]) -> str:
     """The text that a row of ``demonstrated_row`` teaches: its completion, or the assistant's last message."""
     if "messages" in row:
-        return next(one["content"] for one in reversed(row["messages"]) if one["role"] == "assistant")
+        return next(message["content"] for message in reversed(row["messages"]) if message["role"] == "assistant")
     if "parts" in row and "completion" not in row:
         return "".join(part["text"] for part in row["parts"])
     return str(row.get("completion", row.get("text", "")))
@@ -94,66 +96,68 @@ def shown_text(row: Mapping[str, Any]) -> str:
 
 def taught_rows(task: str, *, count: int, lesson_fraction: float, seed: int = 0) -> list[dict[str, Any]]:
     """So many rows of the package's own lessons and imperfect demonstrations of a task, lessons first."""
-    from oncurve.tasks.texts import shown_texts  # lazy
+    from oncurve.tasks.texts import demonstrated_texts  # lazy
 
     lessons = round(count * lesson_fraction)
     rows: list[dict[str, Any]] = []
-    for prompt, parts in shown_texts(task, lessons=lessons, demonstrations=count - lessons, seed=seed):
-        said = [{"text": text, "learned": is_learned} for text, is_learned in parts]
-        rows.append({"prompt": prompt, "question": prompt, "answer": "", "parts": said})
+    for prompt, parts in demonstrated_texts(task, lessons=lessons, demonstrations=count - lessons, seed=seed):
+        spoken = [{"text": text, "learned": is_learned} for text, is_learned in parts]
+        rows.append({"prompt": prompt, "question": prompt, "answer": "", "parts": spoken})
     return rows
 
 
-def _taken_turns(place: str, turns: list[Any]) -> list[dict[str, Any]]:
+def _parts_of_turns(source: str, turns: list[Any]) -> list[dict[str, Any]]:
     """Turns of the policy and of its environment as parts: each of the policy's ends with the end token."""
     if not turns or any(not isinstance(text, str) or not text for text in turns):
-        raise DataError(f"{place}: turns must be texts, the policy's first: [guess, answer, guess, ...]")
-    return [{"text": text, "learned": place % 2 == 0, "ends": place % 2 == 0} for place, text in enumerate(turns)]
+        raise DataError(f"{source}: turns must be texts, the policy's first: [guess, answer, guess, ...]")
+    return [{"text": text, "learned": index % 2 == 0, "ends": index % 2 == 0} for index, text in enumerate(turns)]
 
 
-def _parts(place: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(source: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parts of a completion, checked; what a tool says is not learned."""
     parts: Any = row["parts"]
     for part in parts if isinstance(parts, list) and parts else [parts]:
         text, is_learned = (part.get("text"), part.get("learned", True)) if isinstance(part, Mapping) else (None, None)
         tokens = part.get("tokens", []) if isinstance(part, Mapping) else []
-        are_ids = isinstance(tokens, list) and all(isinstance(one, int) and one >= 0 for one in tokens)
+        are_ids = isinstance(tokens, list) and all(isinstance(token, int) and token >= 0 for token in tokens)
         if not isinstance(text, str) or not isinstance(is_learned, bool) or not are_ids:
-            raise DataError(f"{place}: a part is {part!r:.60}. Write a list of {{text}} and {{text, learned: false}}")
+            raise DataError(f"{source}: a part is {part!r:.60}. Write a list of {{text}} and {{text, learned: false}}")
     if not any(part.get("learned", True) and part["text"].strip() for part in parts):
-        raise DataError(f"{place}: none of the parts is learned. Drop the row")
+        raise DataError(f"{source}: none of the parts is learned. Drop the row")
     return [{**part, "learned": part.get("learned", True)} for part in parts]
 
 
-def _num_given(row: Mapping[str, Any]) -> int:
+def _num_prompt_messages(row: Mapping[str, Any]) -> int:
     """Messages of a row that are its prompt, and not learned whoever says them."""
     are_apart = isinstance(row.get("prompt"), list) and isinstance(row.get("completion"), list)
     return len(row["prompt"]) if are_apart else 0
 
 
-def _checked_messages(place: str, messages: Any, *, num_given: int) -> list[Message]:
+def _checked_messages(source: str, messages: Any, *, num_prompt_messages: int) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"{place}: messages must be a list of {{role, content}}, found {messages!r:.60}")
+        raise DataError(f"{source}: messages must be a list of {{role, content}}, found {messages!r:.60}")
     for number, message in enumerate(messages):
         role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, Mapping) else (0, 0)
         if role not in ROLES or not isinstance(content, str):
             raise DataError(
-                f"{place}: message {number} is {message!r:.60}. Write {{role, content}} with text as content and as "
+                f"{source}: message {number} is {message!r:.60}. Write {{role, content}} with text as content and as "
                 f"role one of {listed(ROLES)}"
             )
-    spoken = [message for message in messages[num_given:] if message["role"] == "assistant"]
+    spoken = [message for message in messages[num_prompt_messages:] if message["role"] == "assistant"]
     if not spoken:
-        raise DataError(f"{place}: none of the messages is the assistant's, so there is nothing to learn. Drop the row")
+        raise DataError(
+            f"{source}: none of the messages is the assistant's, so there is nothing to learn. Drop the row"
+        )
     if any(not message["content"].strip() for message in spoken):
-        raise DataError(f"{place}: a message of the assistant is empty. Fill it in, or drop the row")
+        raise DataError(f"{source}: a message of the assistant is empty. Fill it in, or drop the row")
     if messages[0]["role"] == "assistant":
-        raise DataError(f"{place}: the assistant speaks first, so there is no prompt. Put a user's message before it")
+        raise DataError(f"{source}: the assistant speaks first, so there is no prompt. Put a user's message before it")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
-def _written(place: str, value: Any, column: str) -> str:
+def _written(source: str, value: Any, column: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{place}: {column!r} is empty or no text ({value!r:.40}). Fill it in, or drop the row")
+        raise DataError(f"{source}: {column!r} is empty or no text ({value!r:.40}). Fill it in, or drop the row")
     return value
 
 
@@ -189,28 +193,28 @@ def render_demonstrations(
     chosen = find_template(template)
     prompts = _prompts(rows, tokenizer, chosen, chat, few_shot, first)
     tokens_of = _tokens_of_parts(rows, tokenizer)
-    found: list[Demonstration] = []
+    demonstrations: list[Demonstration] = []
     excluded: list[Excluded] = []
-    for place, row in enumerate(rows, first):
+    for index, row in enumerate(rows, first):
         if "messages" in row:
-            made = _conversation(place, row, tokenizer, train_on, chat)
+            made = _conversation(index, row, tokenizer, train_on, chat)
         elif _is_text(row):
-            made = _text(place, row, tokenizer)
+            made = _text(index, row, tokenizer)
         elif _is_in_parts(row):
-            made = _in_parts(prompts[place], row, tokenizer, tokens_of)
+            made = _in_parts(prompts[index], row, tokenizer, tokens_of)
         else:
-            made = _completed(prompts[place], row, tokenizer, chosen, chat)
+            made = _completed(prompts[index], row, tokenizer, chosen, chat)
         if max_tokens is not None and made.num_tokens > max_tokens:
-            excluded.append(Excluded(place, made.num_tokens, max_tokens))
+            excluded.append(Excluded(index, made.num_tokens, max_tokens))
         else:
-            found.append(made)
-    if not found:
-        shortest = min(one.num_tokens for one in excluded)
+            demonstrations.append(made)
+    if not demonstrations:
+        shortest = min(left_out.num_tokens for left_out in excluded)
         raise DataError(
             f"all {len(rows)} rows are longer than {max_tokens} tokens, prompt and completion together; the shortest "
             f"has {shortest}. Raise sft.max_tokens, or take a model with a longer context"
         )
-    return found, excluded
+    return demonstrations, excluded
 
 
 def _prompts(
@@ -221,19 +225,19 @@ def _prompts(
     few_shot: Sequence[Mapping[str, Any]],
     first: int,
 ) -> dict[int, Prompt]:
-    """The prompts of rows that are neither messages nor a text, by the places of their rows."""
+    """The prompts of rows that are neither messages nor a text, by the indices of their rows."""
     of = dict(enumerate(rows, first))
-    verbatim = {place: str(row["prompt"]) for place, row in of.items() if _is_verbatim(row, chat)}
-    plain = [place for place, row in of.items() if not ("messages" in row or _is_text(row) or place in verbatim)]
+    verbatim = {index: str(row["prompt"]) for index, row in of.items() if _is_verbatim(row, chat)}
+    plain = [index for index, row in of.items() if not ("messages" in row or _is_text(row) or index in verbatim)]
     prompts: dict[int, Prompt] = {}
     if plain:
-        asked = [of[one] for one in plain]
-        rendered, _ = render_prompts(asked, tokenizer, template=template, chat=chat, few_shot=few_shot)
-        prompts = {place: replace(prompt, index=place) for place, prompt in zip(plain, rendered, strict=True)}
+        chosen = [of[index] for index in plain]
+        rendered, _ = render_prompts(chosen, tokenizer, template=template, chat=chat, few_shot=few_shot)
+        prompts = {index: replace(prompt, index=index) for index, prompt in zip(plain, rendered, strict=True)}
     if verbatim:
         read = encode_all([*verbatim.values()], tokenizer, add_special_tokens=True)
-        for (place, text), ids in zip(verbatim.items(), read, strict=True):
-            prompts[place] = Prompt(text, ids, place, of[place])
+        for (index, text), ids in zip(verbatim.items(), read, strict=True):
+            prompts[index] = Prompt(text, ids, index, of[index])
     return prompts
 
 
@@ -281,7 +285,9 @@ def _completed(
     opening = template.opening.strip()
     opened = opening if opening and prompt.text.endswith(opening) else ""
     spoken: Message = {"role": "assistant", "content": f"{opened}{text}".strip()}
-    whole = chat_texts([[dict(one) for one in prompt.messages] + [spoken]], tokenizer, chat, opens_answer=False)[0]
+    whole = chat_texts(
+        [[dict(message) for message in prompt.messages] + [spoken]], tokenizer, chat, opens_answer=False
+    )[0]
     ids = encode(tokenizer, _behind(prompt.text, whole, tokenizer, prompt.index))
     return Demonstration(prompt, _ended(ids, end), text)
 
@@ -294,17 +300,17 @@ def _in_parts(
     A part keeps its tokens where this tokenizer reads them as its text. The end token belongs to the last part, and to
     those that ``ends`` marks: turns of the policy in an environment.
     """
-    text = shown_text(row)
-    said = [part for part in row["parts"] if part["text"]]
-    are_tokens = [_reads(part, tokenizer) for part in said]
+    text = taught_text(row)
+    parts = [part for part in row["parts"] if part["text"]]
+    are_tokens = [_reads(part, tokenizer) for part in parts]
     if not all(are_tokens):
         _refuse_early_end(prompt.index, text, tokenizer, tokenizer.eos_token_id)
     ids: list[int] = []
     segments: list[Segment] = []
-    for number, (part, is_tokens) in enumerate(zip(said, are_tokens, strict=True), start=1):
+    for number, (part, is_tokens) in enumerate(zip(parts, are_tokens, strict=True), start=1):
         more = tuple(part["tokens"]) if is_tokens else tokens_of.get(part["text"])
         more = tuple(encode(tokenizer, part["text"])) if more is None else more
-        more = _ended(more, tokenizer.eos_token_id) if part.get("ends") or number == len(said) else more
+        more = _ended(more, tokenizer.eos_token_id) if part.get("ends") or number == len(parts) else more
         segments.append(Segment(part["learned"], len(ids), len(ids) + len(more), part["text"]))
         ids += more
     is_plain = all(segment.is_policy for segment in segments)
@@ -321,29 +327,29 @@ def read_back(ids: Sequence[int], tokenizer: Any) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _refuse_early_end(place: int, text: str, tokenizer: Tokenizer, end: int) -> None:
+def _refuse_early_end(index: int, text: str, tokenizer: Tokenizer, end: int) -> None:
     """Raises DataError for a completion that goes on behind an end token: a model stops there."""
     name = str(tokenizer.decode([end]))
     behind = _cut(text, name)[1]
     if behind.strip():
         raise DataError(
-            f"row {place}: its completion goes on behind the end token {name} ({behind.strip()!r:.40}), "
+            f"row {index}: its completion goes on behind the end token {name} ({behind.strip()!r:.40}), "
             f"where a model stops. Cut it there, or give it as {{messages}}, {{text}} or {{prompt, turns}} without end "
             f"tokens"
         )
 
 
 def _conversation(
-    place: int, row: Mapping[str, Any], tokenizer: Tokenizer, train_on: TrainOn, chat: bool | Mapping[str, Any]
+    index: int, row: Mapping[str, Any], tokenizer: Tokenizer, train_on: TrainOn, chat: bool | Mapping[str, Any]
 ) -> Demonstration:
     """A conversation, cut behind what the assistant says last."""
     messages: list[Message] = list(row["messages"])
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    turns = [number for number in turns if number >= _num_given(row)]
+    turns = [number for number in turns if number >= _num_prompt_messages(row)]
     turns = turns[-1:] if train_on == "last" else turns
     end_id = turn_end(tokenizer, chat, messages[: turns[0]])
     for number in turns:
-        _refuse_early_end(place, messages[number]["content"], tokenizer, end_id)
+        _refuse_early_end(index, messages[number]["content"], tokenizer, end_id)
     before = chat_texts([messages[:number] for number in turns], tokenizer, chat)
     after = chat_texts([messages[: number + 1] for number in turns], tokenizer, chat, opens_answer=False)
     prompt_ids = tuple(encode(tokenizer, before[0]))
@@ -358,30 +364,30 @@ def _conversation(
     done, name = "", str(tokenizer.decode([end_id]))
     for number, (start, end) in enumerate(zip(before, after, strict=True)):
         if number:
-            between = _behind(done, start, tokenizer, place)
+            between = _behind(done, start, tokenizer, index)
             add(encode(tokenizer, between), between, is_policy=False)
-        said = _behind(start, end, tokenizer, place)
-        spoken, _ = _cut(said, name)
-        done = start + spoken + (name if name in said else "")
+        turn = _behind(start, end, tokenizer, index)
+        spoken, _ = _cut(turn, name)
+        done = start + spoken + (name if name in turn else "")
         add(_ended(encode(tokenizer, spoken), end_id), messages[turns[number]]["content"], is_policy=True)
-    prompt = Prompt(before[0], prompt_ids, place, row, tuple(messages[: turns[0]]))
-    shown = "\n".join(messages[number]["content"] for number in turns)
-    return Demonstration(prompt, tuple(ids), shown, tuple(segments) if len(segments) > 1 else ())
+    prompt = Prompt(before[0], prompt_ids, index, row, tuple(messages[: turns[0]]))
+    completion = "\n".join(messages[number]["content"] for number in turns)
+    return Demonstration(prompt, tuple(ids), completion, tuple(segments) if len(segments) > 1 else ())
 
 
-def _text(place: int, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
+def _text(index: int, row: Mapping[str, Any], tokenizer: Tokenizer) -> Demonstration:
     first, *others = encode(tokenizer, str(row["text"]), add_special_tokens=True)
     opening = tokenizer.decode([first]) if others else ""
     end: int = tokenizer.eos_token_id
     ids = others if others[-1:] == [end] else [*others, end]  # end tokens inside are part of the text
-    return Demonstration(Prompt(opening, (first,), place, row), tuple(ids), str(row["text"]))
+    return Demonstration(Prompt(opening, (first,), index, row), tuple(ids), str(row["text"]))
 
 
-def _behind(start: str, whole: str, tokenizer: Tokenizer, place: int) -> str:
+def _behind(start: str, whole: str, tokenizer: Tokenizer, index: int) -> str:
     """The rest of a text behind its beginning."""
     if not whole.startswith(start):
         raise ConfigError(
-            f"row {place}: the chat template of {tokenizer.name_or_path} writes the beginning of a conversation "
+            f"row {index}: the chat template of {tokenizer.name_or_path} writes the beginning of a conversation "
             f"differently once the assistant has answered, so its part cannot be marked. Set data.chat_template=adding "
             f"for one that leaves turns as they were, or give rows of {{prompt, completion}} with data.chat=false"
         )
@@ -396,5 +402,5 @@ def _cut(text: str, end: str) -> tuple[str, str]:
 
 def _ended(ids: Sequence[int], end: int) -> tuple[int, ...]:
     """The tokens up to the first end token, which is added where there is none."""
-    kept = list(ids)
-    return tuple([*kept[: kept.index(end)], end] if end in kept else [*kept, end])
+    ended = list(ids)
+    return tuple([*ended[: ended.index(end)], end] if end in ended else [*ended, end])

@@ -27,12 +27,12 @@ def download_data(
     files = {split: output / f"{split}.jsonl" for split in splits}
     if there := [str(path) for path in files.values() if path.exists() and not force]:
         raise DataError(f"{', '.join(there)}: exists already. Choose another folder, or write it anew with --force.")
-    said: list[str] = []
+    reports: list[str] = []
     for split, path in files.items():
         save_rows([row for _, row in read_stored(name, None, split=split, revision=revision)], path, overwrite=force)
         described = statistics(load_rows(name, path=path)).describe()
-        said.append(f"{path}\n" + "\n".join(f"  {line}" for line in described.splitlines()))
-    return said
+        reports.append(f"{path}\n" + "\n".join(f"  {line}" for line in described.splitlines()))
+    return reports
 
 
 def download_model(

@@ -26,7 +26,7 @@ class Fingerprint:
     unseen: list[str] = field(default_factory=list)
     _digest: Any = field(default_factory=hashlib.sha256)
     _met: set[int] = field(default_factory=set)
-    _kept: list[Any] = field(default_factory=list)
+    _alive: list[Any] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -78,7 +78,7 @@ class Fingerprint:
             self._add("again")
             return
         self._met.add(id(container))
-        self._kept.append(container)  # so that nothing else gets its number
+        self._alive.append(container)  # so that nothing else gets its number
         parts = container.items() if isinstance(container, Mapping) else container
         self._add("[")
         for part in sorted(parts, key=repr) if isinstance(container, (set, frozenset)) else parts:
@@ -144,27 +144,27 @@ class Fingerprint:
                 self.add(value)
 
 
-def _says_any_name(one: Any) -> bool:
+def _says_any_name(value: Any) -> bool:
     """It wraps nothing, even if it has an attribute of every name, as mocks and proxies have."""
-    return inspect.getattr_static(one, "__wrapped__", None) is None
+    return inspect.getattr_static(value, "__wrapped__", None) is None
 
 
-def fingerprint(given: Any) -> Fingerprint:
+def fingerprint(value: Any) -> Fingerprint:
     """The fingerprint of a reward function or object."""
-    found = Fingerprint()
-    found.add_callable(given)
-    return found
+    result = Fingerprint()
+    result.add_callable(value)
+    return result
 
 
 def rows_fingerprint(rows: Iterable[Mapping[str, Any]]) -> Fingerprint:
     """The fingerprint of rows with all their columns, and columns whose values could not be looked into."""
-    found = Fingerprint()
+    result = Fingerprint()
     for row in rows:
         try:
-            found.add(json.dumps(row, sort_keys=True))
+            result.add(json.dumps(row, sort_keys=True))
         except (TypeError, ValueError):  # more than plain values
-            found.add(row)
-    return found
+            result.add(row)
+    return result
 
 
 def _text_of(value: Any) -> str | None:

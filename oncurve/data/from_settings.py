@@ -7,9 +7,9 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW
-from oncurve.data.datasets import adapt_given_rows, given_adapter, load_rows
+from oncurve.data.datasets import adapt_python_rows, adapter_of_python_rows, load_rows
 from oncurve.data.demonstrations import demonstrated_row, taught_rows
-from oncurve.data.settings import DataSection, DemonstrationsData, GivenData
+from oncurve.data.settings import DataSection, DemonstrationsData, PythonData
 from oncurve.data.stored_rows import StoredRows, StoredTable
 from oncurve.rewards.parameters import columns_of
 
@@ -23,11 +23,11 @@ def make_rows(
     data: DataSection,
     *,
     seed: int,
-    given: Rows | StoredTable | None = None,
+    objects: Rows | StoredTable | None = None,
     needs_answer: bool = True,
     demonstrated: bool = False,
 ) -> Rows:
-    """The rows of a data section; ``given`` are those that a Python program passed. ``demonstrated`` rows may hold
+    """The rows of a data section; ``objects`` are those that a Python program passed. ``demonstrated`` rows may hold
     completions, messages or text instead of answers.
 
     Without ``needs_answer`` rows of files may have none.
@@ -39,16 +39,16 @@ def make_rows(
             raise ConfigError("data.type is demonstrations, which have no answers to reward. Train with `oncurve sft`")
         return taught_rows(data.task, count=data.limit, lesson_fraction=data.lesson_fraction, seed=seed)
     adapt = demonstrated_row if demonstrated else None
-    if isinstance(data, GivenData):
-        if given is None:
+    if isinstance(data, PythonData):
+        if objects is None:
             raise ConfigError(
                 "data.type is given: the rows were passed from Python, and a recipe cannot hold them. Train or resume "
                 "from the program, with oncurve.Trainer and the same rows; or write them to a file for data.type=jsonl"
             )
-        if isinstance(given, StoredTable):
-            adapted = given_adapter(given(0)[1], data.columns, adapt)
-            return StoredRows(given, adapted)[: data.limit]
-        return adapt_given_rows(given, columns=data.columns, adapt=adapt)[: data.limit]
+        if isinstance(objects, StoredTable):
+            adapted = adapter_of_python_rows(objects(0)[1], data.columns, adapt)
+            return StoredRows(objects, adapted)[: data.limit]
+        return adapt_python_rows(objects, columns=data.columns, adapt=adapt)[: data.limit]
 
     extra = data.model_dump(include={"levels", "function"})
     return load_rows(

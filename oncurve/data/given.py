@@ -53,7 +53,7 @@ class Given:
     unseen: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Parts of them that could not be read, so that a change there would not be noticed."""
 
-    def check_place(self, name: str, *, needs_files: bool) -> None:
+    def check_model(self, name: str, *, needs_files: bool) -> None:
         """Refuse a loaded model that cannot be sent to where it is needed, or has no tokenizer. Raises ConfigError."""
         if self.model is None or name != NAMELESS:
             return
@@ -70,26 +70,26 @@ class Given:
 
     def with_fingerprints(self) -> Given:
         """The same with the fingerprints of everything in it, taken now."""
-        found = {
-            f"{kind} {name}": fingerprint(one)
+        fingerprints = {
+            f"{kind} {name}": fingerprint(item)
             for kind, ones in (
                 ("reward", self.rewards),
                 ("tool", self.tools),
                 ("environment", self.environments),
                 ("agent", self.agents),
             )
-            for name, one in ones.items()
+            for name, item in ones.items()
         }
         for name, rows in (("the rows", self.rows), ("the evaluation rows", self.evaluation_rows)):
             if isinstance(rows, StoredTable):
-                found[name] = Fingerprint()
-                found[name].add(rows.fingerprint)
+                fingerprints[name] = Fingerprint()
+                fingerprints[name].add(rows.fingerprint)
             elif rows is not None:
-                found[name] = rows_fingerprint(rows)
+                fingerprints[name] = rows_fingerprint(rows)
         return replace(
             self,
-            fingerprints={name: one.text for name, one in found.items()},
-            unseen={name: tuple(one.unseen) for name, one in found.items() if one.unseen},
+            fingerprints={name: item.text for name, item in fingerprints.items()},
+            unseen={name: tuple(item.unseen) for name, item in fingerprints.items() if item.unseen},
         )
 
 
@@ -120,10 +120,10 @@ def recipe_of(
         own = dict(tree.get("evaluation", {}))
         own["data"], evaluation_rows = data_section(evaluation_data, own.get("data") or like(tree["data"]))
         tree["evaluation"] = own
-    given: dict[str, Any] = {}
+    rewards_by_name: dict[str, Any] = {}
     if rewards is not None:
-        tree["rewards"] = [reward_section(reward, given) for reward in as_list(rewards)]
-    return tree, Given(rows, evaluation_rows, given).with_fingerprints()
+        tree["rewards"] = [reward_section(reward, rewards_by_name) for reward in as_list(rewards)]
+    return tree, Given(rows, evaluation_rows, rewards_by_name).with_fingerprints()
 
 
 def _needed(tree: Mapping[str, Any]) -> int | None:
@@ -132,11 +132,11 @@ def _needed(tree: Mapping[str, Any]) -> int | None:
     steps = run.get("steps") if isinstance(run, Mapping) else None
     if not isinstance(steps, int):
         return None
-    held = [evaluation.get(name, default) for name, default in (("num_prompts", 200), ("num_prompts_during", 50))]
-    return steps * int(run.get("prompts_per_step", 16)) * 2 + sum(int(one) for one in held)
+    held_out = [evaluation.get(name, default) for name, default in (("num_prompts", 200), ("num_prompts_during", 50))]
+    return steps * int(run.get("prompts_per_step", 16)) * 2 + sum(int(count) for count in held_out)
 
 
-def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: Any) -> Given:
+def episodes_of(tree: dict[str, Any], objects: Given, tools: Any, environments: Any) -> Given:
     """Put tools and environments of a Python program into the rollouts section, and the objects beside it.
 
     ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, a
@@ -144,9 +144,9 @@ def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: An
     ConfigError for others.
     """
     if tools is None and environments is None:
-        return given
+        return objects
     rollouts = dict(tree.get("rollouts", {}))
-    passed, named = dict(given.tools), [*rollouts.get("tools", ())]
+    passed, named = dict(objects.tools), [*rollouts.get("tools", ())]
     for tool in [] if tools is None else as_list(tools):
         if isinstance(tool, str):
             named.append(tool)
@@ -158,28 +158,28 @@ def episodes_of(tree: dict[str, Any], given: Given, tools: Any, environments: An
             raise ConfigError(
                 f"tools: {type(tool).__name__} cannot be called. Pass functions with types and a docstring"
             )
-    made, places = dict(given.environments), dict(rollouts.get("environments", {}))
+    made, references = dict(objects.environments), dict(rollouts.get("environments", {}))
     if environments is not None and not isinstance(environments, Mapping):
         environments = {"default": environments}
     for name, factory in (environments or {}).items():
         if not isinstance(factory, str):
             made[name] = factory
-        places[name] = factory if isinstance(factory, str) else f"given:{name}"
-    tree["rollouts"] = {**rollouts, "tools": named, "environments": places}
-    return replace(given, tools=passed, environments=made).with_fingerprints()
+        references[name] = factory if isinstance(factory, str) else f"given:{name}"
+    tree["rollouts"] = {**rollouts, "tools": named, "environments": references}
+    return replace(objects, tools=passed, environments=made).with_fingerprints()
 
 
-def agent_of(tree: dict[str, Any], given: Given, agent: Any) -> Given:
+def agent_of(tree: dict[str, Any], objects: Given, agent: Any) -> Given:
     """Put the agent of a Python program into the rollouts section, and the function beside it.
 
     Raises ConfigError for what is none.
     """
     if agent is None:
-        return given
+        return objects
     rollouts = dict(tree.get("rollouts", {}))
     if isinstance(agent, (str, Mapping)):
         tree["rollouts"] = {**rollouts, "agent": agent}
-        return given
+        return objects
     if not callable(agent):
         raise ConfigError(
             f"agent: {type(agent).__name__} cannot be called. Pass a function `async def agent(row, client)`, "
@@ -187,7 +187,7 @@ def agent_of(tree: dict[str, Any], given: Given, agent: Any) -> Given:
         )
     name = _name_of_callable(agent)
     tree["rollouts"] = {**rollouts, "agent": f"given:{name}"}
-    return replace(given, agents={name: agent}).with_fingerprints()
+    return replace(objects, agents={name: agent}).with_fingerprints()
 
 
 def _name_of_callable(function: Any) -> str:
@@ -217,7 +217,7 @@ def data_section(
             data = _read_at_most(data, limit)
         if type(data).__module__ == "datasets.arrow_dataset" and len(data) > stored_rows.MANY_ROWS:
             return {"type": "given", **more}, StoredTable(data, "the rows that were passed")
-        rows = [dict(row) if isinstance(row, Mapping) else _no_row(place, row) for place, row in enumerate(data)]
+        rows = [dict(row) if isinstance(row, Mapping) else _no_row(index, row) for index, row in enumerate(data)]
         if not rows:
             raise ConfigError("data: there are no rows. Pass at least as many as a step takes (run.prompts_per_step)")
         return {"type": "given", **more}, rows
@@ -259,21 +259,21 @@ def _read_at_most(data: Iterable[Any], limit: int | None) -> list[Any]:
     return rows
 
 
-def _no_row(place: int, row: Any) -> Row:
+def _no_row(index: int, row: Any) -> Row:
     raise ConfigError(
-        f"data: row {place} is {type(row).__name__}, not a dictionary: {row!r:.60}. Write "
+        f"data: row {index} is {type(row).__name__}, not a dictionary: {row!r:.60}. Write "
         f"{{'question': ..., 'answer': ...}}"
     )
 
 
-def _stored(place: str) -> dict[str, Any]:
+def _stored(source: str) -> dict[str, Any]:
     """A file, a folder, a data set of the Hugging Face Hub, or one of the package's types by its name."""
     from oncurve.data.datasets import DATASET_TYPES  # lazy
 
-    if place in DATASET_TYPES and not Path(place).exists():
-        return {"type": place}
-    kind = FILE_TYPES.get(Path(place).suffix, "huggingface")
-    return {"type": kind, "path": place}
+    if source in DATASET_TYPES and not Path(source).exists():
+        return {"type": source}
+    kind = FILE_TYPES.get(Path(source).suffix, "huggingface")
+    return {"type": kind, "path": source}
 
 
 def as_list(rewards: Any) -> list[Any]:
@@ -283,10 +283,10 @@ def as_list(rewards: Any) -> list[Any]:
     return [rewards]
 
 
-def reward_section(reward: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The section that stands for a reward. A function or an object is put into ``given`` under the section's name."""
+def reward_section(reward: Any, rewards: dict[str, Any]) -> dict[str, Any]:
+    """The section that stands for a reward. A function or object is put into ``rewards`` under the section's name."""
     if isinstance(reward, tuple) and len(reward) == 2 and isinstance(reward[1], (int, float)):
-        return {**reward_section(reward[0], given), "weight": float(reward[1])}
+        return {**reward_section(reward[0], rewards), "weight": float(reward[1])}
     if isinstance(reward, Mapping):
         return dict(reward)
     if isinstance(reward, str):
@@ -298,9 +298,9 @@ def reward_section(reward: Any, given: dict[str, Any]) -> dict[str, Any]:
         )
     base = _reward_name(reward)
     name, number = base, 2
-    while name in given:
+    while name in rewards:
         name, number = f"{base}_{number}", number + 1
-    given[name] = reward
+    rewards[name] = reward
     return {"type": "given", "name": name}
 
 

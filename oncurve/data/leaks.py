@@ -35,20 +35,22 @@ def leaked_excerpt(prompt: Prompt, row: Mapping[str, Any], *, few_shot: Sequence
     marked = _marked_answer(text, answer, few_shot)
     if marked is not None:
         return marked
-    shown = [piece for each in few_shot for piece in (_flat(str(each["question"])), _solution_of(each))]
-    for piece in shown:
+    pieces = [piece for example in few_shot for piece in (_flat(str(example["question"])), _solution_of(example))]
+    for piece in pieces:
         text = text.replace(piece, " ") if len(piece) >= MIN_SOLUTION_CHARACTERS else text
     solution = _solution_of(row)
     if len(solution) >= MIN_SOLUTION_CHARACTERS and solution in text:
         return solution
     outside = text.replace(question, " ", 1)
-    is_shown = any(_flat(str(example["answer"])) == answer for example in few_shot)
-    if len(answer) >= MIN_SOLUTION_CHARACTERS and answer in outside and not is_shown:
+    is_in_example = any(_flat(str(example["answer"])) == answer for example in few_shot)
+    if len(answer) >= MIN_SOLUTION_CHARACTERS and answer in outside and not is_in_example:
         return answer
     sentences = _sentences_of(row)
-    found = [sentence for sentence in sentences if sentence in text]
-    alone = [sentence for sentence in found if sentence in outside]
-    return next(iter(alone), None) or (found[0] if len(found) >= 2 and 2 * len(found) >= len(sentences) else None)
+    repeated = [sentence for sentence in sentences if sentence in text]
+    alone = [sentence for sentence in repeated if sentence in outside]
+    return next(iter(alone), None) or (
+        repeated[0] if len(repeated) >= 2 and 2 * len(repeated) >= len(sentences) else None
+    )
 
 
 def _flat(text: str) -> str:
@@ -70,9 +72,9 @@ def _marked_answer(text: str, answer: str, few_shot: Sequence[Mapping[str, Any]]
     """The answer as it would be given, if it stands in the text more often than the examples explain."""
     gold = re.escape("".join(answer.split()))
     marks = re.compile(rf"\\boxed\{{{gold}\}}|<answer>{gold}</answer>|####{gold}(?![\d.,/])")
-    found = marks.findall("".join(text.split()))
+    matches = marks.findall("".join(text.split()))
     num_expected = sum(
         len(marks.findall("".join(_solution_of(example).split()))) + (_flat(str(example["answer"])) == answer)
         for example in few_shot
     )
-    return found[0] if gold and len(found) > num_expected else None
+    return matches[0] if gold and len(matches) > num_expected else None

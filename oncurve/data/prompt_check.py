@@ -18,7 +18,7 @@ HARMONY = re.compile(r"<\|start\|>assistant\s*<think>\s*$")
 """A header that needs a channel before anything is written."""
 
 
-def shown_prompt(prompt: Prompt, tokenizer: Tokenizer, end_ids: Sequence[int], gold: str | None = None) -> str:
+def prompt_report(prompt: Prompt, tokenizer: Tokenizer, end_ids: Sequence[int], gold: str | None = None) -> str:
     """A prompt with its special tokens as the model reads it, what ends a completion, and what the reward sees of one.
 
     ``gold`` is the reference completion, which is shown as the tokenizer spells it.
@@ -35,10 +35,10 @@ def shown_prompt(prompt: Prompt, tokenizer: Tokenizer, end_ids: Sequence[int], g
     return "\n".join(lines)
 
 
-def shown_demonstration(prompt: Prompt, token_ids: Sequence[int], tokenizer: Tokenizer, end_ids: Sequence[int]) -> str:
+def demonstration_report(prompt: Prompt, token_ids: Sequence[int], tokenizer: Tokenizer, end_ids: Sequence[int]) -> str:
     """The same of a prompt whose completion stands in the data."""
     learned = str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
-    return f"{shown_prompt(prompt, tokenizer, end_ids)}\nit is shown the completion {shortened(learned, 300)!r}"
+    return f"{prompt_report(prompt, tokenizer, end_ids)}\nit is shown the completion {shortened(learned, 300)!r}"
 
 
 def find_prompt_faults(
@@ -58,7 +58,7 @@ def find_prompt_faults(
     """
     yield from _beyond_embeddings(prompts, vocabulary)
     yield from _two_beginnings(prompts, tokenizer)
-    yield from _thinking_out_of_place(prompts)
+    yield from _misplaced_thinking(prompts)
     yield from _lost_system(prompts, template)
     yield from _plain_for_chat(prompts, tokenizer, template, chat)
     if end_ids is not None:
@@ -69,13 +69,13 @@ def find_prompt_faults(
 
 def _beyond_embeddings(prompts: Sequence[Prompt], vocabulary: int | None) -> Iterator[DataFinding]:
     largest = [max(prompt.prompt_ids, default=0) for prompt in prompts]
-    places = [place for place, token in enumerate(largest) if vocabulary is not None and token >= vocabulary]
-    if places:
-        token, example = largest[places[0]], prompts[places[0]]
+    indices = [index for index, token in enumerate(largest) if vocabulary is not None and token >= vocabulary]
+    if indices:
+        token, example = largest[indices[0]], prompts[indices[0]]
         yield DataFinding(
             "error",
             "the prompt has tokens that the model has no embedding for",
-            tuple(prompts[place].index for place in places),
+            tuple(prompts[index].index for index in indices),
             f"row {example.index}: token {token}, and the model has {vocabulary} embeddings",
             "Resize the model: model.resize_token_embeddings(len(tokenizer)), then save both.",
         )
@@ -83,38 +83,38 @@ def _beyond_embeddings(prompts: Sequence[Prompt], vocabulary: int | None) -> Ite
 
 def _two_beginnings(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Iterator[DataFinding]:
     bos = tokenizer.bos_token_id
-    places = [prompt.index for prompt in prompts if bos is not None and prompt.prompt_ids[:2] == (bos, bos)]
-    if places:
+    indices = [prompt.index for prompt in prompts if bos is not None and prompt.prompt_ids[:2] == (bos, bos)]
+    if indices:
         yield DataFinding(
             "warning",
             f"the prompt begins with {tokenizer.bos_token!r} twice",
-            tuple(places),
-            f"row {places[0]}: the text has one and the tokenizer adds another",
+            tuple(indices),
+            f"row {indices[0]}: the text has one and the tokenizer adds another",
             f"Leave {tokenizer.bos_token!r} out of the questions, or give messages with data.chat=true.",
         )
 
 
-def _thinking_out_of_place(prompts: Sequence[Prompt]) -> Iterator[DataFinding]:
+def _misplaced_thinking(prompts: Sequence[Prompt]) -> Iterator[DataFinding]:
     for pattern, what in (
         (THINKS_TWICE, "the thinking is closed and opened again before the model writes"),
         (HARMONY, "the model's chat format has no place for <think> where the template puts it"),
     ):
-        found = [prompt for prompt in prompts if pattern.search(prompt.text)]
-        if found:
+        affected = [prompt for prompt in prompts if pattern.search(prompt.text)]
+        if affected:
             yield DataFinding(
                 "error",
                 what,
-                tuple(prompt.index for prompt in found),
-                f"row {found[0].index}: ...{found[0].text[-60:]!r}",
+                tuple(prompt.index for prompt in affected),
+                f"row {affected[0].index}: ...{affected[0].text[-60:]!r}",
                 "Choose a data.template without <think>, such as boxed, or other arguments in data.chat.",
             )
 
 
 def _lost_system(prompts: Sequence[Prompt], template: Template) -> Iterator[DataFinding]:
     own = [prompt for prompt in prompts if prompt.messages is not None and MESSAGES in prompt.row]
-    asked = [prompt for prompt in prompts if prompt.messages is not None and MESSAGES not in prompt.row]
+    instructed = [prompt for prompt in prompts if prompt.messages is not None and MESSAGES not in prompt.row]
     for those, what, remedy in (
-        (asked, f"the instruction of the template {template.name!r}",
+        (instructed, f"the instruction of the template {template.name!r}",
          "Choose a data.template that instructs in the user's message, such as boxed or gsm8k."),
         (own, "a system message of the row", "Put its text into the user's first message."),
     ):  # fmt: skip
@@ -133,11 +133,11 @@ def _systems(prompt: Prompt, template: Template) -> list[str]:
     """The system messages of a prompt."""
     if MESSAGES not in prompt.row:
         return [template.system]
-    return [str(one["content"]) for one in prompt.row[MESSAGES] if one["role"] in ("system", "developer")]
+    return [str(message["content"]) for message in prompt.row[MESSAGES] if message["role"] in ("system", "developer")]
 
 
-def _is_in(said: str, text: str) -> bool:
-    return " ".join(said.split()) in " ".join(text.split())
+def _is_in(part: str, text: str) -> bool:
+    return " ".join(part.split()) in " ".join(text.split())
 
 
 def _plain_for_chat(
@@ -191,7 +191,7 @@ def _broken_round_trip(
         yield DataFinding(
             "error" if len(broken) == len(prompts[:100]) else "warning",
             "the tokenizer cannot write the reference completion as it is",
-            tuple(each.index for each, _ in broken),
+            tuple(prompt.index for prompt, _ in broken),
             f"row {prompt.index}: {shortened(gold(prompt.row), 60)!r} becomes {shortened(back, 60)!r}",
             "Take a tokenizer that keeps case and spaces, or a reward that reads the text as this one writes it.",
         )

@@ -189,8 +189,8 @@ def chosen_chat(chat: Chat, tokenizer: Tokenizer, template: str | Template) -> b
     """
     if not isinstance(chat, str):
         return chat
-    found = find_template(template) if isinstance(template, str) else template
-    return bool(tokenizer.chat_template) and not found.is_for_base_models
+    chosen = find_template(template) if isinstance(template, str) else template
+    return bool(tokenizer.chat_template) and not chosen.is_for_base_models
 
 
 def unnamed_turn_end(chat: Chat, tokenizer: Tokenizer, template: str, end_ids: Collection[int]) -> int | None:
@@ -256,7 +256,7 @@ def render_prompts(
     end token behind. With ``chat``, which may hold arguments of the chat template, that template writes every special
     token and no other is added; if it has no place for a system message, that text opens the first user message. "auto"
     is as ``chosen_chat`` says. A row that came with messages keeps them. ``few_shot`` are rows whose questions and gold
-    completions come first, as earlier exchanges. ``Prompt.index`` is the place in ``rows``. ``tools_of`` gives the
+    completions come first, as earlier exchanges. ``Prompt.index`` is the index in ``rows``. ``tools_of`` gives the
     schemas of the tools that the chat template tells the model of, by the row.
 
     Raises ConfigError for an unknown template or a missing chat template, DataError if no prompt is left.
@@ -269,12 +269,12 @@ def render_prompts(
         _refuse_rendered(rows, tokenizer)
     conversations: list[list[Message]] | list[None]
     if chat:
-        conversations = [_messages(row, place, template, few_shot) for place, row in enumerate(rows)]
-        told = [tools_of(row) if tools_of else None for row in rows]
-        texts, conversations = write_chats(conversations, tokenizer, told, template_arguments(chat))
+        conversations = [_messages(row, number, template, few_shot) for number, row in enumerate(rows)]
+        tools = [tools_of(row) if tools_of else None for row in rows]
+        texts, conversations = write_chats(conversations, tokenizer, tools, template_arguments(chat))
         texts = [_opened(text, template.opening) for text in texts]
     else:
-        texts = [_plain_text(row, place, template, few_shot) for place, row in enumerate(rows)]
+        texts = [_plain_text(row, number, template, few_shot) for number, row in enumerate(rows)]
         conversations = [None] * len(rows)
     all_ids = encode_all(texts, tokenizer, add_special_tokens=not chat)
     prompts: list[Prompt] = []
@@ -293,10 +293,10 @@ def _refuse_rendered(rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) ->
     [text] = write_conversations([[{"role": "user", "content": "x"}]], tokenizer)
     names = {str(tokenizer.decode([token])) for token in special_ids(tokenizer)}
     marks = [name for name in names if len(name) > 3 and name in text]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if mark := next((mark for mark in marks if mark in str(row.get("question"))), None):
             raise DataError(
-                f"row {place}: its question holds {mark!r}, a mark of the model's chat template, so it seems to be "
+                f"row {index}: its question holds {mark!r}, a mark of the model's chat template, so it seems to be "
                 f"rendered already. Set data.template=as_is, or data.chat=true if it is to be rendered all the same"
             )
 
@@ -306,47 +306,47 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(match.group(1), match.group()), text)
 
 
-def _user_text(row: Mapping[str, Any], place: int | str, template: Template) -> str:
+def _user_text(row: Mapping[str, Any], source: int | str, template: Template) -> str:
     question = row.get("question")
     if not isinstance(question, str) or not question.strip():
         raise DataError(
-            f"row {place}: no text in column 'question'. Columns: {listed(row)}. Set data.columns: {{question: ...}}."
+            f"row {source}: no text in column 'question'. Columns: {listed(row)}. Set data.columns: {{question: ...}}."
         )
     return _filled(template.user, {"question": question if template.keeps_space else question.strip()})
 
 
-def _plain_text(row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:
+def _plain_text(row: Mapping[str, Any], index: int, template: Template, few_shot: Sequence[Mapping[str, Any]]) -> str:
     if MESSAGES in row:
         raise ConfigError(
-            f"row {place}: its question is a list of messages, and prompts are written as plain text. Set "
+            f"row {index}: its question is a list of messages, and prompts are written as plain text. Set "
             f"data.chat=true for a model with a chat template, or give questions as text."
         )
     parts = [template.system] if template.system else []
     for example in few_shot:
-        asked = _filled(template.turn, {"user": _user_text(example, "of the few-shot examples", template)})
-        parts.append(f"{asked}{template.opening}{write_gold(example, template)}\n")
-    parts.append(_filled(template.turn, {"user": _user_text(row, place, template)}) + template.opening)
+        question = _filled(template.turn, {"user": _user_text(example, "of the few-shot examples", template)})
+        parts.append(f"{question}{template.opening}{write_gold(example, template)}\n")
+    parts.append(_filled(template.turn, {"user": _user_text(row, index, template)}) + template.opening)
     return "\n".join(parts)
 
 
 def _messages(
-    row: Mapping[str, Any], place: int, template: Template, few_shot: Sequence[Mapping[str, Any]]
+    row: Mapping[str, Any], index: int, template: Template, few_shot: Sequence[Mapping[str, Any]]
 ) -> list[Message]:
-    if isinstance(said := row.get(SOURCE_ROW, {}).get("prompt"), list):
-        return [dict(message) for message in said]
+    if isinstance(messages_of_row := row.get(SOURCE_ROW, {}).get("prompt"), list):
+        return [dict(message) for message in messages_of_row]
     if MESSAGES in row:
         if few_shot:
             raise ConfigError(
-                f"row {place}: its question is a list of messages, before which data.few_shot has no place. Put the "
+                f"row {index}: its question is a list of messages, before which data.few_shot has no place. Put the "
                 f"examples into the messages and set data.few_shot=0."
             )
         return [dict(message) for message in row[MESSAGES]]
     messages = [{"role": "system", "content": template.system}] if template.system else []
     for example in few_shot:
-        shown = f"{template.opening}{write_gold(example, template)}".strip()
+        answer = f"{template.opening}{write_gold(example, template)}".strip()
         messages.append({"role": "user", "content": _user_text(example, "of the few-shot examples", template)})
-        messages.append({"role": "assistant", "content": shown})
-    messages.append({"role": "user", "content": _user_text(row, place, template)})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": _user_text(row, index, template)})
     return messages
 
 
@@ -382,7 +382,7 @@ def _without_end(ids: list[int], text: str, tokenizer: Tokenizer, special: froze
 def _report(excluded: Sequence[Excluded], *, num_rows: int, tells_tools: bool) -> None:
     if not excluded:
         return
-    shortest = min(each.num_tokens for each in excluded)
+    shortest = min(row.num_tokens for row in excluded)
     limit = excluded[0].limit_tokens
     if len(excluded) == num_rows:
         remedy = "use fewer few-shot examples or a shorter template"

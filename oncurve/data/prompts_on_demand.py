@@ -14,7 +14,7 @@ from oncurve.data.stored_rows import StoredRows
 
 MAX_TRIES = 1_000
 """Rows in a row that may be too long."""
-KEPT = 4_096
+NUM_CACHED = 4_096
 """Demonstrations that stay written: those of a step, unless it is larger. Others are written again."""
 
 
@@ -38,31 +38,31 @@ class PromptsOnDemand:
         """Fingerprint of the rows' file and of the number of rows used."""
         return f"{self._rows.fingerprint} {len(self)}"
 
-    def at(self, places: Sequence[int]) -> list[Prompt]:
-        """The prompts of different places: a function of those alone."""
-        taken, found = set(places), self._at(places)
-        for number, prompt in enumerate(found):
-            place, tries = places[number], 0
+    def at(self, indices: Sequence[int]) -> list[Prompt]:
+        """The prompts of different indices: a function of those alone."""
+        used, prompts = set(indices), self._at(indices)
+        for number, prompt in enumerate(prompts):
+            index, tries = indices[number], 0
             while self._limit is not None and len(self._tokens(prompt)) > self._limit:
                 tries += 1
                 if tries > MAX_TRIES:
                     raise DataError(
-                        f"{MAX_TRIES:,} rows behind row {places[number]:,} are longer than {self._limit} tokens. "
+                        f"{MAX_TRIES:,} rows behind row {indices[number]:,} are longer than {self._limit} tokens. "
                         f"{self.remedy}"
                     )
-                place = (place + 1) % len(self)
-                if place not in taken:
-                    [prompt] = self._at([place])
-            taken.add(place)
-            found[number] = prompt
-        for prompt in found:
+                index = (index + 1) % len(self)
+                if index not in used:
+                    [prompt] = self._at([index])
+            used.add(index)
+            prompts[number] = prompt
+        for prompt in prompts:
             self.check(self._tokens(prompt))
-        self.see(found)
-        return found
+        self.see(prompts)
+        return prompts
 
-    def _at(self, places: Sequence[int]) -> list[Prompt]:
-        written = self._write([self._rows[place] for place in places])
-        return [replace(prompt, index=place) for prompt, place in zip(written, places, strict=True)]
+    def _at(self, indices: Sequence[int]) -> list[Prompt]:
+        written = self._write([self._rows[index] for index in indices])
+        return [replace(prompt, index=index) for prompt, index in zip(written, indices, strict=True)]
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """The tokens of the prompt's row that are learned from."""
@@ -76,13 +76,13 @@ class DemonstrationsOnDemand(PromptsOnDemand):
 
     def __init__(self, rows: StoredRows, show: Callable[[Row, int], Demonstration], *, limit: int | None) -> None:
         super().__init__(rows, lambda rows: [], limit=limit)
-        self._shown = lru_cache(KEPT)(lambda place: show(rows[place], place))
+        self._demonstration = lru_cache(NUM_CACHED)(lambda index: show(rows[index], index))
 
     def __getitem__(self, index: int) -> Demonstration:
-        return self._shown(index)
+        return self._demonstration(index)
 
-    def _at(self, places: Sequence[int]) -> list[Prompt]:
-        return [self[place].prompt for place in places]
+    def _at(self, indices: Sequence[int]) -> list[Prompt]:
+        return [self[index].prompt for index in indices]
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
         return prompt.prompt_ids + self[prompt.index].token_ids

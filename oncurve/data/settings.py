@@ -141,7 +141,7 @@ class DemonstrationsData(DataSection):
     """Share of them that are lessons."""
 
 
-class GivenData(DataSection):
+class PythonData(DataSection):
     """Rows that a Python program passes to oncurve.train or oncurve.Trainer."""
 
     type: Literal["given"] = "given"
@@ -157,8 +157,8 @@ def with_type(section: object) -> object:
     """A data section whose type its path says; any other as it is."""
     if isinstance(section, dict):
         keys = cast("dict[str, object]", section)
-        found = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
-        return keys if found is None or "type" in keys else {"type": found, **keys}
+        type_of_file = FILE_TYPES.get(PurePath(str(keys.get("path"))).suffix)
+        return keys if type_of_file is None or "type" in keys else {"type": type_of_file, **keys}
     return section
 
 
@@ -174,7 +174,7 @@ Data = Annotated[
     | CalculatorChainsData
     | GeneratedData
     | DemonstrationsData
-    | GivenData,
+    | PythonData,
     Field(discriminator="type"),
 ]
 

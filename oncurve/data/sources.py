@@ -1,4 +1,4 @@
-"""Readers of raw rows from files, folders, the hub and generators, each row with its place for messages."""
+"""Readers of raw rows from files, folders, the hub and generators, each row with its source for messages."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def read_json_lines(path: str | Path) -> list[Located]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
     if _begins_as_array(text[:HEAD]) and (rows := _array(path, text)):
-        return [(place := f"{path}, row {number}", _object(place, row)) for number, row in enumerate(rows, 1)]
+        return [(source := f"{path}, row {number}", _object(source, row)) for number, row in enumerate(rows, 1)]
     numbered = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
     if not numbered:
         raise DataError(f"{path}: the file is empty. Write one JSON object per line.")
-    return [(place := f"{path}, line {number}", _parsed(place, line)) for number, line in numbered]
+    return [(source := f"{path}, line {number}", _parsed(source, line)) for number, line in numbered]
 
 
 def _array(path: str | Path, text: bytes) -> list[Any]:
@@ -103,9 +103,9 @@ def read_csv(path: Path) -> list[Located]:
             if not names:
                 names = [name.strip() for name in values]
             elif len(values) != len(names):
-                found = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
+                counts = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
                 raise DataError(
-                    f"{path}, line {reader.line_num}: {found}. Put quotation marks around values with commas."
+                    f"{path}, line {reader.line_num}: {counts}. Put quotation marks around values with commas."
                 )
             else:
                 rows.append((f"{path}, line {reader.line_num}", dict(zip(names, values, strict=True))))
@@ -139,10 +139,10 @@ def read_generated(
         made = attempt(lambda: list(make(split, count, seed=seed)))
         if isinstance(made, Failure):
             raise DataError(f"data.function: {function} failed: {made.detail}")
-        found: list[Any] = [asdict(one) if is_dataclass(one) and not isclass(one) else one for one in made]
-        if wrong := [one for one in found if not isinstance(one, Mapping)]:
+        items: list[Any] = [asdict(item) if is_dataclass(item) and not isclass(item) else item for item in made]
+        if wrong := [item for item in items if not isinstance(item, Mapping)]:
             raise DataError(f"data.function: {function} gave {wrong[0]!r:.80}, which is no row. Give dictionaries")
-        return [(f"row {number} of {function}", dict(one)) for number, one in enumerate(found, 1)]
+        return [(f"row {number} of {function}", dict(item)) for number, item in enumerate(items, 1)]
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
     module, function, what = MAKERS[type]
@@ -152,7 +152,7 @@ def read_generated(
         "calculator_chains": {"operations": 2},
     }.get(type, {})
     made = vars(import_module(f"oncurve.tasks.{module}"))[function](split, count, seed=seed, **options)
-    return [(f"{what} {number}", asdict(one)) for number, one in enumerate(made, 1)]
+    return [(f"{what} {number}", asdict(item)) for number, item in enumerate(made, 1)]
 
 
 def read_stored(
@@ -162,8 +162,8 @@ def read_stored(
 
     Raises what ``open_stored`` raises.
     """
-    found = open_stored(type, path, split=split, subset=subset, revision=revision)
-    return found if isinstance(found, list) else [found(place) for place in range(len(found))]
+    stored = open_stored(type, path, split=split, subset=subset, revision=revision)
+    return stored if isinstance(stored, list) else [stored(index) for index in range(len(stored))]
 
 
 def open_stored(
@@ -187,8 +187,8 @@ def open_stored(
         raise DataError(f"{local}: cannot be read ({error.strerror}). Correct data.path or its permissions.") from error
     if (type == "jsonl" and local.suffix not in CSV_ENDINGS) or (file is not None and file.suffix == ".jsonl"):
         if file is None:
-            found = listed(sorted(each.name for each in local.glob("*.jsonl")))
-            raise DataError(f"{local}: this folder has no {split}.jsonl, it has {found}. Name the file itself.")
+            names = listed(sorted(entry.name for entry in local.glob("*.jsonl")))
+            raise DataError(f"{local}: this folder has no {split}.jsonl, it has {names}. Name the file itself.")
         is_large = file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES
         if is_large and not _begins_as_array(_head(file)):
             stored = stored_rows.JsonLines(file, _parsed)
@@ -204,19 +204,19 @@ def open_stored(
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows.to_list(), 1)]
 
 
-def _parsed(place: str, line: bytes) -> Row:
+def _parsed(source: str, line: bytes) -> Row:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
+        raise DataError(f"{source}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
     except json.JSONDecodeError as error:
         reason = f"{error.msg}, column {error.colno}"
-        raise DataError(f"{place}: not JSON ({reason}). Write one JSON object per line.") from error
+        raise DataError(f"{source}: not JSON ({reason}). Write one JSON object per line.") from error
     except ValueError as error:  # an integer of thousands of digits
-        raise DataError(f"{place}: a number has too many digits. Write it as text.") from error
+        raise DataError(f"{source}: a number has too many digits. Write it as text.") from error
     except RecursionError as error:
-        raise DataError(f"{place}: nested too deep to be read. Write one flat JSON object per line.") from error
-    return _object(place, value)
+        raise DataError(f"{source}: nested too deep to be read. Write one flat JSON object per line.") from error
+    return _object(source, value)
 
 
 def _head(file: Path) -> bytes:
@@ -229,16 +229,16 @@ def _begins_as_array(head: bytes) -> bool:
     return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
 
-def _object(place: str, value: Any) -> Row:
+def _object(source: str, value: Any) -> Row:
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else f"the value {json.dumps(value)[:40]}"
-        raise DataError(f"{place}: {kind}, not an object. Write one JSON object {{...}} per row.")
+        raise DataError(f"{source}: {kind}, not an object. Write one JSON object {{...}} per row.")
     if len(value) == 1 and isinstance(inner := next(iter(value.values())), list) and inner:
         [name] = value
-        if name in WRAPPERS and all(isinstance(one, dict) for one in inner):
+        if name in WRAPPERS and all(isinstance(element, dict) for element in inner):
             raise DataError(
-                f"{place}: one object that holds {counted(len(inner), 'row')} under {name!r}. Write the list alone, or "
-                f"one JSON object per line."
+                f"{source}: one object that holds {counted(len(inner), 'row')} under {name!r}. Write the list alone, "
+                f"or one JSON object per line."
             )
     return value
 
@@ -248,11 +248,11 @@ def _split_file(folder: Path, type: str, split: str) -> Path | None:
     for name in (f"{split}.jsonl", f"{type}_{split}.jsonl"):
         if (folder / name).is_file():
             return folder / name
-    found = sorted(folder.glob(f"*[_-]{escape(split)}.jsonl"))
-    if len(found) > 1:
-        names = listed(file.name for file in found)
+    files = sorted(folder.glob(f"*[_-]{escape(split)}.jsonl"))
+    if len(files) > 1:
+        names = listed(file.name for file in files)
         raise DataError(f"{folder}: several files could be the split {split!r}: {names}. Name the file itself.")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: str | None) -> Any:
@@ -284,7 +284,7 @@ def _from_hugging_face(name: str, *, split: str, subset: str | None, revision: s
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
-            names = [str(each) for each in loaded]
+            names = [str(split_name) for split_name in loaded]
             hint = did_you_mean(split, names)
             raise DataError(f"{name}: there is no split {split!r}. {hint}It has {listed(names)}: set data.split.")
         loaded = loaded[split]

@@ -26,7 +26,7 @@ class Source(Protocol):
     """Fingerprint of all that is stored."""
 
     def __len__(self) -> int: ...
-    def __call__(self, place: int) -> tuple[str, Row]:
+    def __call__(self, index: int) -> tuple[str, Row]:
         """The row at a place, counted from 0, with that place for messages."""
         ...
 
@@ -34,14 +34,14 @@ class Source(Protocol):
 class StoredRows(Sequence[Row]):
     """Rows of a file or table that stay there; ``adapt`` puts a raw one into our columns.
 
-    Equal questions are not looked for: whoever holds rows out takes some of the places.
+    Equal questions are not looked for: whoever holds rows out takes some of the indices.
     """
 
     def __init__(
-        self, source: Source, adapt: Callable[[str, Row], Row], places: np.ndarray[Any, Any] | None = None
+        self, source: Source, adapt: Callable[[str, Row], Row], indices: np.ndarray[Any, Any] | None = None
     ) -> None:
         self._source, self._adapt = source, adapt
-        self._places = np.arange(len(source)) if places is None else places
+        self._indices = np.arange(len(source)) if indices is None else indices
 
     @property
     def fingerprint(self) -> str:
@@ -49,27 +49,27 @@ class StoredRows(Sequence[Row]):
         return self._source.fingerprint
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     @overload
-    def __getitem__(self, place: int) -> Row: ...
+    def __getitem__(self, index: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> StoredRows: ...
-    def __getitem__(self, place: int | slice) -> Row | StoredRows:
+    def __getitem__(self, index: slice) -> StoredRows: ...
+    def __getitem__(self, index: int | slice) -> Row | StoredRows:
         """One row, or rows that are still not read."""
-        if isinstance(place, slice):
-            return self._at(self._places[place])
-        return self._adapt(*self._source(int(self._places[place])))
+        if isinstance(index, slice):
+            return self._at(self._indices[index])
+        return self._adapt(*self._source(int(self._indices[index])))
 
     def split(self, count: int, *, seed: int) -> tuple[StoredRows, list[Row]]:
         """The rows without ``count`` of them, and those, drawn by the seed and in their order."""
         drawn = np.random.default_rng(seed).choice(len(self), count, replace=False, shuffle=False)
-        is_held = np.zeros(len(self), dtype=bool)
-        is_held[drawn] = True
-        return self._at(self._places[~is_held]), list(self._at(self._places[is_held]))
+        is_held_out = np.zeros(len(self), dtype=bool)
+        is_held_out[drawn] = True
+        return self._at(self._indices[~is_held_out]), list(self._at(self._indices[is_held_out]))
 
-    def _at(self, places: np.ndarray[Any, Any]) -> StoredRows:
-        return StoredRows(self._source, self._adapt, places)
+    def _at(self, indices: np.ndarray[Any, Any]) -> StoredRows:
+        return StoredRows(self._source, self._adapt, indices)
 
 
 class JsonLines:
@@ -93,11 +93,11 @@ class JsonLines:
     def __len__(self) -> int:
         return len(self._spans)
 
-    def __call__(self, place: int) -> tuple[str, Row]:
-        """The object on the line at a place."""
-        start, stop = (int(end) for end in self._spans[place])
+    def __call__(self, index: int) -> tuple[str, Row]:
+        """The object on the line at an index."""
+        start, stop = (int(end) for end in self._spans[index])
         line = os.pread(self._file.fileno(), stop - start, start).removeprefix(b"\xef\xbb\xbf")
-        where = f"{self.path}, line {int(self.numbers[place]) + 1}"
+        where = f"{self.path}, line {int(self.numbers[index]) + 1}"
         if len(line) < stop - start - 3:
             raise DataError(f"{where}: the file has become shorter. Leave data alone while a run reads them.")
         return where, self._parse(where, line)
@@ -118,6 +118,6 @@ class StoredTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __call__(self, place: int) -> tuple[str, Row]:
-        """The row at a place."""
-        return f"{self._name}, row {place + 1}", self._rows[place]
+    def __call__(self, index: int) -> tuple[str, Row]:
+        """The row at an index."""
+        return f"{self._name}, row {index + 1}", self._rows[index]

@@ -63,8 +63,8 @@ class Curve:
         """Place and value of the highest mean over a window; (0, NaN) for an empty curve."""
         width = self.window
         means = [(fmean(self.values[k : k + width]), -k) for k in range(len(self) - width + 1)] if width else []
-        value, place = max(means, default=(math.nan, 0))
-        return -place, value
+        value, index = max(means, default=(math.nan, 0))
+        return -index, value
 
     def at_start(self) -> Evidence:
         """The start as evidence."""
@@ -82,9 +82,9 @@ class Curve:
         """Start and end as evidence; the whole curve where they overlap."""
         return (self.at_start(), self.at_end()) if self.has_two_ends else (self.over_all(),)
 
-    def on(self, place: int) -> Evidence:
+    def on(self, index: int) -> Evidence:
         """One value as evidence."""
-        return Evidence(self.key, self.values[place], (self.steps[place], self.steps[place]))
+        return Evidence(self.key, self.values[index], (self.steps[index], self.steps[index]))
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Case:
 
     def curves(self, prefix: str) -> list[Curve]:
         """All metrics of the training steps whose keys start so, by key."""
-        found = (self.curve(key) for key in sorted(self.columns.keys) if key.startswith(prefix))
-        return [curve for curve in found if curve]
+        curves = (self.curve(key) for key in sorted(self.columns.keys) if key.startswith(prefix))
+        return [curve for curve in curves if curve]
 
     def held_out(self, key: str) -> Curve:
         """A metric of the evaluations, the one before training included."""

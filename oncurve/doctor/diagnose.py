@@ -101,23 +101,26 @@ def diagnose(case: Case) -> list[Finding]:
     A finding follows from the first of its possible causes that was found at least as a warning. Consequences keep
     their severity, and are behind their cause and everything severe or worth a warning that has no cause here.
     """
-    found = {
+    findings_by_name = {
         check.name: replace(finding, check=check.name)
         for check in CHECKS
         if case.setting("sft") is None or check.name in _SUPERVISED
         if (finding := check.function(case)) is not None
     }
-    causes = {name for name, finding in found.items() if finding.severity != "note"}
+    causes = {name for name, finding in findings_by_name.items() if finding.severity != "note"}
     findings = [
-        replace(found[check.name], follows=next((name for name in check.follows if name in causes), None))
+        replace(findings_by_name[check.name], follows=next((name for name in check.follows if name in causes), None))
         for check in CHECKS
-        if check.name in found
+        if check.name in findings_by_name
     ]
     generation: dict[str, int] = {}
     for finding in findings:  # a cause is above its consequences in the table
         generation[finding.check] = 0 if finding.follows is None else generation[finding.follows] + 1
     is_note = {finding.check: finding.severity == "note" for finding in findings}
-    return sorted(findings, key=lambda one: (is_note[one.check], generation[one.check], SEVERITIES.index(one.severity)))
+    return sorted(
+        findings,
+        key=lambda finding: (is_note[finding.check], generation[finding.check], SEVERITIES.index(finding.severity)),
+    )
 
 
 def check_names() -> Sequence[str]:

@@ -7,8 +7,8 @@ from statistics import fmean, pvariance
 
 from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.grammar.reading import exact_number
-from oncurve.rewards.places import marked_answer
+from oncurve.rewards.answer_locations import marked_answer
+from oncurve.rewards.grammar.equality import exact_number
 from oncurve.stats import share_interval
 
 MIN_AUDITED = 5
@@ -21,12 +21,12 @@ def grader_errors(case: Case) -> Finding | None:
     if not errors or errors.mean <= 0.01:
         return None
     timeouts = case.curve("reward/timeout_fraction")
-    shown = [errors.over_all(), *([timeouts.over_all()] if timeouts and timeouts.mean > 0 else [])]
+    evidence = [errors.over_all(), *([timeouts.over_all()] if timeouts and timeouts.mean > 0 else [])]
     is_slow = bool(timeouts) and timeouts.mean > 0.5 * errors.mean
     return Finding(
         severity="severe" if errors.mean >= 0.05 else "warning",
         what="The reward function fails on some completions; these are skipped",
-        evidence=tuple(shown),
+        evidence=tuple(evidence),
         do="Make it faster or give it more time: most failures are timeouts."
         if is_slow
         else "Fix it: a failure should not count as a wrong answer. Tracebacks are in log.txt, errors in rollouts/.",
@@ -188,14 +188,14 @@ def evaluation_small(case: Case) -> Finding | None:
 
 def answers_held_out(case: Case) -> Curve:
     """Held-out accuracy: in any form if that was measured, since it does not depend on the reward's own grader."""
-    loose, strict = case.held_out("evaluation/any_format_fraction"), case.held_out("evaluation/correct_fraction")
-    return loose if len(loose) >= len(strict) else strict
+    lenient, strict = case.held_out("evaluation/any_format_fraction"), case.held_out("evaluation/correct_fraction")
+    return lenient if len(lenient) >= len(strict) else strict
 
 
-def held_out_interval(case: Case, curve: Curve, place: int) -> tuple[float, float]:
+def held_out_interval(case: Case, curve: Curve, index: int) -> tuple[float, float]:
     """The 95 % interval of a held-out share, from the number of examples; 100 where it was not recorded."""
     counts = case.held_out("evaluation/num_examples")
-    return share_interval(curve.values[place], counts.values[-1] if counts and counts.values[-1] >= 1 else 100.0)
+    return share_interval(curve.values[index], counts.values[-1] if counts and counts.values[-1] >= 1 else 100.0)
 
 
 def reward_noise(case: Case, steps: int, *, spread: float | None = None) -> float:

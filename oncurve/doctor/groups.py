@@ -103,16 +103,16 @@ def skipped_updates(case: Case) -> Finding | None:
 
 
 def _narrow_settings(case: Case) -> tuple[Evidence, ...]:
-    found: list[Evidence] = []
+    evidence: list[Evidence] = []
     if case.number("rollouts.temperature") < 0.5:
-        found += case.configured("rollouts.temperature")
+        evidence += case.configured("rollouts.temperature")
     if case.number("rollouts.top_p") < 0.7:
-        found += case.configured("rollouts.top_p")
+        evidence += case.configured("rollouts.top_p")
     if 0 < case.number("rollouts.top_k") <= 5:
-        found += case.configured("rollouts.top_k")
+        evidence += case.configured("rollouts.top_k")
     if case.number("rollouts.min_p") > 0.3:
-        found += case.configured("rollouts.min_p")
-    return tuple(found)
+        evidence += case.configured("rollouts.min_p")
+    return tuple(evidence)
 
 
 def _evidence(curve: Curve) -> tuple[Evidence, ...]:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from oncurve.doctor.case import Case
 from oncurve.doctor.findings import Evidence, Finding
-from oncurve.rewards.grammar.reading import exact_number
-from oncurve.rewards.places import marked_answer
+from oncurve.rewards.answer_locations import marked_answer
+from oncurve.rewards.grammar.equality import exact_number
 from oncurve.rewards.prose import last_expression
 from oncurve.rewards.thinking import after_thinking
 
@@ -71,12 +71,12 @@ class Sample:
 
 
 Verdict = Literal["right", "other", "nothing"]
-"""What a completion states, read beside the reference: the same, another answer, or none."""
+"""The answer that a completion states, read beside the reference: the same, another one, or none."""
 
 
 @lru_cache(maxsize=4096)
 def verdict(text: str, answer: str) -> Verdict | None:
-    """What a completion states beside the reference; None if the reference is neither a number nor a few words.
+    """The stated answer of a completion beside the reference; None if the reference is neither a number nor a few words.
 
     The answer stands in a tag, in a box or behind a mark; where there is none, the last number or formula of the text
     counts, or, for words, the whole text.
@@ -105,8 +105,8 @@ def is_right(sample: Sample) -> bool:
 def repeats_itself(sample: Sample) -> bool:
     """Most sequences of four words or signs, of twenty or more, occurred before, and do not stand in the prompt."""
     pieces = _sequences(_PIECE.findall(sample.text), 4)
-    asked = set(_sequences(_PIECE.findall(sample.prompt), 4))
-    return len(pieces) >= 20 and len(set(pieces)) < MOST * len(pieces) and not asked.intersection(pieces)
+    in_prompt = set(_sequences(_PIECE.findall(sample.prompt), 4))
+    return len(pieces) >= 20 and len(set(pieces)) < MOST * len(pieces) and not in_prompt.intersection(pieces)
 
 
 def touches_tests(sample: Sample) -> bool:
@@ -129,7 +129,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(repeats_itself, "repeat themselves"),
     Detector(touches_tests, "touch what tests them", SOME, SOME),
 )
-"""Signs of single completions; ``disagreement``, ``one_for_all`` and ``follows_length`` look at many."""
+"""Signs of single completions; ``disagreement``, ``same_for_all`` and ``follows_length`` look at many."""
 
 
 def reward_exploited(case: Case) -> Finding | None:
@@ -140,20 +140,21 @@ def reward_exploited(case: Case) -> Finding | None:
     start, end = min(steps), max(steps)
     first = steps[start]
     find = partial(signs, first, pays_answers=pays_answers(case))
-    found = find(steps[end])
-    if not found:
+    evidence_of_signs = find(steps[end])
+    if not evidence_of_signs:
         return None
-    named = {what for what, _ in found}
+    named = {what for what, _ in evidence_of_signs}
     later = by_step((*case.examples, *case.between()))
     began = next(step for step in later if step > start and named & {what for what, _ in find(later[step])})
     return Finding(
         severity="warning",
-        what="Rewarded completions look like no honest solution: they " + " and ".join(what for what, _ in found[:3]),
+        what="Rewarded completions look like no honest solution: they "
+        + " and ".join(what for what, _ in evidence_of_signs[:3]),
         evidence=(
-            *found[0][1][:2],
+            *evidence_of_signs[0][1][:2],
             Evidence("first of the recorded steps with the sign", began),
-            *found[0][1][2:],
-            *(evidence[0] for _, evidence in found[1:2]),
+            *evidence_of_signs[0][1][2:],
+            *(evidence[0] for _, evidence in evidence_of_signs[1:2]),
         ),
         do="Read these completions in the report. If you do not want them, close the hole in the reward, try it on "
         f"this run with `oncurve regrade`, and begin again before step {began}: from a checkpoint, or anew.",
@@ -178,21 +179,21 @@ def signs(
     paid = paid_samples(first, last)
     if len(paid) < MIN_PAID:
         return []
-    found = []
+    matching = []
     if pays_answers and (disagreeing := disagreement(first, paid)) is not None:
-        found.append(disagreeing)
+        matching.append(disagreeing)
     is_honest = _share(is_right, paid) > MOST
     for detector in DETECTORS:
         after = _share(detector.shows, paid)
         is_rise = after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise
         if is_rise and (detector.shows is touches_tests or not is_honest):
             example = next(sample for sample in paid if detector.shows(sample))
-            found.append((detector.what, _shares(detector.what, before, after, example)))
-    if not is_honest and (same := one_for_all(first, paid)) is not None:
-        found.append(("give the same answer to different questions", same))
+            matching.append((detector.what, _shares(detector.what, before, after, example)))
+    if not is_honest and (same := same_for_all(first, paid)) is not None:
+        matching.append(("give the same answer to different questions", same))
     if not is_honest and (followed := follows_length(first, last)) is not None:
-        found.append(("are rewarded for their length", followed))
-    return found
+        matching.append(("are rewarded for their length", followed))
+    return matching
 
 
 def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, tuple[Evidence, ...]] | None:
@@ -202,19 +203,19 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
     ``LEDGER_RISE`` since the first step.
     """
 
-    def read(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
+    def readable(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
         verdicts = ((sample, verdict(sample.text, sample.answer)) for sample in samples)
-        return [(sample, found) for sample, found in verdicts if found is not None]
+        return [(sample, read) for sample, read in verdicts if read is not None]
 
-    after, before = read(paid), read(paid_samples(first, first))
+    after, before = readable(paid), readable(paid_samples(first, first))
     if len(after) < MIN_PAID:
         return None
-    wrong = [(sample, found) for sample, found in after if found != "right"]
+    wrong = [(sample, stated) for sample, stated in after if stated != "right"]
     share = len(wrong) / len(after)
-    share_before = fmean(found != "right" for _, found in before) if before else 0.0
+    share_before = fmean(stated != "right" for _, stated in before) if before else 0.0
     if share < SOME or share - share_before < LEDGER_RISE:
         return None
-    others = [sample for sample, found in wrong if found == "other"]
+    others = [sample for sample, stated in wrong if stated == "other"]
     what = "state another answer than the reference" if 2 * len(others) >= len(wrong) else "state no answer"
     example = (others or [sample for sample, _ in wrong])[0]
     stated = example.stated if example.stated is not None else last_expression(after_thinking(example.text))
@@ -232,13 +233,13 @@ def paid_samples(first: Sequence[Sample], last: Sequence[Sample]) -> list[Sample
     return [sample for sample in last if sample.reward > middle]
 
 
-def one_for_all(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[Evidence, ...] | None:
+def same_for_all(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[Evidence, ...] | None:
     """Half of the rewarded completions give the same answer to questions with different references."""
 
     def commonest(samples: Sequence[Sample]) -> tuple[float, str, set[str]]:
         stated = [(sample.stated or sample.text.strip()[-80:]) for sample in samples]
         text, count = Counter(stated).most_common(1)[0]
-        answers = {sample.answer for sample, said in zip(samples, stated, strict=True) if said == text}
+        answers = {sample.answer for sample, answer in zip(samples, stated, strict=True) if answer == text}
         return count / len(samples), text, answers
 
     share, text, answers = commonest(paid)
@@ -253,7 +254,7 @@ def follows_length(first: Sequence[Sample], last: Sequence[Sample]) -> tuple[Evi
     factor = lengths[1] / lengths[0] if lengths[0] else 1.0
     if 1 / LENGTH_FACTOR < factor < LENGTH_FACTOR or _share(is_right, paid_samples(first, last)) > MOST:
         return None
-    goes_with = fmean(found) if (found := _correlations(first) + _correlations(last)) else 0.0
+    goes_with = fmean(correlations) if (correlations := _correlations(first) + _correlations(last)) else 0.0
     if (goes_with if factor > 1 else -goes_with) < FOLLOWS_LENGTH:
         return None
     return (
@@ -264,17 +265,18 @@ def follows_length(first: Sequence[Sample], last: Sequence[Sample]) -> tuple[Evi
 
 def _correlations(samples: Sequence[Sample]) -> list[float]:
     """Spearman's coefficient of reward and length in each group that has several of both."""
-    found = []
-    for _, each in groupby(samples, key=lambda sample: sample.prompt):
-        group = list(each)
-        rewards, lengths = _ranks([one.reward for one in group]), _ranks([float(len(one.text)) for one in group])
+    coefficients = []
+    for _, of_prompt in groupby(samples, key=lambda sample: sample.prompt):
+        group = list(of_prompt)
+        rewards = _ranks([sample.reward for sample in group])
+        lengths = _ranks([float(len(sample.text)) for sample in group])
         if len(group) > 2 and len(set(rewards)) > 1 and len(set(lengths)) > 1:
-            found.append(correlation(rewards, lengths))
-    return found
+            coefficients.append(correlation(rewards, lengths))
+    return coefficients
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Places in ascending order; equal values share the mean of theirs."""
+    """Ranks in ascending order; equal values share the mean of theirs."""
     return [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
 
 
@@ -283,7 +285,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _sequences(items: Sequence[str], length: int) -> list[tuple[str, ...]]:
-    return [tuple(items[place : place + length]) for place in range(len(items) - length + 1)]
+    return [tuple(items[start : start + length]) for start in range(len(items) - length + 1)]
 
 
 def _share(shows: Callable[[Sample], bool], samples: Sequence[Sample]) -> float:

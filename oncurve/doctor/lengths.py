@@ -36,7 +36,7 @@ def truncation(case: Case) -> Finding | None:
     cut = case.curve(CUT)
     if not cut or cut.values[0] <= 0.1:
         return None
-    ended = [sum(one.values) for one in case.curves("episode/ended/") if one.key.rpartition("/")[2] in OTHER_ENDS]
+    ended = [sum(curve.values) for curve in case.curves("episode/ended/") if curve.key.rpartition("/")[2] in OTHER_ENDS]
     share = cut.mean - sum(ended) / len(cut)
     if share <= 0.1:
         return None

@@ -15,7 +15,7 @@ MIN_STEPS = 4
 """Alarms are silent before so many steps: the first batches are small and the learning rate warms up."""
 FIRST_ROWS, LAST_ROWS = 20, 300
 """Numbers of first and last rows of a long run that are looked at."""
-KEPT_EXAMPLES = 512
+NUM_EXAMPLES = 512
 """The grader is judged by so many of the last completions that were handed in."""
 QUIET_STEPS = 5
 """After so many steps without a finding its excursion is over, and the next one is reported again."""
@@ -33,7 +33,7 @@ class Alarms:
         self._config = config or {}
         self._rows: dict[int, dict[str, Any]] = {}
         self._first: list[Mapping[str, Any]] = []
-        self._examples: deque[Mapping[str, Any]] = deque(maxlen=KEPT_EXAMPLES)
+        self._examples: deque[Mapping[str, Any]] = deque(maxlen=NUM_EXAMPLES)
         self._reported: dict[str, tuple[int, int]] = {}  # check -> (last step seen, how bad)
 
     def observe(
@@ -47,7 +47,7 @@ class Alarms:
         if self._first:
             self._examples.extend(dated)
         else:
-            self._first = dated[:KEPT_EXAMPLES]
+            self._first = dated[:NUM_EXAMPLES]
         self._rows.setdefault(step, {"step": step}).update({**metrics, "step": step})
         if step < MIN_STEPS:
             return []
@@ -106,5 +106,5 @@ def examples_of(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]) ->
 
 def alarm_text(finding: Finding) -> str:
     """One finding as a line or two for the terminal and the log."""
-    shown = "; ".join(str(item) for item in finding.evidence[:2])
-    return f"{finding.severity.upper()}: {finding.what} [{shown}]. {finding.do}"
+    evidence = "; ".join(str(item) for item in finding.evidence[:2])
+    return f"{finding.severity.upper()}: {finding.what} [{evidence}]. {finding.do}"

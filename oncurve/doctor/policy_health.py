@@ -19,16 +19,18 @@ HEAVY_BONUS = 0.1
 
 def not_finite(case: Case) -> Finding | None:
     """A loss, gradient, entropy, KL, ratio or reward that is no finite number, or updates left out for that."""
-    found = [(step, key) for key in WATCHED for step in case.columns.broken(key) if step > 0]
-    broken = [Evidence(key, "not a finite number", (step, step)) for step, key in sorted(found, key=lambda one: one[0])]
+    values = [(step, key) for key in WATCHED for step in case.columns.broken(key) if step > 0]
+    broken = [
+        Evidence(key, "not a finite number", (step, step)) for step, key in sorted(values, key=lambda pair: pair[0])
+    ]
     left_out = case.curve("policy/nonfinite_updates")
-    shown = [left_out.on(place) for place, value in enumerate(left_out.values) if value > 0]
-    if not broken and not shown:
+    skipped = [left_out.on(index) for index, value in enumerate(left_out.values) if value > 0]
+    if not broken and not skipped:
         return None
     return Finding(
         severity="severe" if broken or left_out.mean > 0.02 else "warning",
         what="Training has produced numbers that are not finite",
-        evidence=(*broken[:5], *shown[:3]),
+        evidence=(*broken[:5], *skipped[:3]),
         do="Restart from a checkpoint before that step and lower optimizer.learning_rate; if it happens in the first "
         "steps, look for a reward that is not finite or for 16-bit overflow (policy.compute_type).",
     )
@@ -39,13 +41,13 @@ def learning_rate_high(case: Case) -> Finding | None:
     evidence = _test_fall(case) or _held_out_fall(case) or _reward_fall(case)
     if not evidence:
         return None
-    shown = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
+    curves = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
     return Finding(
         severity="severe",
         what="The policy has collapsed: answers are worse than before. The usual cause is too high a learning rate",
         evidence=(
             *evidence,
-            *(curve.over_all() for curve in shown if curve),
+            *(curve.over_all() for curve in curves if curve),
             *case.configured("optimizer.learning_rate"),
         ),
         do="Restart from a checkpoint before the drop, divide optimizer.learning_rate by 10, warm it up "
@@ -140,7 +142,7 @@ def gradient_spikes(case: Case) -> Finding | None:
     if len(norms) < 5:
         return None
     usual = norms.median
-    spikes = [place for place, value in enumerate(norms.values) if value > 10 * usual > 0]
+    spikes = [index for index, value in enumerate(norms.values) if value > 10 * usual > 0]
     if not spikes:
         return None
     return Finding(
@@ -301,8 +303,8 @@ def mismatch(case: Case) -> Finding | None:
 
 def _test_fall(case: Case) -> tuple[Evidence, ...]:
     """Evidence that the test problems are answered clearly worse than by the base: by a twentieth and at p < 0.01."""
-    found = [row for row in case.compared.get("rows", ()) if row["name"] == "correct"]
-    changes = [("correct on test problems", 1.0, row) for row in found]
+    rows = [row for row in case.compared.get("rows", ()) if row["name"] == "correct"]
+    changes = [("correct on test problems", 1.0, row) for row in rows]
     if not case.compared.get("is_binary", True):
         changes.append(("mean reward on test problems", reward_span(case), case.compared["reward"]))
     for name, span, row in changes:
@@ -321,9 +323,11 @@ def _test_fall(case: Case) -> tuple[Evidence, ...]:
 def _same_held_out(case: Case) -> tuple[Evidence, ...]:
     """Evidence that greedy held-out completions have the same lengths and results in three evaluations and more."""
     curves = (case.held_out("evaluation/mean_tokens"), answers_held_out(case))
-    if case.number("evaluation.temperature") != 0 or any(len(set(one.values)) != 1 or len(one) < 3 for one in curves):
+    if case.number("evaluation.temperature") != 0 or any(
+        len(set(curve.values)) != 1 or len(curve) < 3 for curve in curves
+    ):
         return ()
-    return tuple(Evidence(one.key, one.values[0], (one.steps[0], one.steps[-1])) for one in curves)
+    return tuple(Evidence(curve.key, curve.values[0], (curve.steps[0], curve.steps[-1])) for curve in curves)
 
 
 def _same_on_test(case: Case) -> tuple[Evidence, ...]:
@@ -352,12 +356,12 @@ def _reward_fall(case: Case) -> tuple[Evidence, ...]:
     reward = case.curve("reward/mean")
     if not reward.has_two_ends:
         return ()
-    place, best = reward.best
+    index, best = reward.best
     lowest = min(case.curve("reward/min").values, default=0.0)
     fall = best - reward.end
     if fall <= 0.5 * (best - min(lowest, 0.0)) or fall <= 3 * reward_noise(case, reward.window):
         return ()
-    peak = Evidence(reward.key, best, (reward.steps[place], reward.steps[place + reward.window - 1]))
+    peak = Evidence(reward.key, best, (reward.steps[index], reward.steps[index + reward.window - 1]))
     return (peak, reward.at_end())
 
 

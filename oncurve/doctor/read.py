@@ -29,7 +29,7 @@ def read_case(run: str | Path) -> Case:
     """
     folder = Path(run)
     if not folder.is_file() and not (folder / METRICS).is_file():
-        near = next((one for one in folder.resolve().parents[:2] if (one / METRICS).is_file()), None)
+        near = next((parent for parent in folder.resolve().parents[:2] if (parent / METRICS).is_file()), None)
         named = f"Its run is {near}." if near else "Name the folder that `oncurve train` made."
         raise DataError(f"{folder}: is no run folder, {METRICS} is missing. {named}")
     if folder.is_file() and folder.suffix != ".jsonl":
@@ -39,9 +39,9 @@ def read_case(run: str | Path) -> Case:
         return Case(metrics)
     examples = [row for name in _EVALUATIONS for row in _rows(folder / "evaluations" / f"{name}.jsonl")]
     measured = set(metrics.steps)
-    kept = [(step, rollouts_path(folder, step)) for step in recorded_steps(folder) if step in measured]
+    recorded = [(step, rollouts_path(folder, step)) for step in recorded_steps(folder) if step in measured]
     lags: dict[int, int] = {}
-    for step, path in dict([*kept[:1], *kept[-1:]]).items():
+    for step, path in dict([*recorded[:1], *recorded[-1:]]).items():
         rolled = [{**row, "step": step} for row in _completions(path)]
         examples += rolled
         versions = [row["policy_version"] for row in rolled if isinstance(row["policy_version"], int)]
@@ -49,7 +49,7 @@ def read_case(run: str | Path) -> Case:
             lags[step] = max(0, step - 1 - min(versions))
 
     def between() -> list[dict[str, Any]]:
-        middle = kept[1:-1][:: max(1, len(kept) // BETWEEN)]
+        middle = recorded[1:-1][:: max(1, len(recorded) // BETWEEN)]
         return [{**row, "step": step} for step, path in middle for row in _completions(path)]
 
     path = folder / "comparison.json"

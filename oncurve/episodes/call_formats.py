@@ -40,18 +40,18 @@ _LONGEST_PYTHON = 20_000
 
 def read_tagged(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``<tool>2+3</tool>`` for one tool of one parameter, else ``<tool>{"name": ..., "arguments": {...}}</tool>``."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     only = next(iter(tools.values())) if len(tools) == 1 else None
     for match in _TAGGED.finditer(text):
         inside, whole = match.group(1), match.group(0)
         if not whole.endswith("</tool>"):
-            found.append(CallRequest(None, {}, whole, "the call has no </tool>"))
+            requests.append(CallRequest(None, {}, whole, "the call has no </tool>"))
         elif only is not None and len(only.parameters) == 1 and not inside.lstrip().startswith("{"):
             [(name, schema)] = only.parameters.items()
-            found.append(CallRequest(only.name, {name: _typed(inside.strip(), schema)}, inside))
+            requests.append(CallRequest(only.name, {name: _typed(inside.strip(), schema)}, inside))
         else:
-            found.append(_from_json(inside))
-    return found
+            requests.append(_from_json(inside))
+    return requests
 
 
 def read_hermes(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
@@ -66,64 +66,64 @@ def read_hermes(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
 
 def read_functions(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder and Qwen3.5 write."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _FUNCTION.finditer(_spoken(text)):
         name, inside = match.group(1), match.group(2)
         if not match.group(0).endswith("</function>"):
-            found.append(CallRequest(None, {}, match.group(0), "the call has no </function>"))
+            requests.append(CallRequest(None, {}, match.group(0), "the call has no </function>"))
             continue
         known = tools[name].parameters if name in tools else {}
         arguments = {key: _typed(value, known.get(key, {})) for key, value in _PARAMETER.findall(inside)}
-        found.append(CallRequest(name, arguments, match.group(0)))
-    return found
+        requests.append(CallRequest(name, arguments, match.group(0)))
+    return requests
 
 
 def read_bare(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """One JSON object with "name" and "parameters" as the whole turn, as Llama 3 writes."""
-    said = _spoken(text).strip().removeprefix("<|python_tag|>").strip()
-    if not said.startswith("{") or '"name"' not in said:
+    turn = _spoken(text).strip().removeprefix("<|python_tag|>").strip()
+    if not turn.startswith("{") or '"name"' not in turn:
         return []
-    return [_from_json(said)]
+    return [_from_json(turn)]
 
 
 def read_glm(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``<tool_call>name`` and pairs of ``<arg_key>``, ``<arg_value>``, as GLM-4.5 writes."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _HERMES.finditer(_spoken(text)):
         whole, inside = match.group(0), match.group(1)
         named = _GLM_NAME.match(inside)
         if named is None or not whole.endswith("</tool_call>"):
-            found.append(CallRequest(None, {}, whole, "the call has no name or no </tool_call>"))
+            requests.append(CallRequest(None, {}, whole, "the call has no name or no </tool_call>"))
             continue
         name = named.group(1)
-        found.append(CallRequest(name, _all_typed(name, _GLM_ARGUMENT.findall(inside), tools), whole))
-    return found
+        requests.append(CallRequest(name, _all_typed(name, _GLM_ARGUMENT.findall(inside), tools), whole))
+    return requests
 
 
 def read_invoked(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``<invoke name="f"><parameter name="key">value</parameter></invoke>``, as MiniMax and DeepSeek-V3.2 write."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _INVOKED.finditer(_spoken(text)):
         name, inside, whole = match.group(2), match.group(3), match.group(0)
         if not match.group(4):
-            found.append(CallRequest(None, {}, whole, "the call has no end"))
+            requests.append(CallRequest(None, {}, whole, "the call has no end"))
             continue
         pairs = [(key, value) for _, key, _, value in _INVOKED_WITH.findall(inside)]
-        found.append(CallRequest(name, _all_typed(name, pairs, tools), whole))
-    return found
+        requests.append(CallRequest(name, _all_typed(name, pairs, tools), whole))
+    return requests
 
 
 def read_gemma(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>``, as Gemma 4 writes."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _GEMMA.finditer(_spoken(text)):
         name, brace, inside = match.group(1).removeprefix("call:").partition("{")
         value = attempt(lambda inside=inside: _gemma_value("{" + inside, 0)[0], log=False)
         if not (brace and match.group(2)) or not isinstance(value, dict):
-            found.append(CallRequest(None, {}, match.group(0), "the call is not call:name{key:value}<tool_call|>"))
+            requests.append(CallRequest(None, {}, match.group(0), "the call is not call:name{key:value}<tool_call|>"))
         else:
-            found.append(CallRequest(name.strip(), value, match.group(0)))
-    return found
+            requests.append(CallRequest(name.strip(), value, match.group(0)))
+    return requests
 
 
 def _gemma_value(text: str, at: int) -> tuple[Any, int]:
@@ -153,28 +153,28 @@ def _gemma_value(text: str, at: int) -> tuple[Any, int]:
 
 def read_deepseek(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """A call between DeepSeek's marks: V3 and R1 fence its arguments behind the name, V3.1 writes them bare."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _DEEPSEEK.finditer(_spoken(text)):
         head, _, rest = match.group(1).partition("<｜tool▁sep｜>")
         name, fence, fenced = rest.partition("\n```json\n")
         name, arguments = (name, fenced.strip().removesuffix("```")) if fence else (head, rest)
-        found.append(_named(name, arguments, match.group(0), ended=bool(match.group(2))))
-    return found
+        requests.append(_named(name, arguments, match.group(0), ended=bool(match.group(2))))
+    return requests
 
 
 def read_mistral(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name[ARGS]{...}`` of newer ones."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _MISTRAL.finditer(_spoken(text)):
         inside = match.group(1).strip()
         name, args, arguments = inside.partition("[ARGS]")
         if args:
-            found.append(_named(name.partition("[CALL_ID]")[0], arguments, inside, ended=True))
+            requests.append(_named(name.partition("[CALL_ID]")[0], arguments, inside, ended=True))
             continue
         listed = attempt(lambda inside=inside: json.loads(inside), log=False)
         calls = listed if isinstance(listed, list) else [inside]
-        found += [_from_json(json.dumps(call) if isinstance(call, dict) else str(call)) for call in calls]
-    return found
+        requests += [_from_json(json.dumps(call) if isinstance(call, dict) else str(call)) for call in calls]
+    return requests
 
 
 def read_harmony(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
@@ -184,15 +184,15 @@ def read_harmony(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
 
 def read_python(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
     """``<|tool_call_start|>[name(key='value')]<|tool_call_end|>``, as LFM2 writes. It is parsed, and never run."""
-    found: list[CallRequest] = []
+    requests: list[CallRequest] = []
     for match in _PYTHON.finditer(_spoken(text)):
         whole, inside = match.group(0), match.group(1).strip()
         calls = attempt(lambda inside=inside: _python_calls(inside), log=False)
         if isinstance(calls, Failure) or not match.group(2):
-            found.append(CallRequest(None, {}, whole, "the call is not [name(key=value)]<|tool_call_end|>"))
+            requests.append(CallRequest(None, {}, whole, "the call is not [name(key=value)]<|tool_call_end|>"))
         else:
-            found += [CallRequest(name, arguments, whole) for name, arguments in calls]
-    return found
+            requests += [CallRequest(name, arguments, whole) for name, arguments in calls]
+    return requests
 
 
 def _python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -204,14 +204,15 @@ def _python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     if len(calls) < len(listed):
         raise ValueError("not a list of calls with named arguments")
     return [
-        (ast.unparse(call.func), {str(one.arg): _python_value(one.value) for one in call.keywords}) for call in calls
+        (ast.unparse(call.func), {str(keyword.arg): _python_value(keyword.value) for keyword in call.keywords})
+        for call in calls
     ]
 
 
 def _python_value(node: ast.expr) -> Any:
     """A literal; true, false and null of JSON are read too."""
-    words = {"true": True, "false": False, "null": None}
-    return words[node.id] if isinstance(node, ast.Name) and node.id in words else ast.literal_eval(node)
+    constants = {"true": True, "false": False, "null": None}
+    return constants[node.id] if isinstance(node, ast.Name) and node.id in constants else ast.literal_eval(node)
 
 
 FORMATS: dict[str, Read] = {
@@ -236,10 +237,10 @@ def learned_format(turn: str, name: str, arguments: Mapping[str, Any]) -> Read |
 
     ``turn`` is its call of ``name`` with ``arguments``. None where it does not write them so.
     """
-    before, found, behind = turn.partition(name)
+    before, separator, behind = turn.partition(name)
     start = behind.find("{")
     parsed = attempt(lambda: json.JSONDecoder().raw_decode(behind, start), log=False)
-    if not found or start < 0 or isinstance(parsed, Failure) or parsed[0] != arguments:
+    if not separator or start < 0 or isinstance(parsed, Failure) or parsed[0] != arguments:
         return None
     mark = before.rpartition("</think>")[2].strip()[-40:]
     if not mark:
@@ -248,12 +249,12 @@ def learned_format(turn: str, name: str, arguments: Mapping[str, Any]) -> Read |
     form = re.compile(re.escape(mark) + r"\s*([\w.-]+)" + r"\s*".join(map(re.escape, between.split())) + r"\s*(?=\{)")
 
     def read(text: str, tools: Mapping[str, Tool]) -> list[CallRequest]:
-        said = _spoken(text)
+        spoken = _spoken(text)
         calls: list[CallRequest] = []
-        for match in form.finditer(said):
-            made = attempt(lambda match=match: json.JSONDecoder().raw_decode(said, match.end())[1], log=False)
-            end = len(said) if isinstance(made, Failure) else made
-            calls.append(_named(match.group(1), said[match.end() : end], said[match.start() : end], ended=True))
+        for match in form.finditer(spoken):
+            made = attempt(lambda match=match: json.JSONDecoder().raw_decode(spoken, match.end())[1], log=False)
+            end = len(spoken) if isinstance(made, Failure) else made
+            calls.append(_named(match.group(1), spoken[match.end() : end], spoken[match.start() : end], ended=True))
         return calls
 
     return read

@@ -11,7 +11,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.sampler import exact_text
 from oncurve.data.chat_template import TemplateRefusal, let_add, write_conversations
 from oncurve.episodes.call_formats import FORMATS, MARKS, Read, learned_format
-from oncurve.episodes.dialects import ForeignText, Told
+from oncurve.episodes.dialects import EncodedText, ForeignText
 from oncurve.episodes.tools import CallRequest, Tool
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WORDS, _MARK = "oncurve-said-this", "oncurve-was-told-this"
+_ANSWER, _MARK = "oncurve-said-this", "oncurve-was-told-this"
 _QUOTED = 'oncurve "quoted" this'
 _THOUGHTS = "<think>\nfirst\n</think>\n\n"
 _NAME, _ARGUMENTS = "oncurve_probe", {"text": "oncurve-argument"}
-_ASKED = {"role": "user", "content": "oncurve-asked"}
+_QUESTION = {"role": "user", "content": "oncurve-asked"}
 _TOOL = {
     "type": "function",
     "function": {
@@ -49,7 +49,7 @@ class ChatDialect:
         tokenizer: PreTrainedTokenizerBase,
         *,
         has_tools: bool,
-        has_words: bool = False,
+        has_observations: bool = False,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         """Finds out how the template, with its ``arguments``, frames answers, and that it can be gone on with.
@@ -67,7 +67,7 @@ class ChatDialect:
         self._escapes, self._shows_calls = False, True
         if has_tools:
             self.learn_tools()
-        if has_words:
+        if has_observations:
             self.check_prefix("user")
 
     @property
@@ -87,26 +87,26 @@ class ChatDialect:
         """The calls in a turn."""
         return self._read(text, tools)
 
-    def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
+    def encode_answers(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> EncodedText:
         """The answers in the template's frame for them."""
         names = tuple(name for name, _ in answers)
         return self._framed("tool", names, [answer for _, answer in answers], ended=ended, limit=limit)
 
-    def said(self, text: str, *, ended: bool, limit: int) -> Told:
+    def encode_observation(self, text: str, *, ended: bool, limit: int) -> EncodedText:
         """The words as the next message of the user."""
         return self._framed("user", ("",), [text], ended=ended, limit=limit)
 
-    def _framed(self, role: str, names: tuple[str, ...], words: list[str], *, ended: bool, limit: int) -> Told:
+    def _framed(self, role: str, names: tuple[str, ...], texts: list[str], *, ended: bool, limit: int) -> EncodedText:
         messages = [
-            {"role": role, "content": f"{_MARK}-{place}-"} | ({"name": name} if name else {})
-            for place, name in enumerate(names)
+            {"role": role, "content": f"{_MARK}-{index}-"} | ({"name": name} if name else {})
+            for index, name in enumerate(names)
         ]
         rest = self.behind_end(self._after(messages), ended=ended)
         ids: list[int] = []
-        for place, text in enumerate(words):
-            before, _, rest = rest.partition(f"{_MARK}-{place}-")
-            shown = json.dumps(text, ensure_ascii=False)[1:-1] if self._escapes and role == "tool" else text
-            ids += [*self._marks(before), *self.foreign.cut(shown, limit)]
+        for index, text in enumerate(texts):
+            before, _, rest = rest.partition(f"{_MARK}-{index}-")
+            content = json.dumps(text, ensure_ascii=False)[1:-1] if self._escapes and role == "tool" else text
+            ids += [*self._marks(before), *self.foreign.cut(content, limit)]
         ids += self._marks(rest)
         return ids, exact_text(self.tokenizer, ids)
 
@@ -122,16 +122,19 @@ class ChatDialect:
         """The template's text between the policy's last word or call and the next turn."""
         is_tool = messages[0]["role"] == "tool"
         if not (is_tool and self._shows_calls):
-            said = {"role": "assistant", "content": _WORDS}
+            turn = {"role": "assistant", "content": _ANSWER}
             role = str(messages[0]["role"])
-            return self._attempt([_ASKED, said, *messages], role=role, goes_on=True).rpartition(_WORDS)[2]
+            return self._attempt([_QUESTION, turn, *messages], role=role, goes_on=True).rpartition(_ANSWER)[2]
         names = [str(message["name"]) for message in messages]
         for called in (names, names[:1]):  # some take a single call, however many answers follow
             ids = [f"oncurve{number:02d}" for number in range(len(called))]
-            told = [{**message, "tool_call_id": ids[min(at, len(ids) - 1)]} for at, message in enumerate(messages)]
-            said = _calling(called)
+            answers = [{**message, "tool_call_id": ids[min(at, len(ids) - 1)]} for at, message in enumerate(messages)]
+            turn = _calling(called)
             try:
-                alone, whole = self._attempt([_ASKED, said]), self._attempt([_ASKED, said, *told], goes_on=True)
+                alone, whole = (
+                    self._attempt([_QUESTION, turn]),
+                    self._attempt([_QUESTION, turn, *answers], goes_on=True),
+                )
             except ConfigError:
                 if called is not names[:1] and len(names) > 1:
                     continue
@@ -177,16 +180,16 @@ class ChatDialect:
     def _rewriting(self, role: str) -> str | None:
         """The change that the template makes to a turn when a message follows; None if it leaves it."""
         is_call = role == "tool" and self._shows_calls
-        told = {"role": role, "content": _MARK} | ({"name": _NAME, "tool_call_id": "oncurve00"} if is_call else {})
-        last = {"role": "assistant", "content": _WORDS}
+        answer = {"role": role, "content": _MARK} | ({"name": _NAME, "tool_call_id": "oncurve00"} if is_call else {})
+        last = {"role": "assistant", "content": _ANSWER}
         for thoughts in ("", _THOUGHTS):
-            said = _calling([_NAME], thoughts) if is_call else {"role": "assistant", "content": thoughts + _WORDS}
-            first = self.without_end(self._attempt([_ASKED, said], role=role))
-            both = self._attempt([_ASKED, said, told, last], role=role)
-            if not is_call and _WORDS not in first:
+            turn = _calling([_NAME], thoughts) if is_call else {"role": "assistant", "content": thoughts + _ANSWER}
+            first = self.without_end(self._attempt([_QUESTION, turn], role=role))
+            both = self._attempt([_QUESTION, turn, answer, last], role=role)
+            if not is_call and _ANSWER not in first:
                 return "leaves out what the assistant says"
             if not is_call:
-                first = first[: first.rfind(_WORDS) + len(_WORDS)]
+                first = first[: first.rfind(_ANSWER) + len(_ANSWER)]
             if not both.startswith(first):
                 return "leaves thoughts out of earlier turns" if thoughts else "writes earlier turns anew"
         return None
@@ -206,10 +209,12 @@ class ChatDialect:
 
     def _find_format(self) -> Read:
         """The form in which the template writes calls. Raises ConfigError for one that is not read here."""
-        text = self.without_end(self._attempt([_ASKED, _calling([_NAME])], role="assistant with calls"))
-        told = [_TOOL]
+        text = self.without_end(self._attempt([_QUESTION, _calling([_NAME])], role="assistant with calls"))
+        tools = [_TOOL]
         opened = [
-            write_conversations([[_ASKED]], self.tokenizer, tools=told, arguments=self._arguments, opens_answer=goes_on)
+            write_conversations(
+                [[_QUESTION]], self.tokenizer, tools=tools, arguments=self._arguments, opens_answer=goes_on
+            )
             for goes_on in (True, False)
         ]
         if _NAME not in opened[0][0]:
@@ -217,31 +222,31 @@ class ChatDialect:
                 "%s: its chat template does not tell the model what it may call. Say it in the prompt (data.template)",
                 self.name,
             )
-        plain = next((one for [one] in opened if text.startswith(one)), "")
+        plain = next((prefix for [prefix] in opened if text.startswith(prefix)), "")
         turn = text[len(plain) :] if plain else text.rpartition("oncurve-asked")[2]
         for read in FORMATS.values():
-            found = read(turn, {})
-            if len(found) == 1 and (found[0].name, found[0].arguments) == (_NAME, _ARGUMENTS):
+            requests = read(turn, {})
+            if len(requests) == 1 and (requests[0].name, requests[0].arguments) == (_NAME, _ARGUMENTS):
                 return read
         if learned := learned_format(turn, _NAME, _ARGUMENTS):
             return learned
         if _NAME not in turn:
-            return self._format_of_words(_NAME in opened[0][0])
+            return self._format_by_mark(_NAME in opened[0][0])
         raise ConfigError(
             f"{self.name}: its chat template writes a call of a tool as {turn.strip()[:200]!r}, a form not read "
             f"here. Known are {', '.join(FORMATS)} (docs/episodes.md). Use another model, or data.chat=false, where "
             f"calls are written as <tool>...</tool>"
         )
 
-    def _format_of_words(self, is_told: bool) -> Read:
+    def _format_by_mark(self, is_described: bool) -> Read:
         """The form of calls that the template takes for words of the assistant, by a mark that the model has for them.
 
         Raises ConfigError where there is none.
         """
         known = str(self.tokenizer.chat_template) + " ".join(self.tokenizer.get_added_vocab())  # pyright: ignore[reportCallIssue, reportOptionalCall]
         form = next((form for form, mark in MARKS.items() if mark in known), None)
-        if form is None or not is_told:
-            untold = "" if is_told else ", and does not tell the model what it may call"
+        if form is None or not is_described:
+            untold = "" if is_described else ", and does not tell the model what it may call"
             raise ConfigError(
                 f"{self.name}: its chat template leaves out calls of tools{untold}. Use a model whose template knows "
                 f"tools, name one with data.chat_template, or set data.chat=false, where calls are written as "

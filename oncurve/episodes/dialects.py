@@ -24,7 +24,7 @@ CUT_MARK = " [cut]"
 """Stands at the end of an answer that was longer than the limit."""
 _CHARACTERS_PER_TOKEN = 32
 """Characters of an answer that are tokenized, for each token that it may have."""
-Told = tuple[list[int], str]
+EncodedText = tuple[list[int], str]
 """Tokens and their text."""
 
 
@@ -40,14 +40,14 @@ class Dialect(Protocol):
         """The calls in a turn."""
         ...
 
-    def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
+    def encode_answers(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> EncodedText:
         """The tokens between a turn and the next one: the answers of tools by name, each cut to ``limit`` tokens.
 
         ``ended``: the turn has its end token already.
         """
         ...
 
-    def said(self, text: str, *, ended: bool, limit: int) -> Told:
+    def encode_observation(self, text: str, *, ended: bool, limit: int) -> EncodedText:
         """The same for the words of an environment that has no tools."""
         ...
 
@@ -95,8 +95,8 @@ class ForeignText:
         for start, end in pairwise([*cuts, len(text)]):
             ids += self.tokenizer.encode(text[start:end], add_special_tokens=False)
         alone = [self.tokenizer.encode(part, add_special_tokens=False) for part, is_foreign in parts if not is_foreign]
-        wanted = [mark for one in alone for mark in self._marks_in(one)]
-        return ids if self._marks_in(ids) == wanted else self._framed_apart(parts)
+        expected = [mark for content in alone for mark in self._marks_in(content)]
+        return ids if self._marks_in(ids) == expected else self._framed_apart(parts)
 
     def holds_mark(self, text: str) -> bool:
         """The name of a mark stands in the text."""
@@ -157,14 +157,14 @@ class TagDialect:
         """The call with which the turn ended."""
         return read_tagged(text, tools)[-1:]
 
-    def told(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> Told:
+    def encode_answers(self, answers: Sequence[tuple[str, str]], *, ended: bool, limit: int) -> EncodedText:
         """Each answer between its tags."""
         ids: list[int] = []
         for _, answer in answers:
             ids += [*self._result.before, *self.foreign.cut(answer, limit), *self._result.after]
         return ids, exact_text(self.tokenizer, ids)
 
-    def said(self, text: str, *, ended: bool, limit: int) -> Told:
+    def encode_observation(self, text: str, *, ended: bool, limit: int) -> EncodedText:
         """The words as the next question."""
         ids = [*self._turn.before, *self.foreign.cut(text, limit), *self._turn.after]
         return ids, exact_text(self.tokenizer, ids)

@@ -69,7 +69,7 @@ class Kind:
             raise ConfigError(f"environment {name}: it cannot be made: {made.detail}. Its factory takes no arguments")
         try:
             methods = public_methods(made)
-            if problem := _objection(made, methods):
+            if problem := _problem_of(made, methods):
                 raise ConfigError(f"environment {name}: {problem}")
             if "reset" not in methods:
                 raise ConfigError(
@@ -112,7 +112,7 @@ class Environment:
         except BaseException:
             close_now(environment.inner)
             raise
-        return _begun(environment, text) if inspect.isawaitable(text) else (environment, first_words(text))
+        return _begun(environment, text) if inspect.isawaitable(text) else (environment, first_observation(text))
 
     def step(self, action: str) -> Any:
         """The observation after an action, to be awaited where step is async.
@@ -120,23 +120,23 @@ class Environment:
         Gymnasium's step gives five values, that of the older Gym four: observation, reward, done, info, of which the
         last may be missing. They may also be a dictionary or an object with these names, as OpenEnv's step result.
         """
-        given = self.inner.step(action)
-        return self._stepped_later(given) if inspect.isawaitable(given) else self._stepped(given)
+        returned = self.inner.step(action)
+        return self._stepped_later(returned) if inspect.isawaitable(returned) else self._stepped(returned)
 
-    async def _stepped_later(self, given: Any) -> str:
-        return self._stepped(await given)
+    async def _stepped_later(self, returned: Any) -> str:
+        return self._stepped(await returned)
 
-    def _stepped(self, given: Any) -> str:
-        given = _by_name(given)
-        if not isinstance(given, (tuple, list)) or len(given) not in (3, 4, 5):
-            found = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
+    def _stepped(self, returned: Any) -> str:
+        returned = _by_name(returned)
+        if not isinstance(returned, (tuple, list)) or len(returned) not in (3, 4, 5):
+            description = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else type(returned).__name__
             raise TypeError(
-                f"step gave {found}; return (observation, reward, terminated, truncated, info) or (observation, "
+                f"step gave {description}; return (observation, reward, terminated, truncated, info) or (observation, "
                 f"reward, done, info)"
             )
-        observation, reward, *ended = given
-        ended = ended[:2] if len(given) == 5 else ended[:1]
-        for name, value in (("reward", reward), *(("end", one) for one in ended)):
+        observation, reward, *ended = returned
+        ended = ended[:2] if len(returned) == 5 else ended[:1]
+        for name, value in (("reward", reward), *(("end", flag) for flag in ended)):
             if isinstance(value, (str, Mapping)):
                 raise TypeError(f"step gave the {name} {value!r:.60}; return a number and True or False")
         if reward is not None:  # a step may leave the reward to a later one
@@ -144,7 +144,7 @@ class Environment:
         self.is_paid = bool(self.is_paid) or reward is not None
         self.note_done()
         self.is_done = self.is_done or any(map(bool, ended))
-        return words_of(observation)
+        return text_of(observation)
 
     def note_done(self) -> None:
         """An environment that has an attribute or a property ``done`` ends its episode by it, whatever its type."""
@@ -161,32 +161,32 @@ class Environment:
 
 
 async def _begun(environment: Environment, text: Any) -> tuple[Environment, str]:
-    return environment, first_words(await text)
+    return environment, first_observation(await text)
 
 
-def first_words(given: Any) -> str:
+def first_observation(returned: Any) -> str:
     """The text that reset gave: nothing, an observation, or an observation with further facts."""
-    return words_of(given[0] if isinstance(given, tuple) and given else _by_name(given, is_first=True))
+    return text_of(returned[0] if isinstance(returned, tuple) and returned else _by_name(returned, is_first=True))
 
 
-def words_of(observation: Any) -> str:
+def text_of(observation: Any) -> str:
     """An observation as text; of messages of a chat, what they say."""
     if observation is None:
         return ""
     messages = observation if isinstance(observation, list) else [observation]
-    if messages and all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages):
-        return "\n".join(words_of(one["content"]) for one in messages)
+    if messages and all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in messages):
+        return "\n".join(text_of(message["content"]) for message in messages)
     return answer_text(observation)
 
 
-def _by_name(given: Any, *, is_first: bool = False) -> Any:
+def _by_name(returned: Any, *, is_first: bool = False) -> Any:
     """The result of a step, a dictionary or an object with names in Gymnasium's order; anything else as it is.
 
     The result of reset is the observation alone.
     """
-    named = given if isinstance(given, Mapping) else attempt(lambda: vars(given))
+    named = returned if isinstance(returned, Mapping) else attempt(lambda: vars(returned))
     if isinstance(named, Failure) or "observation" not in named or not (is_first or "reward" in named):
-        return given
+        return returned
     if is_first:
         return named["observation"]
     ended = [named[name] for name in ("done", "terminated", "truncated") if name in named]
@@ -200,12 +200,12 @@ def has_died(failure: Failure) -> bool:
 
 def public_methods(made: Any) -> dict[str, Callable[..., Any]]:
     """The methods of an object that do not begin with an underscore. Its properties are not asked."""
-    found = {}
+    attributes = {}
     for name in dir(made):
         kind = inspect.getattr_static(type(made), name, None)
         if not name.startswith("_") and not isinstance(kind, (property, cached_property)):
-            found[name] = attempt(partial(attrgetter(name), made))
-    return {name: method for name, method in found.items() if inspect.isroutine(method)}
+            attributes[name] = attempt(partial(attrgetter(name), made))
+    return {name: method for name, method in attributes.items() if inspect.isroutine(method)}
 
 
 def methods_as_tools(made: Any, *, where: str = "") -> dict[str, Tool]:
@@ -215,12 +215,12 @@ def methods_as_tools(made: Any, *, where: str = "") -> dict[str, Tool]:
     """
     if isinstance(made, AdaptedEnvironment):
         return dict(made.tools)
-    found = {}
+    tools = {}
     for name, method in public_methods(made).items():
         if name in RESERVED[:3] or isinstance(made, type):
             continue
         try:
-            found[name] = Tool.of(method)
+            tools[name] = Tool.of(method)
         except ConfigError as error:
             owner = next((kind for kind in type(made).__mro__ if name in vars(kind)), type(made))
             remedy = (
@@ -230,24 +230,31 @@ def methods_as_tools(made: Any, *, where: str = "") -> dict[str, Tool]:
                 f"attribute instead"
             )
             raise ConfigError(f"{where}{error}. {remedy}") from None
-    return found
+    return tools
 
 
-def _objection(made: Any, methods: Mapping[str, Callable[..., Any]]) -> str | None:
+def _problem_of(made: Any, methods: Mapping[str, Callable[..., Any]]) -> str | None:
     """The objection to an environment that counts on a call which nothing here makes; None where there is none."""
     if {"__enter__", "__aenter__"} & {*dir(type(made))} and "close" not in methods:
         return "it is a context manager, which nothing enters. Open what it needs in reset, and write close(self)"
     if "get_reward" not in methods:
         has = inspect.getattr_static(made, "get_reward", None) is not None
         return "its get_reward is no method, and is called as one. Write get_reward(self)" if has else None
-    needed = [one.name for one in inspect.signature(methods["get_reward"]).parameters.values() if _is_needed(one)]
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(methods["get_reward"]).parameters.values()
+        if _is_needed(parameter)
+    ]
     if needed:
         return f"its get_reward needs {', '.join(needed)}, and gets nothing. Keep what it needs in reset(self, **row)"
     return None
 
 
-def _is_needed(one: inspect.Parameter) -> bool:
-    return one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_KEYWORD,
+        parameter.VAR_POSITIONAL,
+    )
 
 
 def is_step(method: Callable[..., Any]) -> bool:
@@ -258,11 +265,11 @@ def is_step(method: Callable[..., Any]) -> bool:
 def answer_of(reset: Callable[..., Any], row: Mapping[str, Any], seed: int) -> Any:
     """Reset with the columns that it takes, and with a ``seed`` of its own if it takes one and the row has none."""
     parameters = inspect.signature(reset).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    given = {key: value for key, value in row.items() if takes_all or key in parameters}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments = {key: value for key, value in row.items() if takes_all or key in parameters}
     if "seed" in parameters:
-        given.setdefault("seed", seed)
-    return reset(**given)
+        arguments.setdefault("seed", seed)
+    return reset(**arguments)
 
 
 def reward_of(value: Any) -> Reward:
@@ -292,13 +299,13 @@ def close(made: Any) -> Any:
 
 def close_now(made: Any) -> None:
     """The same at once, for one that no episode has used."""
-    if inspect.isawaitable(given := close(made)):
+    if inspect.isawaitable(closing := close(made)):
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop that runs
-            attempt(thread.submit(asyncio.run, _finished(given)).result)
+            attempt(thread.submit(asyncio.run, _finished(closing)).result)
 
 
-async def _finished(given: Any) -> None:
-    await given
+async def _finished(closing: Any) -> None:
+    await closing
 
 
 def close_all(environments: Sequence[Any], calls: Calls, limit_seconds: float) -> None:

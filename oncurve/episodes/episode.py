@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from oncurve.core.errors import Failure
 from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Prompt, Reward, Segment, ToolCall
-from oncurve.core.requests import KeptRow
+from oncurve.core.requests import RowState
 from oncurve.episodes.environments import Environment, Kind
 from oncurve.episodes.tools import CallRequest, Tool
 from oncurve.sample.turns import Sampled
@@ -19,7 +19,7 @@ from oncurve.version_spans import VersionSpans
 class Episode:
     """The state of one completion of a group."""
 
-    place: int
+    position: int
     """Index of its prompt among those of the call."""
     index: int
     """In its group."""
@@ -32,7 +32,7 @@ class Episode:
     prompt_ids: tuple[int, ...]
     own_prompt: str | None = None
     environment: Environment | None = None
-    kept: KeptRow = field(default_factory=KeptRow)
+    cache: RowState = field(default_factory=RowState)
     """Its keys and values while it waits."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Episode:
         self.num_turns += 1
         self.num_written += len(ids)
 
-    def add_told(self, ids: list[int], text: str) -> None:
+    def add_read(self, ids: list[int], text: str) -> None:
         """Add tokens that the policy was given."""
         if ids:
             self.segments.append(Segment(False, len(self.token_ids), len(self.token_ids) + len(ids), text))

@@ -26,18 +26,18 @@ class EpisodeLoop:
         self.params, self.version, self.on_group = params, version, on_group
         self.tokenizer = policy.tokenizer
         self.end_ids = end_token_ids(policy.model, policy.tokenizer)
-        self._held: list[tuple[tuple[Any, ...], Ask]] = []
+        self._waiting: list[tuple[tuple[Any, ...], Ask]] = []
         """Turns that are not asked for yet, and their order."""
         self._done: dict[int, list[Completion | None]] = {}
         self._prompts: dict[int, Prompt] = {}
         self._groups: dict[int, Group] = {}
 
     def keys(self, prompts: Sequence[Prompt], group_size: int, step: int) -> Iterator[tuple[int, Prompt, list[int]]]:
-        """The place of each prompt, and the random streams of its episodes."""
-        for place, indices in enumerate(occurrence_indices(prompts, group_size)):
-            numbers = np.full(group_size, prompts[place].index, dtype=np.int64)
-            self._prompts[place], self._done[place] = prompts[place], [None] * group_size
-            yield place, prompts[place], stream_keys(self.params.seed, step, numbers, np.array(indices)).tolist()
+        """The position of each prompt, and the random streams of its episodes."""
+        for position, indices in enumerate(occurrence_indices(prompts, group_size)):
+            numbers = np.full(group_size, prompts[position].index, dtype=np.int64)
+            self._prompts[position], self._done[position] = prompts[position], [None] * group_size
+            yield position, prompts[position], stream_keys(self.params.seed, step, numbers, np.array(indices)).tolist()
 
     def run(self, *, is_ready: Callable[[bool], bool], collect: Callable[[bool], None]) -> list[Group]:
         """Turns until every group is whole.
@@ -47,34 +47,36 @@ class EpisodeLoop:
         """
         while len(self._groups) < len(self._done):
             is_busy = self.turns.advance()
-            if self._held and is_ready(is_busy):
-                self._ask_held()
+            if self._waiting and is_ready(is_busy):
+                self._ask_waiting()
             else:
                 collect(not is_busy and len(self._groups) < len(self._done))
-        return [self._groups[place] for place in range(len(self._done))]
+        return [self._groups[position] for position in range(len(self._done))]
 
-    def hold(self, order: tuple[Any, ...], asked: Ask) -> None:
+    def hold(self, order: tuple[Any, ...], ask: Ask) -> None:
         """Ask for a turn with all others that wait by then, in an order that does not depend on how long anything took.
 
         Who is in the batch decides how sums are rounded, so that the same run twice must have the same batches.
         """
-        self._held.append((order, asked))
+        self._waiting.append((order, ask))
 
-    def drop(self, asked: Ask) -> None:
+    def drop(self, ask: Ask) -> None:
         """Nobody wants a turn any more that was held."""
-        self._held = [one for one in self._held if one[1] is not asked]
+        self._waiting = [pair for pair in self._waiting if pair[1] is not ask]
 
     def took(self, prompt: Prompt, sampled: Sampled) -> str:
         """The text of what the policy wrote. Raises SamplerError for a log-probability that is not finite."""
         check_finite(sampled[1], prompt, self.version)
         return self.text(sampled[0])
 
-    def end(self, place: int, index: int, completion: Completion) -> None:
+    def end(self, position: int, index: int, completion: Completion) -> None:
         """An episode is over; its group may be whole."""
-        done = self._done[place]
+        done = self._done[position]
         done[index] = completion
-        if all(one is not None for one in done):
-            self._groups[place] = group = Group(self._prompts[place], tuple(one for one in done if one is not None))
+        if all(episode is not None for episode in done):
+            self._groups[position] = group = Group(
+                self._prompts[position], tuple(episode for episode in done if episode is not None)
+            )
             if self.on_group is not None:
                 self.on_group(group)
 
@@ -82,22 +84,22 @@ class EpisodeLoop:
         """Tokens as text, without the end token behind them."""
         return exact_text(self.tokenizer, ids, self.end_ids)
 
-    def _ask_held(self) -> None:
+    def _ask_waiting(self) -> None:
         """Ask for the turns that wait. Those that keep no cache and begin with the same tokens are one request."""
-        held, self._held = sorted(self._held, key=lambda one: one[0]), []
+        waiting, self._waiting = sorted(self._waiting, key=lambda pair: pair[0]), []
         alike: dict[Any, list[Ask]] = {}
-        for number, (_, asked) in enumerate(held):
-            alike.setdefault(number if asked.rows else (asked.token_ids, asked.max_tokens), []).append(asked)
+        for number, (_, ask) in enumerate(waiting):
+            alike.setdefault(number if ask.rows else (ask.token_ids, ask.max_tokens), []).append(ask)
         for together in alike.values():
             self.turns.ask(together[0] if len(together) == 1 else _joined(together))
 
 
 def _joined(asks: list[Ask]) -> Ask:
-    owners = [(asked, place) for asked in asks for place in range(len(asked.keys))]
+    owners = [(ask, index) for ask in asks for index in range(len(ask.keys))]
 
-    def deliver(place: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
-        asked, own = owners[place]
-        asked.deliver(own, sampled, spans)
+    def deliver(index: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
+        ask, own = owners[index]
+        ask.deliver(own, sampled, spans)
 
-    keys = tuple(key for asked in asks for key in asked.keys)
+    keys = tuple(key for ask in asks for key in ask.keys)
     return Ask(asks[0].token_ids, keys, asks[0].max_tokens, deliver)

@@ -54,7 +54,7 @@ class EpisodeSampler:
         self._version = 0
         self._dialect: Dialect | None = None
         self._lock = threading.Lock()
-        self._kept: list[tuple[int | None, list[Any]]] = []
+        self._environments: list[tuple[int | None, list[Any]]] = []
         """Environments that are open, with their step; None where something is measured."""
         self._workers = Workers(setup.limits.threads)
         self._left: list[Calls] = []
@@ -78,16 +78,16 @@ class EpisodeSampler:
         """
         if self._policy is None or self._dialect is None:
             raise SamplerError("the sampler has no weights yet; call load_weights before sample")
-        self._close_kept(None if params is not None else step)
+        self._close_finished(None if params is not None else step)
         if not prompts:
             return []
-        kept: tuple[int | None, list[Any]] = (None if params is not None else step, [])
+        environments_of_step: tuple[int | None, list[Any]] = (None if params is not None else step, [])
         with self._lock:  # the next step may be sampled in another thread
-            self._kept.append(kept)
+            self._environments.append(environments_of_step)
         params = params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
         loop = EpisodeLoop(self._policy, params, self._version, self.on_group)
-        run = _Run(self, loop, self._dialect, environments=kept[1])
+        run = _Run(self, loop, self._dialect, environments=environments_of_step[1])
         loop.turns = self.sampler.turns(params, step=step, post=run.calls.post)
         try:
             with contained("tools or environments"):
@@ -100,27 +100,33 @@ class EpisodeSampler:
 
     def close(self) -> None:
         """Close environments, end threads, give back what the sampler took."""
-        self._close(self._kept)
+        self._close(self._environments)
         self._workers.close()
         for tool in self.setup.tools.values():
             if tool.close is not None:
                 tool.close()
         self.sampler.close()
 
-    def _close_kept(self, step: int | None) -> None:
+    def _close_finished(self, step: int | None) -> None:
         """Close environments of measurements, and those of steps whose grading is over when ``step`` is sampled."""
         last = self.staleness
-        self._close([one for one in self._kept if one[0] is None or (step is not None and abs(one[0] - step) > last)])
+        self._close(
+            [
+                entry
+                for entry in self._environments
+                if entry[0] is None or (step is not None and abs(entry[0] - step) > last)
+            ]
+        )
 
     def _close(self, closing: list[tuple[int | None, list[Any]]]) -> None:
         with self._lock:
-            self._kept = [one for one in self._kept if all(one is not other for other in closing)]
+            self._environments = [entry for entry in self._environments if all(entry is not other for other in closing)]
             left, self._left = self._left, []
         for calls in left:
             calls.collect(wait=False)
         with self._lock:
             self._left += [calls for calls in left if not calls.is_idle]
-        environments = [made for _, kept in closing for made in kept]
+        environments = [made for _, environments_of_step in closing for made in environments_of_step]
         close_all(environments, Calls(self._workers), self.setup.limits.environment_seconds)
 
 
@@ -138,10 +144,10 @@ class _Run:
 
     def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
         """Every episode from beginning to end."""
-        for place, prompt, keys in self.loop.keys(prompts, group_size, step):
+        for position, prompt, keys in self.loop.keys(prompts, group_size, step):
             tools, kind = self.setup.tools_of(prompt.row), self.setup.kind_of(prompt.row)
             episodes = [
-                Episode(place, index, prompt, key, opened(tools), kind, prompt.prompt_ids)
+                Episode(position, index, prompt, key, opened(tools), kind, prompt.prompt_ids)
                 for index, key in enumerate(keys)
             ]
             if kind is None:
@@ -158,7 +164,7 @@ class _Run:
         if is_busy or not self.calls.is_idle:
             return False
         for episode in self._ended:
-            episode.kept.end()
+            episode.cache.end()
         self._ended.clear()
         return True
 
@@ -169,16 +175,16 @@ class _Run:
             if isinstance(result, Failure):
                 self._fail(episode, result, "reset")
                 return
-            environment, words = result
-            if any(one is environment.inner for one in self.environments):
+            environment, observation = result
+            if any(other is environment.inner for other in self.environments):
                 raise SamplerError(
                     f"environment {kind.name}: its factory gave one and the same object for two episodes, which would "
                     f"play in it together. Let it make a new one at each call"
                 )
             episode.environment = environment
             self.environments.append(environment.inner)
-            if words:
-                text, ids = self.setup.rerender(self.loop.tokenizer, episode.prompt, words)
+            if observation:
+                text, ids = self.setup.rerender(self.loop.tokenizer, episode.prompt, observation)
                 episode.own_prompt, episode.prompt_ids = text, ids
             self._ask([episode])
 
@@ -225,16 +231,16 @@ class _Run:
         for episode in episodes:
             episode.started = first.started
         keys = tuple(turn_key(episode.key, episode.num_turns) for episode in episodes)
-        rows = tuple(episode.kept for episode in episodes)
+        rows = tuple(episode.cache for episode in episodes)
 
-        def deliver(place: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
-            self._took(episodes[place], sampled, spans, room)
+        def deliver(index: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = ()) -> None:
+            self._took(episodes[index], sampled, spans, room)
 
-        asked = Ask(first.read_ids, keys, room, deliver, rows)
+        ask = Ask(first.read_ids, keys, room, deliver, rows)
         if self.setup.is_deterministic:
-            self.loop.hold((first.place, first.index), asked)
+            self.loop.hold((first.position, first.index), ask)
         else:
-            self.loop.turns.ask(asked)
+            self.loop.turns.ask(ask)
 
     def _took(self, episode: Episode, sampled: Sampled, spans: Sequence[tuple[int, int]], room: int) -> None:
         """The policy wrote a turn."""
@@ -269,7 +275,7 @@ class _Run:
         elif episode.environment is not None and episode.environment.is_done:
             self._end(episode, "done")
         else:
-            self._go_on(episode, partial(self.dialect.said, result))
+            self._go_on(episode, partial(self.dialect.encode_observation, result))
 
     def _next_call(self, episode: Episode) -> None:
         """The next call of a turn; after the last one, the next turn."""
@@ -281,14 +287,14 @@ class _Run:
             if episode.num_malformed >= self.limits.max_malformed_calls:
                 self._end(episode, "malformed")
             else:
-                self._go_on(episode, partial(self.dialect.told, episode.answers))
+                self._go_on(episode, partial(self.dialect.encode_answers, episode.answers))
             return
         request = episode.pending.pop(0)
         tool = episode.tools.get(request.name) if request.name is not None else None
         if tool is None:
             self._refuse(episode, request)
             return
-        if problem := tool.objection(request.arguments):
+        if problem := tool.mismatch(request.arguments):
             episode.add_call(request, f"error: {problem}", "bad_arguments", 0.0)
             self._next_call(episode)
             return
@@ -330,7 +336,7 @@ class _Run:
                 return
         self._next_call(episode)
 
-    def _go_on(self, episode: Episode, told: Callable[..., tuple[list[int], str]]) -> None:
+    def _go_on(self, episode: Episode, encode: Callable[..., tuple[list[int], str]]) -> None:
         """Tell the policy, and let it write another turn, if a limit does not end the episode here."""
         limits, context = self.limits, self.setup.context_tokens
         if episode.num_turns >= limits.max_turns:
@@ -341,11 +347,11 @@ class _Run:
             self._end(episode, "seconds")
         else:
             ended = bool(episode.token_ids) and episode.token_ids[-1] in self.loop.end_ids
-            ids, text = told(ended=ended, limit=limits.max_answer_tokens)
+            ids, text = encode(ended=ended, limit=limits.max_answer_tokens)
             if context is not None and len(episode.read_ids) + len(ids) >= context:
                 self._end(episode, "context")
                 return
-            episode.add_told(ids, text)
+            episode.add_read(ids, text)
             self._ask([episode])
 
     def _end(self, episode: Episode, reason: FinishReason | EpisodeEnd) -> None:
@@ -385,8 +391,8 @@ class _Run:
         if self.setup.is_deterministic:
             self._ended.append(episode)
         else:
-            episode.kept.end()
-        self.loop.end(episode.place, episode.index, self._completion(episode))
+            episode.cache.end()
+        self.loop.end(episode.position, episode.index, self._completion(episode))
 
     def _completion(self, episode: Episode) -> Completion:
         return episode.completion(self.loop.text(episode.token_ids), self.loop.version)
@@ -395,6 +401,6 @@ class _Run:
 def _require_any_thread(failure: Failure, where: str) -> None:
     """Raises SamplerError for code that runs in one thread alone: each of its calls would fail, whatever the policy
     does."""
-    for said, remedy in BOUND.items():
-        if said in failure.detail:
+    for phrase, remedy in BOUND.items():
+        if phrase in failure.detail:
             raise SamplerError(f"{where}: {failure.detail} Tools and environments run in threads: {remedy}")

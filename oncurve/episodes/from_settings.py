@@ -25,14 +25,14 @@ from oncurve.extensions import extension
 from oncurve.user_code import load_object
 from oncurve.wording import did_you_mean
 
-GIVEN = "given:"
+PYTHON_PREFIX = "given:"
 """Stands before the name of what a Python program passed."""
 OWN_TOOLS = ("calculator", "python")
 
 
-def make_setup(rollouts: EpisodeKeys, data: DataSection, given: Given = NOTHING) -> EpisodeSetup:
+def make_setup(rollouts: EpisodeKeys, data: DataSection, objects: Given = NOTHING) -> EpisodeSetup:
     """The setup of a recipe's episodes. Raises ConfigError for tools or environments that cannot be used."""
-    tools, kinds = make_tools(rollouts, given), make_kinds(rollouts, given)
+    tools, kinds = make_tools(rollouts, objects), make_kinds(rollouts, objects)
     if kinds and data.few_shot:
         raise ConfigError(
             "data.few_shot shows worked examples, and there are none of what happens in rollouts.environments. Set "
@@ -47,46 +47,46 @@ def make_setup(rollouts: EpisodeKeys, data: DataSection, given: Given = NOTHING)
         tools=tools,
         kinds=kinds,
         make_dialect=lambda tokenizer: make_dialect(data, tokenizer, tools, kinds),
-        rerender=lambda tokenizer, prompt, words: rerender(data, tokenizer, prompt, words, tools, kinds),
+        rerender=lambda tokenizer, prompt, text: rerender(data, tokenizer, prompt, text, tools, kinds),
         limits=rollouts.episodes,
     )
 
 
-def make_tools(rollouts: EpisodeKeys, given: Given) -> dict[str, Tool]:
+def make_tools(rollouts: EpisodeKeys, objects: Given) -> dict[str, Tool]:
     """The tools of all episodes."""
-    found: list[Tool] = []
-    for place in rollouts.tools:
-        if place == "calculator":
-            found.append(Tool.of(calculator))
-        elif place == "python":
-            found.append(python_tool(rollouts.episodes.tool_seconds))
-        elif place.startswith(GIVEN):
-            name = place.removeprefix(GIVEN)
-            found.append(Tool.of(_given(given.tools, name, "tools"), name))
-        elif place.startswith(SANDBOX) and ":" in (inside := place.removeprefix(SANDBOX)):
+    tools: list[Tool] = []
+    for reference in rollouts.tools:
+        if reference == "calculator":
+            tools.append(Tool.of(calculator))
+        elif reference == "python":
+            tools.append(python_tool(rollouts.episodes.tool_seconds))
+        elif reference.startswith(PYTHON_PREFIX):
+            name = reference.removeprefix(PYTHON_PREFIX)
+            tools.append(Tool.of(_python_object(objects.tools, name, "tools"), name))
+        elif reference.startswith(SANDBOX) and ":" in (inside := reference.removeprefix(SANDBOX)):
             function = _load(inside, "rollouts.tools: one")
-            found.append(sandboxed_tool(function, rollouts.episodes.tool_seconds))
-        elif ":" in place and not place.startswith(SANDBOX):
-            found.append(Tool.of(_load(place, "rollouts.tools: one")))
+            tools.append(sandboxed_tool(function, rollouts.episodes.tool_seconds))
+        elif ":" in reference and not reference.startswith(SANDBOX):
+            tools.append(Tool.of(_load(reference, "rollouts.tools: one")))
         else:
             raise ConfigError(
-                f"rollouts.tools: there is no {place!r}. {did_you_mean(place, OWN_TOOLS)}Use {', '.join(OWN_TOOLS)}, "
-                f"or a function as module:name, file.py:name or sandbox:file.py:name"
+                f"rollouts.tools: there is no {reference!r}. {did_you_mean(reference, OWN_TOOLS)}Use "
+                f"{', '.join(OWN_TOOLS)}, or a function as module:name, file.py:name or sandbox:file.py:name"
             )
-    return tools_of(found)
+    return tools_of(tools)
 
 
-def make_kinds(rollouts: EpisodeKeys, given: Given) -> dict[str, Kind]:
+def make_kinds(rollouts: EpisodeKeys, objects: Given) -> dict[str, Kind]:
     """The environments by name."""
     kinds: dict[str, Kind] = {}
-    for name, place in rollouts.environments.items():
-        if place.startswith(GIVEN):
-            found = _given(given.environments, place.removeprefix(GIVEN), "environments")
-        elif place.startswith((OPENENV, VERIFIERS)):
-            found = place
+    for name, reference in rollouts.environments.items():
+        if reference.startswith(PYTHON_PREFIX):
+            factory = _python_object(objects.environments, reference.removeprefix(PYTHON_PREFIX), "environments")
+        elif reference.startswith((OPENENV, VERIFIERS)):
+            factory = reference
         else:
-            found = _load(place, f"rollouts.environments: {name}")
-        kinds[name] = Kind.of(name, extension("foreign environments")(found))
+            factory = _load(reference, f"rollouts.environments: {name}")
+        kinds[name] = Kind.of(name, extension("foreign environments")(factory))
     return kinds
 
 
@@ -97,14 +97,17 @@ def give_rewards(environments: Any) -> bool:
     """
     named = environments if isinstance(environments, Mapping) else {"default": environments}
     made = extension("foreign environments")
-    return any(isinstance(one, str) or Kind.of(name, made(one)).gives_reward for name, one in named.items())
+    return any(
+        isinstance(environment, str) or Kind.of(name, made(environment)).gives_reward
+        for name, environment in named.items()
+    )
 
 
-def make_tools_of(rollouts: EpisodeKeys, data: DataSection, given: Given) -> ToolsOf | None:
+def make_tools_of(rollouts: EpisodeKeys, data: DataSection, objects: Given) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
     if not rollouts.has_episodes or data.chat is False or rollouts.agent is not None:
         return None
-    setup = make_setup(rollouts, data, given)
+    setup = make_setup(rollouts, data, objects)
     return lambda row: [tool.schema for tool in setup.tools_of(row).values()] or None
 
 
@@ -114,9 +117,9 @@ def make_dialect(
     """The dialect of a model: its chat template, or tags. Raises ConfigError for one that cannot be used."""
     if chosen_chat(data.chat, tokenizer, data.template):
         has_tools = bool(tools) or any(kind.tools for kind in kinds.values())
-        has_words = any(kind.has_steps for kind in kinds.values())
+        has_observations = any(kind.has_steps for kind in kinds.values())
         arguments = template_arguments(data.chat)
-        return ChatDialect(tokenizer, has_tools=has_tools, has_words=has_words, arguments=arguments)
+        return ChatDialect(tokenizer, has_tools=has_tools, has_observations=has_observations, arguments=arguments)
     template = find_template(data.template)
     return TagDialect(tokenizer, turn=f"\n{template.turn}{template.opening}")
 
@@ -125,26 +128,29 @@ def rerender(
     data: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
-    words: str,
+    text: str,
     tools: Mapping[str, Tool],
     kinds: Mapping[str, Kind],
 ) -> tuple[str, tuple[int, ...]]:
     """The text and tokens of a prompt with further words at the end of its question, as TRL puts them there."""
     own = kinds.get(str(prompt.row.get("environment")), next(iter(kinds.values())))
-    told = [tool.schema for tool in {**tools, **own.tools}.values()] or None
-    asked = str(prompt.row.get("question", ""))
-    row = {**prompt.row, "question": words if re.fullmatch(rf"{re.escape(NO_QUESTION)} \d+", asked) else asked + words}
-    if isinstance(said := prompt.source_row.get("prompt"), list):
-        last = {**said[-1], "content": said[-1]["content"] + words}
-        row[SOURCE_ROW] = {**prompt.source_row, "prompt": [*said[:-1], last]}
-    if said := row.get(MESSAGES):
-        row[MESSAGES] = [*said[:-1], {**said[-1], "content": said[-1]["content"] + words}]
+    schemas = [tool.schema for tool in {**tools, **own.tools}.values()] or None
+    question = str(prompt.row.get("question", ""))
+    row = {
+        **prompt.row,
+        "question": text if re.fullmatch(rf"{re.escape(NO_QUESTION)} \d+", question) else question + text,
+    }
+    if isinstance(messages := prompt.source_row.get("prompt"), list):
+        last = {**messages[-1], "content": messages[-1]["content"] + text}
+        row[SOURCE_ROW] = {**prompt.source_row, "prompt": [*messages[:-1], last]}
+    if messages := row.get(MESSAGES):
+        row[MESSAGES] = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + text}]
     [made], _ = render_prompts(
         [row],
         cast("Any", tokenizer),
         template=data.template,
         chat=data.chat,
-        tools_of=lambda row: told,
+        tools_of=lambda row: schemas,
     )
     return made.text, made.prompt_ids
 
@@ -153,7 +159,7 @@ NO_QUESTION = "..."
 """Begins the question of rows of which the environment alone says what they ask; a number follows."""
 
 
-def _given(things: Mapping[str, Any], name: str, where: str) -> Any:
+def _python_object(things: Mapping[str, Any], name: str, where: str) -> Any:
     if name not in things:
         raise ConfigError(
             f"rollouts.{where}: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from "
@@ -162,5 +168,5 @@ def _given(things: Mapping[str, Any], name: str, where: str) -> Any:
     return things[name]
 
 
-def _load(place: str, where: str) -> Any:
-    return load_object(place, where=where)
+def _load(reference: str, where: str) -> Any:
+    return load_object(reference, where=where)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_ANSWER_CHARACTERS = 100_000
 """Characters of an answer that are read; what the policy reads is limited in tokens."""
-_PLACE = re.compile(r" (object )?at 0x[0-9a-fA-F]{6,}")
+_ADDRESS = re.compile(r" (object )?at 0x[0-9a-fA-F]{6,}")
 """In how an object prints that says nothing of itself."""
 JSON = (dict, list, tuple, int, float, type(None))
 """The types of JSON besides str, which is text already."""
@@ -62,16 +62,16 @@ class Tool:
         missing = attempt(lambda: _missing(described))
         schema = missing or attempt(lambda: _without_nameless(get_json_schema(described), described))
         if isinstance(schema, (str, Failure)):
-            found = schema if isinstance(schema, str) else schema.detail.rstrip(".!")
+            problem = schema if isinstance(schema, str) else schema.detail.rstrip(".!")
             raise ConfigError(
-                f"tool {own}: {found}. The policy reads of a tool its name, the types of its parameters (text, "
+                f"tool {own}: {problem}. The policy reads of a tool its name, the types of its parameters (text, "
                 f"numbers, lists and dictionaries of those), and its docstring: what the tool does, then `Args:` "
                 f"and below it a line `name: what it is` for each parameter"
             )
-        told = {**schema, "function": {**schema["function"], "name": own}}
+        schema_of_tool = {**schema, "function": {**schema["function"], "name": own}}
         hints = {key: hint for key, hint in get_type_hints(described).items() if _names_enum(hint)}
         call = partial(_with_members, function, hints) if hints else function
-        return cls(own, call, told, is_deterministic=declares(function))
+        return cls(own, call, schema_of_tool, is_deterministic=declares(function))
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -84,7 +84,7 @@ class Tool:
         [*named] = self.parameters.items()
         return named[0][0] if len(named) == 1 and named[0][1].get("type") == "string" else None
 
-    def objection(self, arguments: Mapping[str, Any]) -> str | None:
+    def mismatch(self, arguments: Mapping[str, Any]) -> str | None:
         """The fault in the arguments of a call, for whoever made it; None if there is none."""
         required = self.schema["function"]["parameters"].get("required", [])
         if unknown := sorted(arguments.keys() - self.parameters.keys()):
@@ -108,11 +108,19 @@ def _missing(function: Any) -> str:
     """The part of a tool's description that is missing; "" where all of it is there."""
     if not function.__doc__:
         return "it has no docstring"
-    asked = inspect.signature(function).parameters.values()
-    named = [one for one in asked if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and one.name != "self"]
-    if untyped := [one.name for one in named if one.annotation is one.empty]:
+    parameters = inspect.signature(function).parameters.values()
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and parameter.name != "self"
+    ]
+    if untyped := [parameter.name for parameter in named if parameter.annotation is parameter.empty]:
         return f"no type is given for {listed(untyped)}"
-    untold = [one.name for one in named if not re.search(rf"^\s*{one.name}\s*(\(.*\))?\s*:", function.__doc__, re.M)]
+    untold = [
+        parameter.name
+        for parameter in named
+        if not re.search(rf"^\s*{parameter.name}\s*(\(.*\))?\s*:", function.__doc__, re.M)
+    ]
     return f"its docstring says nothing of {listed(untold)}" if untold else ""
 
 
@@ -121,16 +129,16 @@ def _without_nameless(schema: dict[str, Any], function: Callable[..., Any]) -> d
 
     Raises TypeError for another function.
     """
-    told = schema["function"]["parameters"]
-    known = told.get("properties", {})
-    for name, one in inspect.signature(function).parameters.items():
-        if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL):
+    properties = schema["function"]["parameters"]
+    known = properties.get("properties", {})
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise TypeError(f"its parameter {name} cannot be given by name, as a call of the policy does")
-        if name not in known and one.default is one.empty:
+        if name not in known and parameter.default is parameter.empty:
             raise TypeError(f"its parameter {name} is in no schema. Pass the method of an object, and not of its class")
-        if one.kind is one.VAR_KEYWORD:
+        if parameter.kind is parameter.VAR_KEYWORD:
             known.pop(name)
-            told["required"] = [each for each in told.get("required", []) if each != name]
+            properties["required"] = [required for required in properties.get("required", []) if required != name]
     return schema
 
 
@@ -147,13 +155,13 @@ def _member(hint: Any, value: Any) -> Any:
     """A value of JSON as its type says. Raises ValueError for what is no value of an enumeration."""
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
-    inner = [one for one in get_args(hint) if _names_enum(one)]
+    inner = [member for member in get_args(hint) if _names_enum(member)]
     if not inner or value is None:
         return value
     if isinstance(value, list):
-        return [_member(inner[0], one) for one in value]
+        return [_member(inner[0], member) for member in value]
     if isinstance(value, dict):
-        return {key: _member(inner[-1], one) for key, one in value.items()}
+        return {key: _member(inner[-1], member) for key, member in value.items()}
     return _member(inner[0], value)
 
 
@@ -164,13 +172,13 @@ def declares(thing: Any) -> bool:
 
 def tools_of(functions: Iterable[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     """Tools by name. Raises ConfigError for two of one name."""
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for function in functions:
         tool = function if isinstance(function, Tool) else Tool.of(function)
-        if tool.name in found:
+        if tool.name in tools:
             raise ConfigError(f"two tools are named {tool.name!r}. Rename one of them")
-        found[tool.name] = tool
-    return found
+        tools[tool.name] = tool
+    return tools
 
 
 def opened(tools: Mapping[str, Tool]) -> dict[str, Tool]:
@@ -182,7 +190,7 @@ def answer_text(value: Any) -> str:
     """A tool's result as text that can be encoded: as it is, as JSON, or as it prints; bytes as UTF-8, whatever they
     are.
 
-    Raises TypeError for an iterator, and for an object that prints as its place in memory.
+    Raises TypeError for an iterator, and for an object that prints as its address in memory.
     """
     if isinstance(value, bytes):
         value = value[:MAX_ANSWER_CHARACTERS].decode("utf-8", errors="replace")
@@ -193,8 +201,8 @@ def answer_text(value: Any) -> str:
         value = value if isinstance(made, Failure) else made
     if not isinstance(value, str):
         made = attempt(lambda: str(value))
-        if not isinstance(made, Failure) and _PLACE.search(made):
-            raise TypeError(f"it gave {_PLACE.sub('', made)[:60]}, which is no text; return what is to be read of it")
+        if not isinstance(made, Failure) and _ADDRESS.search(made):
+            raise TypeError(f"it gave {_ADDRESS.sub('', made)[:60]}, which is no text; return what is to be read of it")
         value = f"<{type(value).__name__}>" if isinstance(made, Failure) else made
     return value[:MAX_ANSWER_CHARACTERS].encode("utf-8", errors="replace").decode("utf-8")
 

@@ -179,16 +179,16 @@ class Calls:
         while True:
             wait = not self._give_up_late_ones() and wait
             try:
-                found = self._done.get(timeout=self._until_next_limit()) if wait else self._done.get_nowait()
+                delivery = self._done.get(timeout=self._until_next_limit()) if wait else self._done.get_nowait()
             except queue.Empty:
                 if wait:
                     continue
                 return
             wait = False
-            if not isinstance(found, tuple):
-                found()
+            if not isinstance(delivery, tuple):
+                delivery()
                 continue
-            job, result = found
+            job, result = delivery
             if not job.is_over:
                 self._workers.finish(job)
                 self._open.pop(job, None)
@@ -201,14 +201,14 @@ class Calls:
 
     def _give_up_late_ones(self) -> bool:
         """Deliver a timeout for every call over its limit. Returns whether there was one."""
-        now, given_up = time.monotonic(), False
+        now, has_late = time.monotonic(), False
         for job in [job for job in self._open if job.started is not None and now > job.started + job.limit_seconds]:
             if self._workers.give_up(job):
                 self._open.pop(job, None)
                 late = Failure("timeout", f"it did not end within {job.limit_seconds:g} s")
                 job.deliver(late, job.limit_seconds)
-                given_up = True
-        return given_up
+                has_late = True
+        return has_late
 
 
 async def _awaited(value: Any) -> Any:

@@ -26,17 +26,17 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
     """
     lines = [f"# {evaluation.name}, after {counted(evaluation.step, 'step')}", ""]
     groups: dict[Category, list[Example]] = {
-        name: [one for one in evaluation.examples if one.category == name] for name in CATEGORIES
+        name: [row for row in evaluation.examples if row.category == name] for name in CATEGORIES
     }
     if not evaluation.is_binary:
         lines += [f"Mean reward: {evaluation.mean_reward}", ""]
     if groups["graded"]:
         groups = {name: examples for name, examples in groups.items() if examples}
-        groups["graded"].sort(key=lambda one: -(one.reward or 0.0))
+        groups["graded"].sort(key=lambda example: -(example.reward or 0.0))
     rows: list[tuple[str, ...]] = []
     for name, examples in groups.items():
-        length = f"{fmean(one.num_tokens for one in examples):.0f}" if examples else "-"
-        cut = sum(one.finish_reason != "stop" for one in examples)
+        length = f"{fmean(row.num_tokens for row in examples):.0f}" if examples else "-"
+        cut = sum(row.finish_reason != "stop" for row in examples)
         rows.append((TITLES[name], str(evaluation.category_share(name)), length, str(cut)))
     lines += tables.markdown(("category", "completions [95 %]", "mean tokens", "cut off"), rows)
     for name, examples in groups.items():

@@ -92,8 +92,8 @@ class Comparison:
     def _changes(self, *, better: bool) -> tuple[ExampleChange, ...]:
         sign = 1.0 if better else -1.0
         gains = [(sign * self._gain(b, a), _change(b, a)) for b, a in self._graded_pairs()]
-        found = sorted((one for one in gains if one[0] > 0), key=lambda one: (one[1].kind == "format", -one[0]))
-        return tuple(change for _, change in found)
+        changes = sorted((pair for pair in gains if pair[0] > 0), key=lambda pair: (pair[1].kind == "format", -pair[0]))
+        return tuple(change for _, change in changes)
 
     def _gain(self, before: Example, after: Example) -> float:
         """The improvement of an example: solved or not where that is known, else by its reward."""
@@ -134,8 +134,8 @@ class Comparison:
     def title(self) -> str:
         """A title: the models that were compared, and the data."""
         total, prompts = len(self.before.examples), len(self.before.by_prompt())
-        each = "" if total == prompts else f", {self.before.samples_per_prompt} completions each"
-        return f"{self.names[0]} and {self.names[1]} on {prompts} {self.problems}{each}"
+        samples = "" if total == prompts else f", {self.before.samples_per_prompt} completions each"
+        return f"{self.names[0]} and {self.names[1]} on {prompts} {self.problems}{samples}"
 
     def footnote(self) -> str:
         """Decoding, lengths of completions, intervals and tests, and what changed sides."""
@@ -235,10 +235,10 @@ class Comparison:
         """Before and after in a line or two: the mean reward where it says more than what is correct, and that."""
         lines: list[str] = []
         if not self.is_binary:
-            one = self.reward
+            reward = self.reward
             lines.append(
-                f"reward: {one.before.value:.3f} before, {one.after.value:.3f} after training, {one.change:+.3f} "
-                f"[{one.low:+.3f}, {one.high:+.3f}] ({one.after.total} test problems)"
+                f"reward: {reward.before.value:.3f} before, {reward.after.value:.3f} after training, "
+                f"{reward.change:+.3f} [{reward.low:+.3f}, {reward.high:+.3f}] ({reward.after.total} test problems)"
             )
         if self.judges("correct"):
             before, after = self.before.correct, self.after.correct
@@ -281,8 +281,8 @@ def compare(
         if _as_written(before.params.get(key)) != _as_written(after.params.get(key))
     )
     if changed:
-        shown = ", ".join(f"{key} {before.params.get(key)!r} and {after.params.get(key)!r}" for key in changed)
-        raise DataError(f"the evaluations were decoded differently: {shown}. Evaluate both models the same way.")
+        differences = ", ".join(f"{key} {before.params.get(key)!r} and {after.params.get(key)!r}" for key in changed)
+        raise DataError(f"the evaluations were decoded differently: {differences}. Evaluate both models the same way.")
     return Comparison(before, after, names, problems, seed)
 
 
@@ -293,10 +293,10 @@ def _check_examples(before: Sequence[Example], after: Sequence[Example]) -> None
         )
     if not before:
         raise DataError("the evaluations hold no example. Evaluate both models on some.")
-    for place, (first, second) in enumerate(zip(before, after, strict=True)):
+    for index, (first, second) in enumerate(zip(before, after, strict=True)):
         if _identity(first) != _identity(second):
             raise DataError(
-                f"example {place} of the two evaluations is not the same problem (row {first.index}: "
+                f"example {index} of the two evaluations is not the same problem (row {first.index}: "
                 f"{first.question[:60]!r}; row {second.index}: {second.question[:60]!r}). The data has changed between "
                 "them, so they cannot be compared. Evaluate both models again, on the same data."
             )
@@ -311,15 +311,15 @@ def _as_written(value: Any) -> Any:
 
 
 def _change(before: Example, after: Example) -> ExampleChange:
-    found = (before.correct_any_format, after.correct_any_format)
-    if None in found:
+    correct = (before.correct_any_format, after.correct_any_format)
+    if None in correct:
         return ExampleChange(before, after, "unknown")
-    return ExampleChange(before, after, "format" if found[0] == found[1] else "answer")
+    return ExampleChange(before, after, "format" if correct[0] == correct[1] else "answer")
 
 
 def _side(example: Example) -> dict[str, Any]:
-    kept = ("completion", "num_tokens", "finish_reason", "category", "reward", "correct_any_format", "detail")
-    return {key: value for key, value in asdict(example).items() if key in kept}
+    keys = ("completion", "num_tokens", "finish_reason", "category", "reward", "correct_any_format", "detail")
+    return {key: value for key, value in asdict(example).items() if key in keys}
 
 
 def _change_lines(change: ExampleChange, names: tuple[str, str], max_characters: int) -> list[str]:
@@ -329,19 +329,22 @@ def _change_lines(change: ExampleChange, names: tuple[str, str], max_characters:
         lines.append(f"  reference answer: {change.before.answer}")
     for name, example in zip(names, (change.before, change.after), strict=True):
         text = example.completion.strip()
-        shown = text if len(text) <= max_characters else f"{text[:max_characters]} [...]"
+        excerpt = text if len(text) <= max_characters else f"{text[:max_characters]} [...]"
         verdict = example.category.replace("_", " ")
         if example.category == "graded":
             verdict = f"reward {example.reward:.3g}"
         lines.append(f"  {name} ({verdict}, {example.num_tokens} tokens):")
-        lines += [f"    {line}" for line in shown.splitlines()]
+        lines += [f"    {line}" for line in excerpt.splitlines()]
     return [*lines, ""]
 
 
-def _reward_cells(one: RewardChange, *, between: str) -> tuple[str, ...]:
-    sides = [f"{side.value:.3f}{between}[{side.low:.3f}, {side.high:.3f}]" for side in (one.before, one.after)]
-    change = f"{one.change:+.3f}{between}[{one.low:+.3f}, {one.high:+.3f}]"
-    return "mean reward", *sides, change, "-", _p_text(one.p_value)
+def _reward_cells(change_of_reward: RewardChange, *, between: str) -> tuple[str, ...]:
+    sides = [
+        f"{side.value:.3f}{between}[{side.low:.3f}, {side.high:.3f}]"
+        for side in (change_of_reward.before, change_of_reward.after)
+    ]
+    change = f"{change_of_reward.change:+.3f}{between}[{change_of_reward.low:+.3f}, {change_of_reward.high:+.3f}]"
+    return "mean reward", *sides, change, "-", _p_text(change_of_reward.p_value)
 
 
 def _interval(of: Share | ComparisonRow) -> str:

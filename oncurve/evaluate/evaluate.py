@@ -17,7 +17,7 @@ from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.weighted_sum import FIXED_PARTS
 
 
-class Kept:
+class ExampleStore:
     """Keeps the examples of an evaluation as they come, in memory alone."""
 
     draws_by_part = False
@@ -37,20 +37,20 @@ def evaluate(
     reward_function: RewardFunction,
     *,
     params: SamplingParams,
-    loose_reward_function: RewardFunction | None = None,
+    lenient_reward_function: RewardFunction | None = None,
     samples_per_prompt: int = 1,
     step: int = 0,
     prompts_per_call: int = 128,
-    kept: Kept | None = None,
+    store: ExampleStore | None = None,
     name: str = "evaluation",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Sample the model on the prompts and grade the completions with the reward function.
 
     ``params`` is a required argument so that no model is ever measured with the decoding of training by accident.
-    ``loose_reward_function`` finds the answer wherever it stands; its part "correct" decides. The prompts go to the
+    ``lenient_reward_function`` finds the answer wherever it stands; its part "correct" decides. The prompts go to the
     sampler ``prompts_per_call`` at a time, and ``on_progress(done, total)`` is called before the first call and after
-    each. With ``kept``, every part is kept as it comes, and only what it does not hold yet is sampled; each part then
+    each. With ``store``, every part is kept as it comes, and only what it does not hold yet is sampled; each part then
     has random numbers of its own.
 
     Raises DataError without prompts; ValueError if a data set row appears twice, or if greedy decoding is asked for
@@ -62,18 +62,18 @@ def evaluate(
             f"greedy decoding cannot give {samples_per_prompt} different completions; sample, or ask for 1"
         )
     started = time.monotonic()
-    kept = kept or Kept()
+    store = store or ExampleStore()
     show = on_progress or (lambda done, total: None)
-    done = len(kept.examples) // samples_per_prompt
+    done = len(store.examples) // samples_per_prompt
     show(done, len(prompts))
     for first in range(done, len(prompts), prompts_per_call):
         part = prompts[first : first + prompts_per_call]
-        draws = first if kept.draws_by_part else step
+        draws = first if store.draws_by_part else step
         groups = sampler.sample(part, samples_per_prompt, step=draws, params=params)
-        kept.add(list(grade_groups(groups, reward_function, loose_reward_function)))
+        store.add(list(grade_groups(groups, reward_function, lenient_reward_function)))
         show(first + len(part), len(prompts))
     seconds = time.monotonic() - started
-    return Evaluation(name, tuple(kept.examples), asdict(params), step=step, seconds=seconds)
+    return Evaluation(name, tuple(store.examples), asdict(params), step=step, seconds=seconds)
 
 
 def _check_prompts(prompts: Sequence[Prompt]) -> None:
@@ -87,23 +87,23 @@ def _check_prompts(prompts: Sequence[Prompt]) -> None:
 def grade_groups(
     groups: Sequence[Group],
     reward_function: RewardFunction,
-    loose_reward_function: RewardFunction | None = None,
+    lenient_reward_function: RewardFunction | None = None,
 ) -> Iterator[Example]:
     """The examples of some groups, in their order."""
     prompts = [group.prompt for group in groups for _ in group.completions]
     completions = [completion for group in groups for completion in group.completions]
     rewards = grade(reward_function, prompts, completions)
-    loose: Sequence[Reward | None] = [None] * len(completions)
-    if loose_reward_function is not None:
-        loose = grade(loose_reward_function, prompts, completions)
-    return map(_example, prompts, completions, rewards, loose)
+    lenient: Sequence[Reward | None] = [None] * len(completions)
+    if lenient_reward_function is not None:
+        lenient = grade(lenient_reward_function, prompts, completions)
+    return map(_example, prompts, completions, rewards, lenient)
 
 
-def _example(prompt: Prompt, completion: Completion, reward: Reward, loose: Reward | None) -> Example:
-    category, shown = categorize(reward), episode_row(completion)
+def _example(prompt: Prompt, completion: Completion, reward: Reward, lenient: Reward | None) -> Example:
+    category, episode = categorize(reward), episode_row(completion)
     any_format = None
-    if loose is not None and category != "graded" and (category == "correct" or loose.error is None):
-        any_format = category == "correct" or loose.parts.get("correct", 0.0) >= 1.0
+    if lenient is not None and category != "graded" and (category == "correct" or lenient.error is None):
+        any_format = category == "correct" or lenient.parts.get("correct", 0.0) >= 1.0
     return Example(
         index=prompt.index,
         question=str(prompt.row.get("question", prompt.text)),
@@ -118,5 +118,5 @@ def _example(prompt: Prompt, completion: Completion, reward: Reward, loose: Rewa
         sample=completion.index,
         error=reward.error,
         judged=[part for part in FIXED_PARTS if part in reward.parts],
-        episode=shown or None,
+        episode=episode or None,
     )

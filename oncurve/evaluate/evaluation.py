@@ -138,8 +138,8 @@ class Evaluation:
     @cached_property
     def counts(self) -> Mapping[Category, int]:
         """Examples per category; every category is there, also with 0."""
-        found = Counter(example.category for example in self.examples)
-        return {category: found[category] for category in CATEGORIES}
+        counter = Counter(example.category for example in self.examples)
+        return {category: counter[category] for category in CATEGORIES}
 
     @cached_property
     def correct(self) -> Share:
@@ -150,7 +150,7 @@ class Evaluation:
     def mean_reward(self) -> MeanReward:
         """Mean reward of what was graded; its interval is a bootstrap over prompts. NaN over nothing."""
         values = [float(example.reward or 0.0) for example in self.graded]
-        means = [fmean(float(one.reward or 0.0) for one in rows) for rows in by_prompt(self.graded)]
+        means = [fmean(float(example.reward or 0.0) for example in rows) for rows in by_prompt(self.graded)]
         low, high = bootstrap_interval(means, seed=self.seed)
         return MeanReward(fmean(values) if values else math.nan, len(values), low, high)
 
@@ -172,16 +172,16 @@ class Evaluation:
         completions of a prompt resemble each other and count for less than as many prompts would; where all or none
         hold, it is Wilson's over the prompts, since drawing equal prompts again would give no width at all.
         """
-        held = [
+        outcomes = [
             [holds(example) for example in prompt] for prompt in by_prompt(self.examples if among is None else among)
         ]
-        successes, total = sum(map(sum, held)), sum(map(len, held))
+        successes, total = sum(map(sum, outcomes)), sum(map(len, outcomes))
         if self.samples_per_prompt == 1:
             low, high = wilson_interval(successes, total)
         elif successes in (0, total):
-            low, high = wilson_interval(len(held) if successes else 0, len(held))
+            low, high = wilson_interval(len(outcomes) if successes else 0, len(outcomes))
         else:
-            low, high = bootstrap_interval([fmean(row) for row in held], seed=self.seed)
+            low, high = bootstrap_interval([fmean(row) for row in outcomes], seed=self.seed)
         return Share(successes, total, low, high)
 
     def by_prompt(self) -> list[list[Example]]:
@@ -247,8 +247,8 @@ class Evaluation:
 
     def headline(self) -> str:
         """The number that this is about: the share that is correct, or the mean reward where that says more."""
-        said = [] if self.is_binary else [f"reward {self.mean_reward}"]
-        return ", ".join([*said, *([f"correct {self.correct}"] if self.judges("correct") else [])])
+        parts = [] if self.is_binary else [f"reward {self.mean_reward}"]
+        return ", ".join([*parts, *([f"correct {self.correct}"] if self.judges("correct") else [])])
 
     def _repr_html_(self) -> str:
         """Shares with their intervals, and the first examples of every category, for a notebook."""
@@ -256,11 +256,11 @@ class Evaluation:
         if self.judges("correct"):
             shares += [("correct", self.correct), ("correct, whatever the format", self.any_format)]
         counts = [(name.replace("_", " "), self.category_share(name)) for name in CATEGORIES if self.counts[name]]
-        counts = [one for one in counts if one[0] not in ("correct", "graded")]
+        counts = [count for count in counts if count[0] not in ("correct", "graded")]
         table = html_table((self.name, ""), [(name, share) for name, share in (*shares, *counts) if share is not None])
-        chosen = [one for name in CATEGORIES for one in [e for e in self.examples if e.category == name][:2]]
-        shown = [(one.category, one.question, one.completion, one.answer) for one in chosen]
-        return table + html_table(("", "question", "completion", "reference"), shown)
+        chosen = [example for name in CATEGORIES for example in [e for e in self.examples if e.category == name][:2]]
+        rows = [(example.category, example.question, example.completion, example.answer) for example in chosen]
+        return table + html_table(("", "question", "completion", "reference"), rows)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every example as a JSON object."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.evaluate.evaluate import Kept
+from oncurve.evaluate.evaluate import ExampleStore
 from oncurve.evaluate.evaluation import Example
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
@@ -27,7 +27,7 @@ def prompts_per_call(samples: int) -> int:
     return max(1, min(PROMPTS_PER_CALL, COMPLETIONS_PER_CALL // samples))
 
 
-class PartialResults(Kept):
+class PartialResults(ExampleStore):
     """The examples of one evaluation on the disk, as far as it came: ``samples.jsonl`` beside ``settings.json``.
 
     Only whole parts of ``prompts_per_call`` prompts are kept, so that every call of the sampler is the same as in a run
@@ -79,9 +79,11 @@ class PartialResults(Kept):
         before = read_json(path)
         changed = [key for key in sorted({*before, *settings}) if before.get(key) != settings.get(key)]
         if changed:
-            shown = "; ".join(f"{key} {_short(before.get(key))}, now {_short(settings.get(key))}" for key in changed)
+            differences = "; ".join(
+                f"{key} {_short(before.get(key))}, now {_short(settings.get(key))}" for key in changed
+            )
             raise ConfigError(
-                f"{self.folder}: holds an evaluation with other settings ({shown}). Choose another --output, or "
+                f"{self.folder}: holds an evaluation with other settings ({differences}). Choose another --output, or "
                 f"the same settings to go on with it"
             )
 

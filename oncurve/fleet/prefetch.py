@@ -57,7 +57,7 @@ class Prefetch:
         self._last = -1
         """The step whose groups were asked for last."""
         self._finished: dict[int, tuple[_Ahead, int]] = {}
-        """By identity of a prompt that is under way: its step and its place there."""
+        """By identity of a prompt that is under way: its step and its index there."""
         self._restored: dict[int, list[Group]] = {}
         self._changing = threading.Lock()
         """Held while weights change, and by whoever samples beside the steps that are under way."""
@@ -107,7 +107,7 @@ class Prefetch:
         if not missing:
             return
         if self._given is not None and self._is_taken:
-            before = [one.future for one in self._ahead.values()]
+            before = [ahead.future for ahead in self._ahead.values()]
             self._loading = self._loader.submit(self._load, self._loading, before, *self._given)
             self._given = None
         else:
@@ -119,19 +119,19 @@ class Prefetch:
         own = [replace(prompt) for prompt in prompts]  # each its own object, by which its group is known
         ahead = self._ahead[step] = _Ahead(step, list(prompts), own, group_size)
         ahead.groups |= _matching(own, self._restored.pop(step, ()), group_size)
-        for place, prompt in enumerate(own):
-            self._finished[id(prompt)] = (ahead, place)
+        for index, prompt in enumerate(own):
+            self._finished[id(prompt)] = (ahead, index)
         ahead.future = self._threads.submit(self._sample_ahead, self._loading, ahead)
 
     def _sample_ahead(self, loading: Future[None] | None, ahead: _Ahead) -> list[Group]:
         if loading is not None:
             loading.result()  # without its weights nothing is sampled
-        places = [place for place in range(len(ahead.own)) if place not in ahead.groups]
-        if places:
-            prompts = [ahead.own[place] for place in places]
+        indices = [index for index in range(len(ahead.own)) if index not in ahead.groups]
+        if indices:
+            prompts = [ahead.own[index] for index in indices]
             groups = self.sampler.sample(prompts, ahead.group_size, step=ahead.step)
-            ahead.groups |= dict(zip(places, groups, strict=True))
-        return [Group(prompt, ahead.groups[place].completions) for place, prompt in enumerate(ahead.prompts)]
+            ahead.groups |= dict(zip(indices, groups, strict=True))
+        return [Group(prompt, ahead.groups[index].completions) for index, prompt in enumerate(ahead.prompts)]
 
     def _load(
         self, loading: Future[None] | None, before: Sequence[Future[list[Group]]], policy: PolicyView, version: int
@@ -155,15 +155,15 @@ class Prefetch:
         if self._loading is not None:
             self._loading.result()
         if self._given is not None:
-            wait([one.future for one in self._ahead.values()])
+            wait([ahead.future for ahead in self._ahead.values()])
             self.sampler.load_weights(*self._given)
             self._given = None
 
     def _take(self, group: Group) -> None:
         """A group is whole, while others of its step may not be."""
-        if (found := self._finished.get(id(group.prompt))) is not None:
-            ahead, place = found
-            ahead.groups[place] = group
+        if (entry := self._finished.get(id(group.prompt))) is not None:
+            ahead, index = entry
+            ahead.groups[index] = group
 
     def _forget(self, step: int) -> None:
         for prompt in self._ahead.pop(step).own:
@@ -172,23 +172,25 @@ class Prefetch:
     def finished(self, step: int) -> dict[int, list[Group]]:
         """The whole groups of this step and of later ones, for a checkpoint. Those with a live environment cannot be
         kept, and are begun again."""
-        kept = {number: list(groups) for number, groups in self._restored.items() if number >= step}
+        finished = {number: list(groups) for number, groups in self._restored.items() if number >= step}
         for number, ahead in list(self._ahead.items()):
             whole = [group for _, group in sorted(dict(ahead.groups).items())]
-            whole = [group for group in whole if all(one.environment is None for one in group.completions)]
+            whole = [
+                group for group in whole if all(completion.environment is None for completion in group.completions)
+            ]
             if number >= step and whole:
-                kept[number] = whole
-        return kept
+                finished[number] = whole
+        return finished
 
     def restore(self, groups: Mapping[int, Sequence[Group]]) -> None:
         """Take groups that were finished before a run stopped; those that would be too old are sampled anew."""
         self._restored = {
             step: [
                 group
-                for group in found
-                if all(0 <= step - one.policy_version <= self.staleness for one in group.completions)
+                for group in stored
+                if all(0 <= step - completion.policy_version <= self.staleness for completion in group.completions)
             ]
-            for step, found in groups.items()
+            for step, stored in groups.items()
         }
 
     def close(self) -> None:
@@ -210,7 +212,7 @@ class _Ahead:
     """The same prompts, as objects of this step alone."""
     group_size: int
     groups: dict[int, Group] = field(default_factory=dict)
-    """Groups that are whole, by place."""
+    """Groups that are whole, by index."""
     future: Future[list[Group]] = field(default_factory=Future)
 
     def is_for(self, prompts: Sequence[Prompt], group_size: int) -> bool:
@@ -219,20 +221,20 @@ class _Ahead:
 
 
 def _matching(prompts: Sequence[Prompt], groups: Sequence[Group], group_size: int) -> dict[int, Group]:
-    """The groups of prompts that are asked for, by place. The completions of a prompt that occurs twice are counted in
+    """The groups of prompts that are asked for, by index. The completions of a prompt that occurs twice are counted in
     its random streams, so that all its groups must be there, or none is taken."""
-    places: dict[int, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        places.setdefault(prompt.index, []).append(place)
+    indices: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        indices.setdefault(prompt.index, []).append(index)
     known = Counter(group.prompt.index for group in groups)
-    found: dict[int, Group] = {}
+    matches: dict[int, Group] = {}
     for group in groups:
-        wanted = places.get(group.prompt.index, [])
-        is_whole = len(wanted) == known[group.prompt.index] and len(group.completions) == group_size
-        fits = [p for p in wanted if p not in found and prompts[p].prompt_ids == group.prompt.prompt_ids]
+        candidates = indices.get(group.prompt.index, [])
+        is_whole = len(candidates) == known[group.prompt.index] and len(group.completions) == group_size
+        fits = [p for p in candidates if p not in matches and prompts[p].prompt_ids == group.prompt.prompt_ids]
         if is_whole and fits:
-            found[fits[0]] = group
-    return found
+            matches[fits[0]] = group
+    return matches
 
 
 class _AtOnce(Executor):

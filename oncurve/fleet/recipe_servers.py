@@ -105,8 +105,8 @@ def is_float32(config: Config, *, on_cpu: bool) -> bool:
 
 def base_model(config: Config) -> str:
     """Folder or name of the model that servers are started with: the base, where an adapter is trained further."""
-    found = locate(config.model)
-    return locate(base_of(found)[0]) if is_adapter(found) else found
+    path = locate(config.model)
+    return locate(base_of(path)[0]) if is_adapter(path) else path
 
 
 def start_vllm(config: Config) -> VllmServers:
@@ -125,7 +125,7 @@ def start_vllm(config: Config) -> VllmServers:
             visible,
             trainers=trainers,
             servers=chosen.vllm_servers,
-            each=chosen.tensor_parallel,
+            gpus_per_server=chosen.tensor_parallel,
             instead=" ".join(["rollouts.type=engine", *chosen.without_servers()]),
         )
     return VllmServers(
@@ -147,14 +147,14 @@ def share_beside(config: Config) -> float:
     """
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     shape = find_shape(config.model, revision=config.policy.revision)
-    found = reckon_beside(config, shape, total=float(total))
-    if found.fits:
-        return found.share
+    estimate = reckon_beside(config, shape, total=float(total))
+    if estimate.fits:
+        return estimate.share
     instead = " ".join(["rollouts.type=engine", *config.rollouts.without_servers()])
     raise ConfigError(
-        f"a vLLM server does not fit on the GPU that trains: {found.numbers}. Let the process that trains sample, with "
-        f"`{instead}`, train an adapter, with `policy.lora={{rank: 16}}`, or say yourself what the server may take: "
-        f'`rollouts.vllm_options=[--gpu-memory-utilization, "0.3"]`'
+        f"a vLLM server does not fit on the GPU that trains: {estimate.numbers}. Let the process that trains sample, "
+        f"with `{instead}`, train an adapter, with `policy.lora={{rank: 16}}`, or say yourself what the server may "
+        f'take: `rollouts.vllm_options=[--gpu-memory-utilization, "0.3"]`'
     )
 
 
@@ -169,5 +169,7 @@ def start_own(config: Config) -> ChildServers:
         logs=Path(config.run.folder) / "server_logs",
         command=serve_command(base_model(config), settings=serve_settings(config)),
         environment=own_environment(count),
-        devices=gpu_shares(visible, trainers=trainers_here(len(visible)), servers=count, each=1) if has_room else (),
+        devices=gpu_shares(visible, trainers=trainers_here(len(visible)), servers=count, gpus_per_server=1)
+        if has_room
+        else (),
     )

@@ -101,10 +101,11 @@ class ServerKeys(SamplingKeys):
                 "`rollouts.registry=runs/servers`, or their addresses, as in `rollouts.servers=[http://10.0.0.5:8100]`"
             )
         names = {word.partition("=")[0].replace("_", "-") for word in self.vllm_options}
-        if found := names & {"--tensor-parallel-size", "-tp", "--data-parallel-size", "--pipeline-parallel-size"}:
+        if conflicting := names & {"--tensor-parallel-size", "-tp", "--data-parallel-size", "--pipeline-parallel-size"}:
             raise ValueError(
-                f"rollouts.vllm_options has {found.pop()}, which the run must know to give each server its GPUs. Write "
-                f"`rollouts.tensor_parallel=N` for the GPUs of each server, and `rollouts.vllm_servers=N` for how many"
+                f"rollouts.vllm_options has {conflicting.pop()}, which the run must know to give each server its GPUs. "
+                f"Write `rollouts.tensor_parallel=N` for the GPUs of each server, and `rollouts.vllm_servers=N` "
+                "for how many"
             )
         if self.in_flight and not self.staleness:
             raise ValueError(
@@ -121,10 +122,10 @@ class ServerKeys(SamplingKeys):
                 "rollouts.own_servers and rollouts.vllm_servers are both set, and a run starts one kind. Set "
                 "`rollouts.own_servers=0` or `rollouts.vllm_servers=0`"
             )
-        if self.type != "servers" and (asked := self.asked_of_servers()):
+        if self.type != "servers" and (keys := self.keys_for_servers()):
             start, without = "" if has_servers else " rollouts.own_servers=1", " ".join(self.without_servers())
             raise ValueError(
-                f"rollouts.type is {self.type}, and {', '.join(f'rollouts.{key}' for key in asked)} is for "
+                f"rollouts.type is {self.type}, and {', '.join(f'rollouts.{key}' for key in keys)} is for "
                 f"rollouts.type servers. Set `rollouts.type=servers{start}`, or go without: `{without}`"
             )
         for url in self.servers:
@@ -147,13 +148,13 @@ class ServerKeys(SamplingKeys):
             return self
         return self.model_copy(update={"type": "engine", "own_servers": 0, "vllm_servers": 0})
 
-    def asked_of_servers(self) -> list[str]:
+    def keys_for_servers(self) -> list[str]:
         """The keys that are set here and mean something for rollouts.type servers alone."""
         return [key for key in ("servers", "registry", "own_servers", "vllm_servers", "in_flight") if self._is_set(key)]
 
     def without_servers(self) -> list[str]:
         """The settings to type so that nothing in this section asks for servers."""
-        keys = [*self.asked_of_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
+        keys = [*self.keys_for_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
         keys += ["transfer"] if self.transfer == "nccl" else []
         defaults = {key: type(self).model_fields[key].default for key in keys}
         typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in defaults.items()}
@@ -165,12 +166,12 @@ class ServerKeys(SamplingKeys):
     @model_validator(mode="after")
     def _check_transfer(self) -> ServerKeys:
         is_device = self.transfer == "nccl"
-        wanted = f"rollouts.transfer is {self.transfer}" if is_device else "rollouts.sleep is true"
+        setting = f"rollouts.transfer is {self.transfer}" if is_device else "rollouts.sleep is true"
         if not is_device and not self.sleep:
             return self
         if self.type not in ("auto", "servers") or self.own_servers:
             raise ValueError(
-                f"{wanted}, which is for vLLM servers. Set `rollouts.type=servers rollouts.own_servers=0 "
+                f"{setting}, which is for vLLM servers. Set `rollouts.type=servers rollouts.own_servers=0 "
                 f"rollouts.vllm_servers=1`, or go without: `rollouts.transfer=auto rollouts.sleep=false`"
             )
         if self.sleep and self.transfer == "nccl":
@@ -185,7 +186,7 @@ class ServerKeys(SamplingKeys):
             )
         if self.sleep and self.type == "servers" and not self._is_beside_the_trainer():
             raise ValueError(
-                f"{wanted}, which takes one vLLM server on the trainer's own GPU. Set `rollouts.servers=[] "
+                f"{setting}, which takes one vLLM server on the trainer's own GPU. Set `rollouts.servers=[] "
                 f"rollouts.registry=null rollouts.vllm_servers=1 rollouts.tensor_parallel=1`, or name one address of "
                 f"this machine in rollouts.servers"
             )
@@ -194,8 +195,8 @@ class ServerKeys(SamplingKeys):
     def _is_beside_the_trainer(self) -> bool:
         """There is one server, and it is on this machine."""
         is_here = all(urlsplit(url).hostname in LOOPBACK for url in self.servers)
-        is_one = self.vllm_servers + len(self.servers) == 1 and self.registry is None
-        return is_one and is_here and self.tensor_parallel == 1
+        is_single = self.vllm_servers + len(self.servers) == 1 and self.registry is None
+        return is_single and is_here and self.tensor_parallel == 1
 
     @model_validator(mode="after")
     def _check_deltas(self) -> ServerKeys:

@@ -11,7 +11,7 @@ import torch
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine, Placement, Wants, choose_placement
 from oncurve.fleet.servers.vllm_version import PYTHON_VARIABLE, why_not_alike
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.recipe.schema import Config
 from oncurve.run_errors import CheckpointError
 
@@ -25,27 +25,29 @@ def settle(config: Config) -> tuple[Config, str | None]:
 
     With it the sentences that say so; None where there was nothing to choose.
     """
-    said: list[str] = []
+    notes: list[str] = []
     if config.rollouts.type == "auto":
         config, why = _settle_type(config)
-        said.append(why)
+        notes.append(why)
     if config.rollouts.type == "servers" and config.rollouts.transfer == "auto":
         config, why = _settle_transfer(config)
-        said += [why] if why else []
-    return config, "\n".join(said) or None
+        notes += [why] if why else []
+    return config, "\n".join(notes) or None
 
 
 def _settle_type(config: Config) -> tuple[Config, str]:
-    found = place(config, look_at_machine(config))
-    said = found.sentence
-    changes: dict[str, object] = {"type": found.sampler, "vllm_servers": found.servers}
-    changes["tensor_parallel"] = found.tensor_parallel
-    if found.sleeps:
+    placement = placement_of(config, look_at_machine(config))
+    sentence = placement.sentence
+    changes: dict[str, object] = {"type": placement.sampler, "vllm_servers": placement.servers}
+    changes["tensor_parallel"] = placement.tensor_parallel
+    if placement.sleeps:
         changes["sleep"] = True
-    if found.sampler == "engine" and config.rollouts.without_servers():
-        said += f"; {' and '.join(_names(config.rollouts.without_servers()))}, which are for servers, do nothing here"
+    if placement.sampler == "engine" and config.rollouts.without_servers():
+        sentence += (
+            f"; {' and '.join(_names(config.rollouts.without_servers()))}, which are for servers, do nothing here"
+        )
         changes |= {"transfer": "auto", "sleep": False}  # what is recorded is loaded again by ``resume``
-    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), said
+    return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), sentence
 
 
 def _names(settings: Sequence[str]) -> list[str]:
@@ -55,9 +57,9 @@ def _names(settings: Sequence[str]) -> list[str]:
 def _settle_transfer(config: Config) -> tuple[Config, str | None]:
     """nccl for vLLM servers that the run starts on GPUs of their own, if this process can; files otherwise."""
     chosen, why = config.rollouts, None
-    way = "fetch"
+    transfer = "fetch"
     if chosen.deltas is not None or chosen.in_flight:
-        return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), None
+        return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": transfer})}), None
     on_gpus = torch.cuda.is_available() and config.policy.device != "cpu" and torch.cuda.device_count() > 1
     if chosen.vllm_servers and on_gpus and not chosen.sleep:
         if config.policy.lora is not None:
@@ -66,23 +68,23 @@ def _settle_transfer(config: Config) -> tuple[Config, str | None]:
             from oncurve.fleet.servers.local_vllm import find_python  # lazy
 
             reason = why_not_alike(find_python(chosen.vllm_python))
-        way = "fetch" if reason else "nccl"
+        transfer = "fetch" if reason else "nccl"
         why = f"weights go to the servers as files (rollouts.transfer fetch): {reason}"
         if reason is None:
             why = "weights go from GPU to GPU (rollouts.transfer nccl). For files: `rollouts.transfer=fetch`"
-    return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": way})}), why
+    return config.model_copy(update={"rollouts": chosen.model_copy(update={"transfer": transfer})}), why
 
 
 def look_at_machine(config: Config) -> Machine:
     """The GPUs that this process sees, and whether vLLM's environment is named."""
     has_vllm = bool(config.rollouts.vllm_python or os.environ.get(PYTHON_VARIABLE))
     if torch.cuda.is_available() and config.policy.device.startswith(("auto", "cuda")):
-        sizes = [torch.cuda.get_device_properties(place).total_memory for place in range(torch.cuda.device_count())]
+        sizes = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
         return Machine("cuda", tuple(map(float, sizes)), has_vllm)
     return Machine("mps" if torch.backends.mps.is_available() else "cpu", (), has_vllm)
 
 
-def place(config: Config, machine: Machine) -> Placement:
+def placement_of(config: Config, machine: Machine) -> Placement:
     """The layout of a recipe on a machine: a function of both and of how many processes train here."""
     gpus, resets = len(machine.memory_bytes), tuple(config.rollouts.without_servers())
     if not gpus or (gpus == 1 and not machine.has_vllm):
@@ -90,11 +92,11 @@ def place(config: Config, machine: Machine) -> Placement:
 
     from oncurve.plan.find_shape import find_shape  # lazy
 
-    is_asked = gpus > 1 or config.rollouts.sleep
+    is_requested = gpus > 1 or config.rollouts.sleep
     try:
         shape = find_shape(config.model, revision=config.policy.revision)
     except (ConfigError, CheckpointError):
-        if is_asked:
+        if is_requested:
             raise
         return choose_placement(machine, Wants(resets=resets))
     return choose_placement(
@@ -124,10 +126,10 @@ def reckon_beside(config: Config, shape: ModelShape, *, total: float) -> Beside:
 
 def trainers_here(gpus: int) -> int:
     """Processes of the run that train on this machine; all GPUs are taken where a launcher does not say how many."""
-    if read_place().count == 1:
+    if read_rank_info().count == 1:
         return 1
-    said = os.environ.get("LOCAL_WORLD_SIZE") or tasks_here(os.environ)
-    return int(said) if said else gpus
+    count = os.environ.get("LOCAL_WORLD_SIZE") or tasks_here(os.environ)
+    return int(count) if count else gpus
 
 
 def tasks_here(environment: Mapping[str, str]) -> int | None:
@@ -141,5 +143,5 @@ def tasks_here(environment: Mapping[str, str]) -> int | None:
         count, _, times = part.strip().rstrip(")").partition("(x")
         if count.isdecimal():
             listed += [int(count)] * int(times or 1)
-    place = int(environment.get("SLURM_NODEID", "0"))
-    return listed[place] if place < len(listed) else None
+    index = int(environment.get("SLURM_NODEID", "0"))
+    return listed[index] if index < len(listed) else None

@@ -16,7 +16,7 @@ import torch
 from oncurve.core.draw import GOLDEN, stream_keys
 from oncurve.core.errors import DataError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.core.requests import KeptRow, Request, Sampled
+from oncurve.core.requests import Request, RowState, Sampled
 from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
 from oncurve.core.scheduler import RowScheduler, occurrence_indices
 from oncurve.history.past import PastRun
@@ -45,7 +45,7 @@ def samples_alike(config: Config, policy: TrainedPolicy) -> bool:
 class _Row:
     """A completion as far as it is sampled again."""
 
-    kept: KeptRow = field(default_factory=KeptRow)
+    kept: RowState = field(default_factory=RowState)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 

@@ -36,25 +36,25 @@ def agreement(
     name: str, fast: Tensor, plain: Tensor, exact: Tensor, *, times: float, floor: float, distance: Distance
 ) -> Agreement:
     """Whether the fast way is as near to the exact result as ``times`` the plain one is, or nearer than the floor."""
-    error, rounding = (distance(found.double(), exact.double()) for found in (fast, plain))
+    error, rounding = (distance(actual.double(), exact.double()) for actual in (fast, plain))
     return Agreement(name, error, rounding, max(floor, times * rounding))
 
 
-def of_size(found: Tensor, exact: Tensor) -> float:
+def of_size(actual: Tensor, exact: Tensor) -> float:
     """|a - b| / |b|, as a part of the size of the whole."""
-    return float((found - exact).norm() / exact.norm())
+    return float((actual - exact).norm() / exact.norm())
 
 
-def largest(found: Tensor, exact: Tensor) -> float:
+def largest(actual: Tensor, exact: Tensor) -> float:
     """The largest difference of a number."""
-    return float((found - exact).abs().max())
+    return float((actual - exact).abs().max())
 
 
-def mean(found: Tensor, exact: Tensor) -> float:
+def mean(actual: Tensor, exact: Tensor) -> float:
     """The mean difference."""
-    return float((found - exact).abs().mean())
+    return float((actual - exact).abs().mean())
 
 
-def worst_step(found: Tensor, exact: Tensor) -> float:
+def worst_step(actual: Tensor, exact: Tensor) -> float:
     """The mean difference over rows [R, T] of the step where it is largest."""
-    return float((found - exact).abs().mean(dim=0).max())
+    return float((actual - exact).abs().mean(dim=0).max())

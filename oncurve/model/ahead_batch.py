@@ -17,7 +17,7 @@ from oncurve.model.draw_by_parts import first_above_on_device
 
 
 @dataclass(frozen=True, eq=False)
-class DrawUnderWay:
+class PendingDraw:
     """A step that was started and whose tokens nobody has looked at."""
 
     rows: np.ndarray
@@ -29,7 +29,7 @@ class DrawUnderWay:
 class AheadBatch(RowBatch):
     """Rows whose next step is started at once where the decoder draws by itself."""
 
-    _under_way: DrawUnderWay | None = None
+    _pending: PendingDraw | None = None
 
     def advance(self) -> None:
         """One more token for every running row, or the start of it."""
@@ -41,7 +41,7 @@ class AheadBatch(RowBatch):
 
     def close(self) -> None:
         """Give back what decoding has taken of a device's memory."""
-        self._under_way = None
+        self._pending = None
         super().close()
 
     def _ahead(self) -> LayerDecoder | None:
@@ -51,7 +51,7 @@ class AheadBatch(RowBatch):
             return None
         rows, running = self.rows, self.rows.running
         is_late = rows.lengths[running] - rows.begins[running] >= self.params.min_completion_tokens
-        has_read = rows.places[running, PAST] + 1 >= rows.lengths[running]
+        has_read = rows.addresses[running, PAST] + 1 >= rows.lengths[running]
         return decoder if (is_late & has_read).all() else None
 
     def _start_step(self, ahead: LayerDecoder) -> None:
@@ -64,27 +64,29 @@ class AheadBatch(RowBatch):
             self.settle()
             self.compact()
         running = rows.running
-        written = rows.places[running, PAST] + 1 - rows.begins[running]
+        written = rows.addresses[running, PAST] + 1 - rows.begins[running]
         goes = written < rows.limits[running]
         started = None
         if goes.any():
             running, written = running[goes], written[goes]
-            places = rows.places[running]
-            past = places[:, PAST]
+            addresses = rows.addresses[running]
+            past = addresses[:, PAST]
             tokens = np.where(past < rows.lengths[running], rows.tokens[running, past], NEWEST)
-            rows.places[running, PAST] = past + 1
-            given, at, where = (torch.from_numpy(one) for one in (tokens, places[:, PROMPT_TOKENS] + past, places))
-            drawn = ahead.draw(given, at, where, uniforms(rows.keys[running], written), self._choose)
-            started = DrawUnderWay(running, rows.serials[running], drawn)
+            rows.addresses[running, PAST] = past + 1
+            last_tokens, at, where = (
+                torch.from_numpy(array) for array in (tokens, addresses[:, PROMPT_TOKENS] + past, addresses)
+            )
+            drawn = ahead.draw(last_tokens, at, where, uniforms(rows.keys[running], written), self._choose)
+            started = PendingDraw(running, rows.serials[running], drawn)
         self.settle()
-        self._under_way = started
+        self._pending = started
 
     def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         return draw(logits, uniform, self.params, find=first_above_on_device)
 
     def settle(self) -> None:
         """Write down the tokens that are under way, but those of rows that have ended since they were asked for."""
-        step, self._under_way = self._under_way, None
+        step, self._pending = self._pending, None
         if step is not None:
             tokens, logprobs = step.drawn.get()
             runs = self.rows.are_there(step.rows, step.serials)

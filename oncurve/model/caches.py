@@ -41,21 +41,21 @@ class LayerCache:
 
     def move(self, slots: Tensor, to: Tensor, positions: int) -> None:
         """Let the first positions of the completions in these slots lie in other slots."""
-        held = self.own[:, :, :, :positions]
-        held[:, to] = held[:, slots]
+        cached = self.own[:, :, :, :positions]
+        cached[:, to] = cached[:, slots]
 
     def row(self, slot: int, positions: int) -> Tensor:
         """A copy of the first positions (whole blocks) of a completion."""
         return self.own[:, slot, :, :positions].clone()
 
-    def put_row(self, slot: int, held: Tensor) -> None:
+    def put_row(self, slot: int, copy: Tensor) -> None:
         """Put a copy into a slot."""
-        self.own[:, slot, :, : held.shape[2]] = held
+        self.own[:, slot, :, : copy.shape[2]] = copy
 
     def prompt(self, slot: int) -> tuple[Tensor, Tensor]:
         """A copy of a prompt."""
         return self.prompt_keys[slot].clone(), self.prompt_values[slot].clone()
 
-    def put_prompt(self, slot: int, held: tuple[Tensor, Tensor]) -> None:
+    def put_prompt(self, slot: int, copy: tuple[Tensor, Tensor]) -> None:
         """Put a copy into a prompt's slot, of a cache with as many positions."""
-        self.prompt_keys[slot], self.prompt_values[slot] = held
+        self.prompt_keys[slot], self.prompt_values[slot] = copy

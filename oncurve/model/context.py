@@ -18,8 +18,8 @@ def context_of(config: Any) -> int | None:
     text = config.get_text_config()
     ropes = getattr(text, "rope_parameters", None) or {}
     kinds = [
-        one for one in (ropes, *ropes.values()) if isinstance(one, dict) and one.get("rope_type") in CHANGING_ROPES
+        rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict) and rope.get("rope_type") in CHANGING_ROPES
     ]
     limits = [getattr(text, "max_position_embeddings", None)]
-    limits += [one.get("original_max_position_embeddings") for one in kinds]
+    limits += [rope.get("original_max_position_embeddings") for rope in kinds]
     return min((limit for limit in limits if limit and limit > 0), default=None)

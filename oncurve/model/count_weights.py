@@ -52,8 +52,8 @@ def _size(config: PreTrainedConfig, name: str, default: int) -> int:
     except RuntimeError:  # it differs from layer to layer
         layers: Any = config.per_layer_config
         value = [getattr(layer, name, None) for layer in (layers.values() if isinstance(layers, dict) else layers)]
-    found = max((one for one in value if isinstance(one, int)), default=0) if isinstance(value, list) else value
-    return found if type(found) is int and found > 0 else default
+    size = max((entry for entry in value if isinstance(entry, int)), default=0) if isinstance(value, list) else value
+    return size if type(size) is int and size > 0 else default
 
 
 def _widest(model: PreTrainedModel, hidden: int) -> int:

@@ -105,10 +105,10 @@ class RecordedLayers(TorchLayers):
         """Positions of the buffers that the recordings write to; larger ones lie elsewhere."""
 
     def __call__(
-        self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
+        self, tokens: Tensor, angles: Angles, positions: Tensor, addresses: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
-        """See ``TorchLayers``; tokens, positions and places are read on the CPU."""
-        plan = self.plan(tokens.numpy(), positions.numpy(), places.numpy(), caches)
+        """See ``TorchLayers``; tokens, positions and addresses are read on the CPU."""
+        plan = self.plan(tokens.numpy(), positions.numpy(), addresses.numpy(), caches)
         step = partial(self.step, plan.shape, angles=angles, caches=caches)
         out = self._run(plan.shape, plan.numbers, step, caches)
         return out.index_select(0, torch.from_numpy(plan.at).to(out.device))
@@ -118,7 +118,7 @@ class RecordedLayers(TorchLayers):
         tokens: Tensor,
         angles: Angles,
         positions: Tensor,
-        places: Tensor,
+        addresses: Tensor,
         caches: Sequence[LayerCache],
         *,
         uniform: np.ndarray,
@@ -128,7 +128,7 @@ class RecordedLayers(TorchLayers):
 
         A token may be ``NEWEST``. ``choose`` is the same in all steps.
         """
-        plan = self.plan(tokens.numpy(), positions.numpy(), places.numpy(), caches)
+        plan = self.plan(tokens.numpy(), positions.numpy(), addresses.numpy(), caches)
         numbers = np.full(plan.span, 0.5)
         numbers[plan.at] = uniform
         step = partial(self._drawn, plan, angles=angles, caches=caches, choose=choose)
@@ -220,7 +220,7 @@ class RecordedLayers(TorchLayers):
 def write_numbers(
     shape: Shape, tokens: np.ndarray, positions: np.ndarray, rows: np.ndarray, *, width: int
 ) -> np.ndarray:
-    """One run of integers: for each slot its token, position, past tokens and place in the table [4, span]; for each
+    """One run of integers: for each slot its token, position, past tokens and index in the table [4, span]; for each
     prompt slot its readers' slots [P, G], filled up with slot 0; for each prompt slot its tokens [P].
 
     ``rows`` holds what ``LayerDecoder.step`` is told of each row. A slot without a row writes where its next row

@@ -195,14 +195,14 @@ class FlashLayers(RecordedLayers):
         return mixed.flatten(1)
 
 
-def by_token(held: Tensor) -> Tensor:
+def by_token(cached: Tensor) -> Tensor:
     """Keys or values [slots, kv_heads, positions, D] as the kernel takes them [N, kv_heads, D], without a copy.
 
     Token t of a slot s stands at s kv_heads positions + t.
     """
-    slots, kv_heads, positions, size = held.shape
+    slots, kv_heads, positions, size = cached.shape
     count = slots * kv_heads * positions - (kv_heads - 1) * positions
-    return held.as_strided((count, kv_heads, size), (size, positions * size, 1))
+    return cached.as_strided((count, kv_heads, size), (size, positions * size, 1))
 
 
 def can_decode(sizes: AttentionSizes, compute_type: torch.dtype, device: torch.device) -> bool:
@@ -235,20 +235,20 @@ def largest_difference(kernel: Kernel, size: int, compute_type: torch.dtype, dev
     """
     random = torch.Generator().manual_seed(0)
     slots, used, queries, positions = (2, 0, 1), (1, 70, 33), (4, 1, 3), 96
-    held = torch.full((2, len(slots), 2, positions, size), torch.nan)
+    cached = torch.full((2, len(slots), 2, positions, size), torch.nan)
     for slot, count in zip(slots, used, strict=True):
-        held[:, slot, :, :count] = torch.randn(2, 2, count, size, generator=random)
+        cached[:, slot, :, :count] = torch.randn(2, 2, count, size, generator=random)
     q = torch.randn(sum(queries), 2, size, generator=random)
-    held, q = held.to(device, compute_type), q.to(device, compute_type)
+    cached, q = cached.to(device, compute_type), q.to(device, compute_type)
     starts = [[0, 4, 5, 8], [*(slot * 2 * positions for slot in slots), 0], used]
     query_starts, key_starts, counts = (torch.tensor(part, dtype=torch.int32, device=device) for part in starts)
     runs = FlashRuns(query_starts, key_starts, counts, 6, positions)
-    out, logs = kernel(q, by_token(held[0]), by_token(held[1]), runs)
+    out, logs = kernel(q, by_token(cached[0]), by_token(cached[1]), runs)
     worst = torch.zeros((), device=device)
     for slot, count, rows in zip(slots, used, (slice(0, 4), slice(4, 5), slice(5, 8)), strict=True):
-        k, v = held[:, slot, :, :count].float().unbind()
+        k, v = cached[:, slot, :, :count].float().unbind()
         scores = q[rows].float().transpose(0, 1) @ k.transpose(1, 2) * size**-0.5
         expected = (scores.softmax(dim=-1) @ v).transpose(0, 1)
-        for found, right in ((out[rows].float(), expected), (logs[:, rows].float(), scores.logsumexp(dim=-1))):
-            worst = torch.maximum(worst, (found - right).abs().amax())
+        for actual, right in ((out[rows].float(), expected), (logs[:, rows].float(), scores.logsumexp(dim=-1))):
+            worst = torch.maximum(worst, (actual - right).abs().amax())
     return float(worst)

@@ -24,7 +24,7 @@ class NativeLayers:
         """For calls of up to ``rows`` rows."""
         self.backbone, self.ops, self.most_rows = backbone, ops, rows
         self._is_apart = ops.compute_type != backbone.wide
-        self._ranks = [self._most(place) for place in range(4)]
+        self._ranks = [self._most(index) for index in range(4)]
         self._weights = [self._of_layer(number) for number in range(len(backbone.layers))]
         self._addresses: tuple[list[int], Tensor] = ([], torch.empty(0, dtype=torch.long))
         self._scratch = ops.decode_scratch(self._sizes(rows, own=0, prompt=0))
@@ -58,10 +58,10 @@ class NativeLayers:
         """The adapters beside matrices; none in float32, where they are added to them."""
         return LoraDelta.of(matrices, self.ops.compute_type) if self._is_apart else None
 
-    def _most(self, place: int) -> int:
+    def _most(self, index: int) -> int:
         """The largest rank of the adapters at one of a layer's four places."""
-        found = [self._adapter(_matrices(layer)[place]) for layer in self.backbone.layers]
-        return max((len(thin.a) for thin in found if thin is not None), default=0)
+        adapters = [self._adapter(_matrices(layer)[index]) for layer in self.backbone.layers]
+        return max((len(thin.a) for thin in adapters if thin is not None), default=0)
 
     def _pack(self, matrices: Sequence[Matrix], rank: int) -> tuple[Tensor, Tensor | None]:
         """Matrices below one another with the B of their adapters beside them, as further inputs; and the A."""
@@ -93,18 +93,18 @@ class NativeLayers:
         return self._addresses[1]
 
     def __call__(
-        self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
+        self, tokens: Tensor, angles: Angles, positions: Tensor, addresses: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
         """One more token per row [R]: the normed output of the last layer [R, H].
 
-        ``angles`` are those of all positions; that of each row [R] follows from ``places``.
+        ``angles`` are those of all positions; that of each row [R] follows from ``addresses``.
         """
         own, prompt = caches[0].positions, caches[0].prompt_keys.shape[-1]
         return self.ops.decode(
             self._layers(caches),
             self.backbone.embed(tokens),
             angles,
-            places,
+            addresses,
             (self.backbone.body.norm.weight, self.backbone.sizes.epsilon),
             self._scratch,
             self._sizes(len(tokens), own=own, prompt=prompt),

@@ -37,7 +37,7 @@ def needs_proof(backbone: Backbone) -> bool:
     return backbone.device.type != "cpu"
 
 
-def objection(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 4) -> str | None:
+def mismatch(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 4) -> str | None:
     """The reason against decoding by the backbone, in the arithmetic of here and now; None if there is none.
 
     Rows of random ``tokens`` are long enough for the buffers to grow once.
@@ -50,7 +50,7 @@ def objection(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 
     with in_full_precision(policy.model), torch.autocast(backbone.device.type, enabled=False):
         exact = torch.stack([_by_module(policy, prompts[of], row) for of, row in zip(PROMPT_OF, rows, strict=True)])
     try:
-        found = _by_backbone(policy, backbone, prompts, rows)
+        actual = _by_backbone(policy, backbone, prompts, rows)
     except KERNEL_FAILURES as error:
         if is_out_of_memory(error):  # which says nothing of the step
             raise
@@ -59,7 +59,7 @@ def objection(policy: PolicyView, backbone: Backbone, *, tokens: int = GROWTH + 
         ("log-probabilities", FLOOR, mean),
         ("log-probabilities of one step", STEP_FLOOR, worst_step),
     ):
-        agreed = agreement(name, found, expected, exact, times=ROUNDINGS, floor=floor, distance=distance)
+        agreed = agreement(name, actual, expected, exact, times=ROUNDINGS, floor=floor, distance=distance)
         if not agreed.holds:
             return f"gives {agreed}"
         log.info("the decode step gives %s", agreed)
@@ -80,7 +80,7 @@ def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], 
     """The same for all rows [R, T], token by token."""
     compute_type, (count, tokens) = backbone.compute_type(), rows.shape
     lengths = torch.tensor([PROMPTS[prompt] for prompt in PROMPT_OF])
-    found = torch.empty(count, tokens)
+    logprobs = torch.empty(count, tokens)
     with torch.autocast(backbone.device.type, enabled=False):
         decoder = LayerDecoder(
             backbone,
@@ -94,13 +94,13 @@ def _by_backbone(policy: PolicyView, backbone: Backbone, prompts: list[Tensor], 
         )
         logits = decoder.prefill([prompt.tolist() for prompt in prompts], range(len(PROMPTS)))[list(PROMPT_OF)]
         for past in range(tokens):
-            found[:, past] = from_logits(logits, rows[:, past].to(logits.device))[0]
+            logprobs[:, past] = from_logits(logits, rows[:, past].to(logits.device))[0]
             if past + 1 < tokens:
-                places = torch.stack(
+                addresses = torch.stack(
                     [torch.arange(count), torch.full((count,), past), torch.tensor(PROMPT_OF), lengths], dim=1
                 )
-                logits = decoder.step(rows[:, past], lengths + past, places)
-    return found
+                logits = decoder.step(rows[:, past], lengths + past, addresses)
+    return logprobs
 
 
 class Proof:
@@ -125,7 +125,7 @@ class Proof:
         if self._backbone is not backbone:
             reason: str | None = None
             with Shortage() as shortage:
-                reason = objection(policy, backbone)
+                reason = mismatch(policy, backbone)
             if shortage.reason is not None:
                 release()
                 log.warning(

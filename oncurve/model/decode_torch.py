@@ -40,7 +40,7 @@ class PrefixGroups:
     table: Tensor | None
     """[P * G]; None where the slots stand in it in their order."""
     back: Tensor | None
-    """The place of each slot in the table [span]."""
+    """The index of each slot in the table [span]."""
     prompts: int
     """P: the prompt slots 0, 1, ... that are read."""
     width: int
@@ -60,9 +60,9 @@ class PrefixGroups:
         hidden = None if (read == width).all() else _hidden(np.arange(width) >= read[:, None], dtype)
         order = np.argsort(prompts, kind="stable")
         first = np.cumsum(sizes) - sizes
-        places = prompts[order] * most + np.arange(len(order)) - first[prompts[order]]
+        cells = prompts[order] * most + np.arange(len(order)) - first[prompts[order]]
         table, back = np.zeros(count * most, dtype=np.int64), np.zeros(span, dtype=np.int64)
-        table[places], back[slots[order]] = slots[order], places
+        table[cells], back[slots[order]] = slots[order], cells
         if len(table) == span and np.array_equal(table, np.arange(span)):
             return cls(None, None, count, width, hidden)
         return cls(torch.from_numpy(table), torch.from_numpy(back), count, width, hidden)
@@ -129,7 +129,7 @@ class Layer:
     ) -> Layer:
         """From what the model holds and its matrices in the compute type; ``norm_weight`` is the layers' own.
 
-        The outputs of ``qkv`` come by key head [kv_heads, Q + 2, D] or by their place in it [Q + 2, kv_heads, D].
+        The outputs of ``qkv`` come by key head [kv_heads, Q + 2, D] or by their index in it [Q + 2, kv_heads, D].
         """
         norms, bias, thin = parameters.head_norms, matrices.qkv_bias, matrices.thin
         arranged = partial(_arranged, sizes=sizes, by_key_head=by_key_head)
@@ -171,13 +171,13 @@ class TorchLayers:
         self._groups: tuple[np.ndarray, int, PrefixGroups] | None = None
 
     def __call__(
-        self, tokens: Tensor, angles: Angles, positions: Tensor, places: Tensor, caches: Sequence[LayerCache]
+        self, tokens: Tensor, angles: Angles, positions: Tensor, addresses: Tensor, caches: Sequence[LayerCache]
     ) -> Tensor:
         """One more token per row [R]: the normed output of the last layer [R, H].
 
         ``angles`` are those of all positions, ``positions`` that of each row [R].
         """
-        turn = self._turn(angles.turn().index_select(0, positions), places.numpy())
+        turn = self._turn(angles.turn().index_select(0, positions), addresses.numpy())
         residual = self.backbone.embed(tokens)
         if turn.slots is not None:
             residual = _spread(residual, turn.slots, turn.span)
@@ -217,9 +217,9 @@ class TorchLayers:
         norm = torch.linalg.vector_norm(total, dim=-1, keepdim=True).hypot_(self._least_norm)
         return total, torch.mul(total, weight).div_(norm)
 
-    def _turn(self, angles: Tensor, places: np.ndarray) -> StepInputs:
+    def _turn(self, angles: Tensor, addresses: np.ndarray) -> StepInputs:
         """The inputs of this step, from exp(i angle) of the rows [R, 1, D / 2]; see ``LayerDecoder.step``."""
-        slots, past = places[:, 0], places[:, 1]
+        slots, past = addresses[:, 0], addresses[:, 1]
         span = self.span(int(slots.max()) + 1)
         is_plain = span == len(slots) and np.array_equal(slots, np.arange(span))
         seen = int(past.max()) + 1
@@ -236,7 +236,7 @@ class TorchLayers:
             rows,
             seen - 1 if is_even else (torch.from_numpy(slots), torch.from_numpy(past)),
             seen,
-            self._read(places, span),
+            self._read(addresses, span),
             hidden,
             angles.contiguous() if rows is None else _spread(angles, rows, span),
         )
@@ -246,11 +246,11 @@ class TorchLayers:
         step = 8 * -(-self.slots // (8 * SHARE))
         return min(-(-used // step) * step, self.slots)
 
-    def _read(self, places: np.ndarray, span: int) -> PrefixGroups:
+    def _read(self, addresses: np.ndarray, span: int) -> PrefixGroups:
         """The rows that read each prompt; it changes only when rows come, go or move."""
-        key = places[:, [0, 2, 3]]
+        key = addresses[:, [0, 2, 3]]
         if self._groups is None or self._groups[1] != span or not np.array_equal(self._groups[0], key):
-            groups = PrefixGroups.of(*(places[:, column] for column in (0, 2, 3)), span=span, dtype=self.wide)
+            groups = PrefixGroups.of(*(addresses[:, column] for column in (0, 2, 3)), span=span, dtype=self.wide)
             self._groups = key, span, groups
         return self._groups[2]
 
@@ -356,14 +356,14 @@ def _join(
 
 
 def _attended(
-    q: Tensor, held: Sequence[Tensor], hidden: Tensor | None, compute_type: torch.dtype
+    q: Tensor, cached: Sequence[Tensor], hidden: Tensor | None, compute_type: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Attention of queries to keys and values that are held in some type, and the logarithms of the softmax's sums.
 
     Products are in that type if the compute type is no wider.
     """
-    dtype = torch.promote_types(held[0].dtype, compute_type)
-    mixed, logs = attend_with_sums(q.to(dtype), *(part.to(dtype) for part in held), hidden=hidden)
+    dtype = torch.promote_types(cached[0].dtype, compute_type)
+    mixed, logs = attend_with_sums(q.to(dtype), *(part.to(dtype) for part in cached), hidden=hidden)
     return mixed.to(q.dtype), logs
 
 

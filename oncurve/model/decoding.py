@@ -59,7 +59,7 @@ class LayerDecoder:
         self.backbone, self.compute_type, self.device = backbone, compute_type, backbone.device
         on_cpu = self.device.type == "cpu"
         self.ops, self.wide_ops = (operations(dtype, self.device.type) for dtype in (compute_type, backbone.wide))
-        self.words, self.slots, self.records = len(head), slots, records
+        self.vocabulary, self.slots, self.records = len(head), slots, records
         self.apart = apart and on_cpu
         self.keeper: RowKeeper | None = None
         """Takes rows out and puts them back; whoever makes the decoder may give it one."""
@@ -81,18 +81,18 @@ class LayerDecoder:
 
     def renew(self) -> None:
         """Go on with the weights as they are now; keys and values stay what they are."""
-        backbone, ops, given = self.backbone, self.ops, self.compute_type
+        backbone, ops, compute_type = self.backbone, self.ops, self.compute_type
         head, head_key = self.head_of()
-        self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide), head_key)
-        self.weights = backbone.weights(given)
+        self.head = ops.head_matrix(head.detach(), head_type(self.device, compute_type, backbone.wide), head_key)
+        self.weights = backbone.weights(compute_type)
         self.layers: NativeLayers | TorchLayers
         if isinstance(ops, NativeOps):
             self.layers = NativeLayers(backbone, ops, self.slots)
         elif self.device.type == "cpu":
-            self.layers = TorchLayers(backbone, self.weights, ops, given, slots=self.slots)
+            self.layers = TorchLayers(backbone, self.weights, ops, compute_type, slots=self.slots)
         else:
-            kind = FlashLayers if can_decode(backbone.sizes, given, self.device) else RecordedLayers
-            self.layers = kind(backbone, self.weights, ops, given, slots=self.slots, records=self.records)
+            kind = FlashLayers if can_decode(backbone.sizes, compute_type, self.device) else RecordedLayers
+            self.layers = kind(backbone, self.weights, ops, compute_type, slots=self.slots, records=self.records)
 
     @traced("prefill")
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
@@ -110,14 +110,14 @@ class LayerDecoder:
 
     def _prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         layout = prompt_layout(prompts, self.device)
-        angles, places = self.angles.at(layout.positions[0]), torch.tensor(slots)
+        angles, slot_ids = self.angles.at(layout.positions[0]), torch.tensor(slots)
         pass_ = LayerPass(layout, angles, self.backbone.sizes, self.ops, self.compute_type)
         residual, added = self.backbone.embed(layout.ids[0]), None
         for layer, matrices, cache in zip(self.backbone.layers, self.weights, self.caches, strict=True):
 
             def store(qkv: Tensor, cache: LayerCache = cache) -> None:
                 caches = (cache.prompt_keys, cache.prompt_values)
-                self.ops.store_prompts(qkv, angles, layout, places, caches, self.backbone.sizes)
+                self.ops.store_prompts(qkv, angles, layout, slot_ids, caches, self.backbone.sizes)
 
             state = pass_.forward(layer, matrices, residual, added, store)
             residual, added = pass_.feed_forward(state, matrices)
@@ -133,43 +133,43 @@ class LayerDecoder:
             self.weights = []
             give_back()
 
-    def step(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """Logits [R, V] in the wide type, as in training, after one more token per row [R] at its position [R].
 
-        ``places`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4]. All
-        three lie on the CPU.
+        ``addresses`` holds for each row its slot, its tokens so far, its prompt's slot and the prompt's tokens [R, 4].
+        All three lie on the CPU.
         """
-        return self.logits(self.hidden(tokens, positions, places))
+        return self.logits(self.hidden(tokens, positions, addresses))
 
     @traced("decode")
-    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """The normed output of the last layer [R, H] after the same."""
-        self._grow(int(places.numpy()[:, 1].max()) + 1)
-        return self.layers(tokens, self.angles, positions, places, self.caches)
+        self._grow(int(addresses.numpy()[:, 1].max()) + 1)
+        return self.layers(tokens, self.angles, positions, addresses, self.caches)
 
     def row(self, slot: int, tokens: int) -> list[Tensor]:
         """Copies of the keys and values of a row's first tokens, layer by layer."""
         return [cache.row(slot, whole_blocks(tokens)) for cache in self.caches]
 
-    def put_row(self, slot: int, held: Sequence[Tensor]) -> None:
+    def put_row(self, slot: int, copies: Sequence[Tensor]) -> None:
         """Let a row go on from such copies."""
-        self._grow(held[0].shape[2])
-        for cache, part in zip(self.caches, held, strict=True):
+        self._grow(copies[0].shape[2])
+        for cache, part in zip(self.caches, copies, strict=True):
             cache.put_row(slot, part)
 
     def prompt(self, slot: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of the keys and values of a prompt, layer by layer."""
         return [cache.prompt(slot) for cache in self.caches]
 
-    def takes_prompt(self, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    def takes_prompt(self, copies: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Whether there are copies, and of buffers of this size."""
-        return bool(held) and held[0][0].shape == self.caches[0].prompt_keys.shape[1:]
+        return bool(copies) and copies[0][0].shape == self.caches[0].prompt_keys.shape[1:]
 
-    def put_prompt(self, slot: int, held: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    def put_prompt(self, slot: int, copies: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Put such copies into a slot; False if there are none, or they are of buffers of another size."""
-        if not self.takes_prompt(held):
+        if not self.takes_prompt(copies):
             return False
-        for cache, part in zip(self.caches, held, strict=True):
+        for cache, part in zip(self.caches, copies, strict=True):
             cache.put_prompt(slot, part)
         return True
 
@@ -187,7 +187,7 @@ class LayerDecoder:
 
     @traced("decode")
     def draw(
-        self, tokens: Tensor, positions: Tensor, places: Tensor, uniform: np.ndarray, choose: Choose
+        self, tokens: Tensor, positions: Tensor, addresses: Tensor, uniform: np.ndarray, choose: Choose
     ) -> DeviceDraw:
         """A step, and the token that is drawn after it for each row [R] by its uniform number.
 
@@ -196,13 +196,13 @@ class LayerDecoder:
         back from the device.
         """
         assert isinstance(self.layers, RecordedLayers)
-        self._grow(int(places.numpy()[:, 1].max()) + 1)
+        self._grow(int(addresses.numpy()[:, 1].max()) + 1)
 
         def choose_of(hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
             return choose(self.logits(hidden), uniform)
 
-        asked = (tokens, self.angles, positions, places, self.caches)
-        return self.layers.draw(*asked, uniform=uniform, choose=choose_of)
+        inputs = (tokens, self.angles, positions, addresses, self.caches)
+        return self.layers.draw(*inputs, uniform=uniform, choose=choose_of)
 
     def close(self) -> None:
         """Give back what sampling has taken of a device's memory; nothing is decoded after that."""
@@ -226,9 +226,9 @@ class LayerDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [R, H], by the products of training."""
         if not self.apart:
-            return self.ops.logits(hidden, self.head, self.words)
+            return self.ops.logits(hidden, self.head, self.vocabulary)
         padded = torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % APART))  # products of one size round alike
-        parts = [self.ops.logits(part, self.head, self.words) for part in padded.split(APART)]
+        parts = [self.ops.logits(part, self.head, self.vocabulary) for part in padded.split(APART)]
         return torch.cat(parts)[: len(hidden)]
 
     def _grow(self, needed: int) -> None:

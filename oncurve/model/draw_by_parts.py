@@ -17,9 +17,9 @@ def first_above_on_device(p: Tensor, uniform: Tensor) -> Tensor:
     return first_above_by_parts(p, uniform, width) if width else first_above(p, uniform)
 
 
-def part_width(words: int) -> int:
+def part_width(vocabulary: int) -> int:
     """Into parts of how many words a vocabulary can be cut; 0 if it is not worth it."""
-    width = min(words & -words, LARGEST_PART)
+    width = min(vocabulary & -vocabulary, LARGEST_PART)
     return width if width >= SMALLEST_PART else 0
 
 

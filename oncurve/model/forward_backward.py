@@ -79,7 +79,7 @@ Store = Callable[[Tensor], None]
 
 
 def packed_hidden(backbone: Backbone, layout: Layout, compute_type: torch.dtype, *, recompute: bool = False) -> Tensor:
-    """Last hidden states, after the final norm, of the places that predict a trained token [M, H], in the wide type.
+    """Last hidden states, after the final norm, of the positions that predict a trained token [M, H], in the wide type.
 
     With ``recompute`` a layer keeps its input only and runs again in the backward pass.
     """
@@ -90,8 +90,8 @@ def packed_hidden(backbone: Backbone, layout: Layout, compute_type: torch.dtype,
     added: Any = None
     for number, layer in enumerate(backbone.layers):
         hidden, added = _Layer.apply(hidden, added, backbone, number, pass_, keeps, *layer.all())  # type: ignore[misc]
-    places = layout.predicts
-    total = hidden.index_select(0, places) + added.index_select(0, places)
+    predicting = layout.predicts
+    total = hidden.index_select(0, predicting) + added.index_select(0, predicting)
     return _Norm.apply(total, backbone.body.norm.weight, backbone.sizes.epsilon)  # type: ignore[return-value]
 
 
@@ -137,7 +137,7 @@ class _Layer(torch.autograd.Function):
         if state.second is not None:
             state.second = state.second.detach()  # an output that its own function keeps would never be freed
         ctx.pass_, ctx.backbone, ctx.number = pass_, backbone, number
-        ctx.kept = {"everything": state, "inputs": before, "nothing": None}[keeps]
+        ctx.saved = {"everything": state, "inputs": before, "nothing": None}[keeps]
         return residual, added
 
     @staticmethod
@@ -147,8 +147,8 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad, added), pass_, state = grads, ctx.pass_, ctx.kept
-        ctx.pass_ = ctx.kept = None  # whoever keeps the loss for its value keeps no tables
+        (grad, added), pass_, state = grads, ctx.pass_, ctx.saved
+        ctx.pass_ = ctx.saved = None  # whoever keeps the loss for its value keeps no tables
         layer, has_added = ctx.backbone.layers[ctx.number], ctx.number > 0
         if ctx.number + 1 == len(
             ctx.backbone.layers

@@ -16,7 +16,7 @@ from oncurve.model.ahead_batch import AheadBatch
 from oncurve.model.decode_memory import MOST_ROWS
 from oncurve.model.decode_proof import Proof
 from oncurve.model.decoding import LayerDecoder
-from oncurve.model.module_caches import OwnHead, way_of
+from oncurve.model.module_caches import OwnHead, cache_kind_of
 from oncurve.model.row_budget import RowBudget
 from oncurve.model.row_memory import LayerKeeper, RowMemory
 from oncurve.model.stop_table import ending_tokens
@@ -63,7 +63,7 @@ class LayerDecoders:
         self, policy: PolicyView, sizes: BufferSizes, end_ids: tuple[int, ...], *, rounds: bool
     ) -> ModuleDecoder:
         """Through the model's modules; where nobody else reads its matrices, they are rounded once."""
-        kind, pad_id = way_of(policy.model), padding_id(policy, end_ids)
+        kind, pad_id = cache_kind_of(policy.model), padding_id(policy, end_ids)
         return TracedModules(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
 
     def shrink(self, rows: int, reason: str, call: DecodeCall, *, key: str) -> None:
@@ -92,9 +92,9 @@ class TracedModules(ModuleDecoder):
         return super().prefill(prompts, slots)
 
     @traced("decode")
-    def hidden(self, tokens: Tensor, positions: Tensor, places: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """See ``Decoder``."""
-        return super().hidden(tokens, positions, places)
+        return super().hidden(tokens, positions, addresses)
 
 
 @traced("load")

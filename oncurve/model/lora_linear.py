@@ -155,10 +155,10 @@ class LoraDelta:
             wide = None if biases is None else torch.cat([bias.float() for bias in biases])
             return nn.functional.linear(x.float(), joined, wide).add_(self.outputs(x)).to(x.dtype)
         out, start = self.outputs(x), 0
-        for place, weight in enumerate(weights):
+        for index, weight in enumerate(weights):
             part = out[:, start : start + len(weight)].addmm_(x, weight.T)
             if biases is not None:
-                part.add_(biases[place])
+                part.add_(biases[index])
             start += len(weight)
         return out
 

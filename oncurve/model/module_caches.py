@@ -43,22 +43,22 @@ class RoundedMatrices:
         if not torch.is_autocast_enabled(kind):
             yield
             return
-        held = self._rounded
-        if held is None:
+        rounded_matrices = self._rounded
+        if rounded_matrices is None:
             head, dtype = self.model.get_output_embeddings(), torch.get_autocast_dtype(kind)
             with torch.inference_mode(False):  # what a parameter holds may not be a tensor of inference mode
-                held = self._rounded = [
+                rounded_matrices = self._rounded = [
                     (part.weight, narrow(part.weight.detach(), dtype, weight_key(part)))
                     for part in linear_layers(self.model)
                     if part is not head and part.weight.dtype == torch.float32
                 ]
-        exact = [weight.data for weight, _ in held]
-        for weight, rounded in held:
+        exact = [weight.data for weight, _ in rounded_matrices]
+        for weight, rounded in rounded_matrices:
             weight.data = rounded
         try:
             yield
         finally:
-            for (weight, _), whole in zip(held, exact, strict=True):
+            for (weight, _), whole in zip(rounded_matrices, exact, strict=True):
                 weight.data = whole
 
 
@@ -120,7 +120,7 @@ class WholeRows:
         self.ids = self.ids[rows]
 
 
-WAYS = (
+CACHE_KINDS = (
     KEYS_AND_VALUES,
     CacheKind("a cache of its own", lambda model, size: OwnCache(model)),
     CacheKind("a cache of its own, prompt by prompt", lambda model, size: OwnCache(model), pads=False),
@@ -129,39 +129,39 @@ WAYS = (
 """From the fastest to the one that is right whatever the model does with its cache."""
 MOST_NATS = 1e3
 """Tokens less likely than e to the minus this are masked, which says nothing of a way."""
-_WAYS: WeakKeyDictionary[PreTrainedModel, tuple[CacheKind, tuple[str, ...]]] = WeakKeyDictionary()
+_KINDS_BY_MODEL: WeakKeyDictionary[PreTrainedModel, tuple[CacheKind, tuple[str, ...]]] = WeakKeyDictionary()
 
 
-def way_of(model: PreTrainedModel) -> CacheKind:
+def cache_kind_of(model: PreTrainedModel) -> CacheKind:
     """The first way that gives the log-probabilities of the model's own forward pass, found out once for each model.
 
     Raises SamplerError if none does.
     """
-    if model not in _WAYS:
+    if model not in _KINDS_BY_MODEL:
         with torch.no_grad(), in_full_precision(model), torch.autocast(model.device.type, enabled=False):
             reasons: list[str] = []
             if not _is_finite(model):  # which tells nothing of a way, and whatever is sampled is refused
-                return WAYS[0]
-            subjects = [one for one in (model, find_stand_in(model)) if one is not None]
-            for way in WAYS:
-                objections = [found for one in subjects if (found := _objection(one, way)) is not None]
-                if not objections:
+                return CACHE_KINDS[0]
+            subjects = [subject for subject in (model, find_stand_in(model)) if subject is not None]
+            for kind in CACHE_KINDS:
+                mismatches = [mismatch for subject in subjects if (mismatch := _mismatch(subject, kind)) is not None]
+                if not mismatches:
                     break
-                reasons.append(f"with {way.name} {objections[0]}")
+                reasons.append(f"with {kind.name} {mismatches[0]}")
             else:
                 raise SamplerError(
                     f"{type(model).__name__} cannot be sampled from in this process: {'; '.join(reasons)}"
                 )
         if reasons:
-            log.info("the model is sampled from with %s: %s", way.name, "; ".join(reasons))
-        _WAYS[model] = way, tuple(reasons)
-    return _WAYS[model][0]
+            log.info("the model is sampled from with %s: %s", kind.name, "; ".join(reasons))
+        _KINDS_BY_MODEL[model] = kind, tuple(reasons)
+    return _KINDS_BY_MODEL[model][0]
 
 
 def reasons_of(model: PreTrainedModel) -> tuple[str, ...]:
     """The reasons why a model is not sampled from in a faster way."""
-    way_of(model)
-    return _WAYS[model][1] if model in _WAYS else ()
+    cache_kind_of(model)
+    return _KINDS_BY_MODEL[model][1] if model in _KINDS_BY_MODEL else ()
 
 
 def _is_finite(model: PreTrainedModel) -> bool:
@@ -177,58 +177,58 @@ PROMPTS, STEPS, DROPPED_AT = (21, 13), 16, 3
 """Tokens of two prompts and of completions in the proof of a way, and when the first row is dropped."""
 
 
-def _objection(model: PreTrainedModel, way: CacheKind) -> str | None:
+def _mismatch(model: PreTrainedModel, kind: CacheKind) -> str | None:
     """The reason against a way; None if there is none. Rows of two prompts are decoded, one is dropped in between."""
     vocabulary = model.config.get_text_config().vocab_size
-    lengths = PROMPTS if way.pads else (PROMPTS[0], PROMPTS[0])
-    prompts = [tuple((7 * place + 3) % vocabulary for place in range(length)) for length in lengths]
+    lengths = PROMPTS if kind.pads else (PROMPTS[0], PROMPTS[0])
+    prompts = [tuple((7 * index + 3) % vocabulary for index in range(length)) for length in lengths]
     rows = [[*prompts[of], *((11 * step + 5 * of + 1) % vocabulary for step in range(STEPS))] for of in (0, 1, 0)]
     try:
-        found = _decoded(model, way, prompts, rows)
-        objections = (
+        decoded = _decoded(model, kind, prompts, rows)
+        mismatches = (
             disagreement(model, row, torch.stack(steps), start=len(row) - STEPS)
-            for row, steps in zip(rows, found, strict=True)
+            for row, steps in zip(rows, decoded, strict=True)
         )
-        return next((objection for objection in objections if objection), None)
+        return next((mismatch for mismatch in mismatches if mismatch), None)
     except FAILURES as error:
         return f"it raises {type(error).__name__}: {first_line(error)}"
 
 
 def disagreement(model: PreTrainedModel, row: list[int], logits: Tensor, *, start: int) -> str | None:
-    """How far logits [T, V] before the tokens of a row from a place on are from the model's own forward pass over it
+    """How far logits [T, V] before the tokens of a row from a position on are from the model's own forward pass over it
     alone; None if no further than rounding explains."""
     ids = torch.tensor([row], device=model.device)
     plain = model(input_ids=ids, use_cache=False).logits, nudged(model, ids)
-    exact, near = (one[0, start - 1 :][: len(logits)].log_softmax(-1) for one in plain)
+    exact, near = (logprobs[0, start - 1 :][: len(logits)].log_softmax(-1) for logprobs in plain)
     seen = exact > -MOST_NATS
-    error, rounding = (float((one - exact)[seen].abs().max()) for one in (logits.log_softmax(-1), near))
+    error, rounding = (float((logprobs - exact)[seen].abs().max()) for logprobs in (logits.log_softmax(-1), near))
     if error <= (most := allowed(model, rounding)):
         return None
     return f"log-probabilities differ by {error:.2g} (at most {most:.2g} is rounding)"
 
 
 def _decoded(
-    model: PreTrainedModel, way: CacheKind, prompts: list[tuple[int, ...]], rows: list[list[int]]
+    model: PreTrainedModel, kind: CacheKind, prompts: list[tuple[int, ...]], rows: list[list[int]]
 ) -> list[list[Tensor]]:
     """Logits [V] behind the prompt and each token of the rows, whose first is dropped before its end."""
     ids, mask = left_pad(prompts, pad_id=0, device=model.device)
-    held = way.make(model, ids.shape[1] + STEPS)
-    logits = _logits(model, held.inputs(ids, mask if way.pads else None, mask))
+    cache = kind.make(model, ids.shape[1] + STEPS)
+    logits = _logits(model, cache.inputs(ids, mask if kind.pads else None, mask))
     order = torch.tensor([0, 1, 0], device=model.device)
-    held.take(order)
+    cache.take(order)
     logits, mask, running = logits[order], mask[order], [0, 1, 2]
-    found: list[list[Tensor]] = [[], [], []]
+    decoded: list[list[Tensor]] = [[], [], []]
     for step in range(STEPS):
         if step == DROPPED_AT:
             keep = torch.tensor([1, 2], device=model.device)
-            held.take(keep)
+            cache.take(keep)
             logits, mask, running = logits[keep], mask[keep], running[1:]
-        for place, row in enumerate(running):
-            found[row].append(logits[place])
+        for index, row in enumerate(running):
+            decoded[row].append(logits[index])
         new = torch.tensor([[rows[row][step - STEPS]] for row in running], device=model.device)
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        logits = _logits(model, held.inputs(new, mask if way.pads else None, mask))
-    return found
+        logits = _logits(model, cache.inputs(new, mask if kind.pads else None, mask))
+    return decoded
 
 
 @cache
@@ -238,5 +238,5 @@ def _cache_name(kind: type[PreTrainedModel]) -> str:
 
 
 def _logits(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
-    """Logits of the last place [B, V], by the model's own forward pass."""
+    """Logits of the last position [B, V], by the model's own forward pass."""
     return model(**inputs).logits[:, -1]

@@ -141,7 +141,7 @@ class NativeOps:
         return mixed, logs
 
     def attention_backward(
-        self, grad_mixed: Tensor, qkv: Tensor, kept: Tensor, rotary: Rotary, layout: Layout, sizes: Heads
+        self, grad_mixed: Tensor, qkv: Tensor, saved: Tensor, rotary: Rotary, layout: Layout, sizes: Heads
     ) -> Tensor:
         """See ``torch_ops.attention_backward``."""
         grad_qkv = torch.empty(qkv.shape)
@@ -150,7 +150,7 @@ class NativeOps:
             *_wide(rotary.cosine, rotary.sine),
             *_integers(layout.spans, layout.groups),
             *self._narrow(grad_mixed),
-            *_wide(kept, grad_qkv),
+            *_wide(saved, grad_qkv),
             _runs(layout, sizes),
         )
         return grad_qkv
@@ -183,7 +183,7 @@ class NativeOps:
         """See ``torch_ops.head_matrix``; packed where this kernel is faster than torch's product: in bfloat16."""
         return self.pack([weight], [key]) if self.compute_type == torch.bfloat16 else weight.to(dtype)
 
-    def logits(self, hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, matrix: Tensor, vocabulary: int, out: Tensor | None = None) -> Tensor:
         """See ``torch_ops.logits``.
 
         In bfloat16 both are rounded to it, their products are summed in float32, and what a row gives does not depend
@@ -191,8 +191,8 @@ class NativeOps:
         """
         if self.compute_type != torch.bfloat16:
             return torch.mm(hidden, matrix.T, out=out)
-        out = torch.empty(len(hidden), words) if out is None else out
-        self._product(*_wide(hidden), *self._narrow(matrix), *_wide(out), *hidden.shape, words)
+        out = torch.empty(len(hidden), vocabulary) if out is None else out
+        self._product(*_wide(hidden), *self._narrow(matrix), *_wide(out), *hidden.shape, vocabulary)
         return out
 
     def head(self, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,7 +242,7 @@ class NativeOps:
         layers: Tensor,
         residual: Tensor,
         rotary: Rotary,
-        places: Tensor,
+        addresses: Tensor,
         last_norm: tuple[Tensor, float],
         scratch: Tensor,
         sizes: Sequence[int],
@@ -256,7 +256,7 @@ class NativeOps:
         self._decode(
             *_integers(layers),
             *_wide(residual, rotary.cosine, rotary.sine),
-            *_integers(places),
+            *_integers(addresses),
             *_wide(weight),
             epsilon,
             *self._narrow(scratch),

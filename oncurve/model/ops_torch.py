@@ -127,8 +127,8 @@ def head_matrix(weight: Tensor, dtype: torch.dtype, key: int | None = None) -> T
     return narrow(weight, dtype, key)
 
 
-def logits(hidden: Tensor, matrix: Tensor, words: int, out: Tensor | None = None) -> Tensor:
-    """hidden @ weight.T [N, V], summed in float32 or better, in ``out`` if it is given; ``words`` is V."""
+def logits(hidden: Tensor, matrix: Tensor, vocabulary: int, out: Tensor | None = None) -> Tensor:
+    """hidden @ weight.T [N, V], summed in float32 or better, in ``out`` if it is given; ``vocabulary`` is V."""
     return wide_product(hidden.to(matrix.dtype), matrix.T, out)
 
 
@@ -148,13 +148,13 @@ def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tupl
         for own, _, at in _by_key_head(rows, rows, sizes):
             for to, part in zip((mixed, logs), attend_with_sums(*at, is_causal=True), strict=True):
                 block.put(to[:, own], part.transpose(1, 2))
-    for prompt, places in layout.readers:
-        q, k, v = _behind(parts, places, prompt, sizes)
+    for prompt, readers in layout.readers:
+        q, k, v = _behind(parts, readers, prompt, sizes)
         part, part_logs = (x.transpose(0, 2).flatten(1, 2) for x in attend_with_sums(q, k, v))
-        own_part, own_logs = mixed[places], logs[places]
+        own_part, own_logs = mixed[readers], logs[readers]
         share = torch.sigmoid(part_logs - own_logs)[..., None]
-        mixed[places] = torch.lerp(own_part.to(share.dtype), part.to(share.dtype), share).to(mixed.dtype)
-        logs[places] = torch.logaddexp(own_logs, part_logs)
+        mixed[readers] = torch.lerp(own_part.to(share.dtype), part.to(share.dtype), share).to(mixed.dtype)
+        logs[readers] = torch.logaddexp(own_logs, part_logs)
     out = mixed.flatten(1)
     return out, (out, logs)
 
@@ -162,7 +162,7 @@ def attention(qkv: Tensor, rotary: Rotary, layout: Layout, sizes: Heads) -> tupl
 def attention_backward(
     grad_mixed: Tensor,
     qkv: Tensor,
-    kept: tuple[Tensor, Tensor],
+    saved: tuple[Tensor, Tensor],
     rotary: Rotary,
     layout: Layout,
     sizes: Heads,
@@ -171,9 +171,9 @@ def attention_backward(
 
     ``qkv`` is what ``attention`` was given, as it left it.
     """
-    logs = kept[1]
+    logs = saved[1]
     wide = qkv.to(logs.dtype)
-    mixed, grad_out = (part.to(logs.dtype).unflatten(1, (sizes.heads, -1)) for part in (kept[0], grad_mixed))
+    mixed, grad_out = (part.to(logs.dtype).unflatten(1, (sizes.heads, -1)) for part in (saved[0], grad_mixed))
     grad = logs.new_empty(qkv.shape)
     heads = grad.unflatten(1, (-1, sizes.head_size))
     for block in layout.blocks:
@@ -186,18 +186,18 @@ def attention_backward(
             g, out, sums = (part[:, :, own].transpose(1, 2) for part in outer)
             grad_q, *grads = _flash_backward(g, *at, out, sums, 0.0, True)
             to[:, :, own] = grad_q.transpose(1, 2)
-            for place, part in zip((sizes.heads + key, key - sizes.kv_heads), grads, strict=True):
+            for head, part in zip((sizes.heads + key, key - sizes.kv_heads), grads, strict=True):
                 first, *others = part.unbind(1)
-                total = to[:, :, place].copy_(first)
+                total = to[:, :, head].copy_(first)
                 for other in others:
                     total.add_(other)
         if block.run is None:
             block.put(heads, to)
     parts, queries = _parts(wide, sizes), (sizes.kv_heads, -1)
-    for prompt, places in layout.readers:
-        g, out, sums = (part[places].unflatten(1, queries).transpose(0, 2) for part in (grad_out, mixed, logs))
-        grad_q, *grads = _flash_backward(g, *_behind(parts, places, prompt, sizes), out, sums, 0.0, False)
-        heads[places, : sizes.heads] += grad_q.transpose(0, 2).flatten(1, 2)
+    for prompt, readers in layout.readers:
+        g, out, sums = (part[readers].unflatten(1, queries).transpose(0, 2) for part in (grad_out, mixed, logs))
+        grad_q, *grads = _flash_backward(g, *_behind(parts, readers, prompt, sizes), out, sums, 0.0, False)
+        heads[readers, : sizes.heads] += grad_q.transpose(0, 2).flatten(1, 2)
         heads[prompt, sizes.heads :] += torch.cat([part.sum(dim=0) for part in grads]).transpose(0, 1)
     for turned, turn in zip(_at_once(heads[:, : -sizes.kv_heads]), _at_once(rotary.turn()), strict=True):
         pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2))) * turn.conj()
@@ -245,13 +245,13 @@ def _by_key_head(
 
 
 def _behind(
-    parts: tuple[Tensor, Tensor], places: slice | Tensor, prompt: slice, sizes: Heads
+    parts: tuple[Tensor, Tensor], readers: slice | Tensor, prompt: slice, sizes: Heads
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers of all T queries behind a prompt, and of its S keys and values, which lie once for Q query heads.
 
     ``parts`` holds what ``_parts`` gives, by token. They become q [Q, kv_heads, T, D], k and v [Q, kv_heads, S, D].
     """
-    q = parts[0][places, : sizes.heads].unflatten(1, (sizes.kv_heads, -1)).transpose(0, 2)
+    q = parts[0][readers, : sizes.heads].unflatten(1, (sizes.kv_heads, -1)).transpose(0, 2)
     k, v = (
         part.transpose(0, 1).expand(len(q), -1, -1, -1) for part in (parts[0][prompt, sizes.heads :], parts[1][prompt])
     )

@@ -19,7 +19,7 @@ from oncurve.core.batch import Batch
 from oncurve.model.length_rounding import whole_tokens
 
 Run = tuple[int, int]
-"""First place of some tokens that lie side by side, and the place behind the last."""
+"""First index of some tokens that lie side by side, and the index behind the last."""
 WASTE = 1.2
 """Rows share an attention call while padding them to its longest makes at most this many times their own tokens."""
 
@@ -64,12 +64,12 @@ class Block:
 
     @cached_property
     def queries(self) -> Tensor:
-        """Places of the rows' own tokens [R * T]; padding points at place 0."""
+        """Indices of the rows' own tokens [R * T]; padding points at index 0."""
         return _table(self.spans[:, 0], self.spans[:, 1], self.own).flatten().to(self.device)
 
     @cached_property
     def keys(self) -> Tensor:
-        """Places of the prompts' and the own tokens [R * (S + T)]; padding points at place 0."""
+        """Indices of the prompts' and the own tokens [R * (S + T)]; padding points at index 0."""
         before = _table(self.spans[:, 2], self.spans[:, 3], self.prompt)
         after = _table(self.spans[:, 0], self.spans[:, 1], self.own)
         return torch.cat([before, after], dim=1).flatten().to(self.device)
@@ -81,7 +81,7 @@ class Block:
 
     @cached_property
     def filled(self) -> Tensor:
-        """The places of those within ``queries``, in ascending order."""
+        """The indices of those within ``queries``, in ascending order."""
         return self._real().nonzero().flatten().to(self.device)
 
     def _real(self) -> Tensor:
@@ -89,19 +89,19 @@ class Block:
 
     @cached_property
     def run(self) -> slice | None:
-        """The places of ``queries`` where they are one run of the sequence, so that nothing need be gathered."""
+        """The indices of ``queries`` where they are one run of the sequence, so that nothing need be gathered."""
         first, last = int(self.spans[0, 0]), int(self.spans[0, 0]) + self.rows * self.own
         starts = first + self.own * torch.arange(self.rows)
         is_run = bool((self.spans[:, 0] == starts).all() and (self.spans[:, 1] == self.own).all())
         return slice(first, last) if is_run else None
 
     def take(self, x: Tensor) -> Tensor:
-        """Own tokens by row [R, T, ...] of something that all tokens have [N, ...]; padding holds that of place 0."""
+        """Own tokens by row [R, T, ...] of something that all tokens have [N, ...]; padding holds that of index 0."""
         picked = x.index_select(0, self.queries) if self.run is None else x[self.run]
         return picked.unflatten(0, (self.rows, self.own))
 
     def put(self, to: Tensor, x: Tensor) -> None:
-        """The way back: write what own tokens hold [R, T, ...] to their places in [N, ...]."""
+        """The way back: write what own tokens hold [R, T, ...] to their indices in [N, ...]."""
         if self.run is None:
             to[self.queries.index_select(0, self.filled)] = x.flatten(0, 1).index_select(0, self.filled)
         else:
@@ -141,7 +141,7 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The places of rows and prompts in the sequence of a microbatch."""
+    """The indices of rows and prompts in the sequence of a microbatch."""
 
     ids: Tensor
     """Token ids [1, N]."""
@@ -179,18 +179,18 @@ class Layout:
 
     @cached_property
     def readers(self) -> list[tuple[slice, slice | Tensor]]:
-        """For each prompt with completions: its places, and those of all tokens that read it."""
+        """For each prompt with completions: its indices, and those of all tokens that read it."""
         return [(slice(*prompt), _together(own)) for prompt, own in self._read.items()]
 
     @cached_property
     def own_runs(self) -> Runs:
         """The own tokens of every row reading themselves; together they are the sequence.
 
-        Raises ValueError for rows that leave out or repeat a place.
+        Raises ValueError for rows that leave out or repeat an index.
         """
         own = sorted((start, start + length) for start, length, *_ in self.spans.tolist())
-        places = _together(own)
-        if not isinstance(places, slice) or (places.start, places.stop) != (0, self.ids.shape[1]):
+        indices = _together(own)
+        if not isinstance(indices, slice) or (indices.start, indices.stop) != (0, self.ids.shape[1]):
             raise ValueError("the rows of a layout do not lie end to end")
         return _runs([[run] for run in own], own, self.ids.device)
 
@@ -201,7 +201,7 @@ class Layout:
 
     @cached_property
     def outputs(self) -> Tensor:
-        """For each place of the sequence, its place among the padded outputs of all blocks laid end to end [N]."""
+        """For each index of the sequence, its index among the padded outputs of all blocks laid end to end [N]."""
         outputs = torch.zeros(self.ids.shape[1], dtype=torch.long, device=self.ids.device)
         offset = 0
         for block in self.blocks:
@@ -272,13 +272,13 @@ def prompt_layout(prompts: Sequence[Sequence[int]], device: torch.device) -> Lay
 
 def _blocks(rows: Sequence[PackedRow], device: torch.device) -> list[Block]:
     """Rows of similar length together, so that padding them to the longest adds little."""
-    kept: list[list[PackedRow]] = []
+    blocks: list[list[PackedRow]] = []
     real = 0
     for row in sorted(rows, key=lambda row: row.length):
-        if not kept or row.length * (len(kept[-1]) + 1) > WASTE * (real + row.length):
-            kept.append([])
+        if not blocks or row.length * (len(blocks[-1]) + 1) > WASTE * (real + row.length):
+            blocks.append([])
             real = 0
-        kept[-1].append(row)
+        blocks[-1].append(row)
         real += row.length
     return [
         Block(
@@ -290,12 +290,12 @@ def _blocks(rows: Sequence[PackedRow], device: torch.device) -> list[Block]:
             ),
             device,
         )
-        for together in kept
+        for together in blocks
     ]
 
 
 def _table(starts: Tensor, lengths: Tensor, width: int) -> Tensor:
-    """Places of runs as a table padded on the right with place 0."""
+    """Indices of runs as a table padded on the right with index 0."""
     steps = torch.arange(width)
     return torch.where(steps < lengths[:, None], starts[:, None] + steps, 0)
 
@@ -304,10 +304,10 @@ def _runs(queries: Sequence[Sequence[Run]], keys: Sequence[Run], device: torch.d
     """The tables of runs of queries, each of them in pieces, and of the runs of keys that they read."""
     of_queries = [sum(end - start for start, end in pieces) for pieces in queries]
     of_keys = [end - start for start, end in keys]
-    query_places, key_places = _together([piece for pieces in queries for piece in pieces]), _together(keys)
+    query_indices, key_indices = _together([piece for pieces in queries for piece in pieces]), _together(keys)
     return Runs(
-        query_places if isinstance(query_places, slice) else query_places.to(device),
-        key_places if isinstance(key_places, slice) else key_places.to(device),
+        query_indices if isinstance(query_indices, slice) else query_indices.to(device),
+        key_indices if isinstance(key_indices, slice) else key_indices.to(device),
         torch.tensor([0, *accumulate(of_queries)], dtype=torch.int32).to(device),
         torch.tensor([0, *accumulate(of_keys)], dtype=torch.int32).to(device),
         max(of_queries),
@@ -316,7 +316,7 @@ def _runs(queries: Sequence[Sequence[Run]], keys: Sequence[Run], device: torch.d
 
 
 def _together(runs: Sequence[Run]) -> slice | Tensor:
-    """The places of runs in ascending order, as a slice where nothing lies between them."""
+    """The indices of runs in ascending order, as a slice where nothing lies between them."""
     if all(end == start for (_, end), (start, _) in pairwise(runs)):
         return slice(runs[0][0], runs[-1][1])
     return torch.cat([torch.arange(*run) for run in runs])

@@ -54,7 +54,7 @@ class Recordings:
         self.records = records and device.type == "cuda"
         self.count = 0
         """Recordings that were made."""
-        self._kept: dict[Hashable, Recording] = {}
+        self._recordings: dict[Hashable, Recording] = {}
         self._pool: Any = None
 
     def run(self, kind: Hashable, numbers: np.ndarray, work: Work) -> Tensor:
@@ -66,13 +66,13 @@ class Recordings:
         if not self.records:
             return work(sent.to(self.device, non_blocking=True))
         with torch.cuda.device(self.device):
-            if kind in self._kept:
-                return self._kept[kind].repeat(sent)
+            if kind in self._recordings:
+                return self._recordings[kind].repeat(sent)
             return self._record(kind, sent.to(self.device, non_blocking=True), work)
 
     def clear(self) -> None:
         """Forget all recordings, whose memory is free from then on."""
-        self._kept.clear()
+        self._recordings.clear()
         self._pool = None  # a pool that nothing uses any more takes no new recordings
 
     def _record(self, kind: Hashable, numbers: Tensor, work: Work) -> Tensor:
@@ -89,7 +89,7 @@ class Recordings:
             with torch.cuda.stream(beside):
                 done = work(numbers)
                 graph, out = self._captured(lambda: work(numbers))
-            self._kept[kind] = Recording(graph, numbers, out)
+            self._recordings[kind] = Recording(graph, numbers, out)
             self.count += 1
         except RuntimeError as error:  # of memory too
             self.records = False
@@ -133,14 +133,14 @@ def _beside(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-_SAID: set[str] = set()
+_REPORTED: set[str] = set()
 
 
 def _say_once(error: RuntimeError) -> None:
     """Once for each kind of failure: every step of training samples anew."""
     kind = type(error).__name__
-    if kind not in _SAID:
-        _SAID.add(kind)
+    if kind not in _REPORTED:
+        _REPORTED.add(kind)
         message = (str(error).splitlines() or [""])[0]
         log.warning("decode steps run without CUDA graphs, slower: recording one raised %s: %s", kind, message)
 

@@ -47,22 +47,24 @@ def widths_of(model: PreTrainedModel, compute_type: torch.dtype) -> Widths:
 
 def copied_bytes(model: PreTrainedModel, backbone: Backbone | None, compute_type: torch.dtype) -> int:
     """Matrices that sampling holds besides those of the model: in the type of the arithmetic, or in another order."""
-    device, found = model.device, 0
+    device, num_numbers = model.device, 0
     if backbone is None:
         head = model.get_output_embeddings()
         parts = [part.weight for part in linear_layers(model) if part is not head]
-        found += sum(part.numel() for part in parts if part.dtype == torch.float32 != compute_type)
+        num_numbers += sum(part.numel() for part in parts if part.dtype == torch.float32 != compute_type)
     else:
         for layer in backbone.layers:
             matrices = [*layer.qkv, layer.output, *layer.gate_up, layer.down]
-            found += sum(matrix.weight.numel() for matrix in matrices if matrix.weight.dtype != compute_type)
-            found += sum(matrix.weight.numel() for matrix in layer.qkv)  # in the order of a decode step
-        found += RECORDING_BYTES // compute_type.itemsize
+            num_numbers += sum(matrix.weight.numel() for matrix in matrices if matrix.weight.dtype != compute_type)
+            num_numbers += sum(matrix.weight.numel() for matrix in layer.qkv)  # in the order of a decode step
+        num_numbers += RECORDING_BYTES // compute_type.itemsize
     if is_plain_head(model):
         weight = head_matrix(model)
-        wanted = head_type(device, compute_type, weight.dtype)
-        return found * compute_type.itemsize + (weight.numel() * wanted.itemsize if weight.dtype != wanted else 0)
-    return found * compute_type.itemsize
+        head_dtype = head_type(device, compute_type, weight.dtype)
+        return num_numbers * compute_type.itemsize + (
+            weight.numel() * head_dtype.itemsize if weight.dtype != head_dtype else 0
+        )
+    return num_numbers * compute_type.itemsize
 
 
 @dataclass

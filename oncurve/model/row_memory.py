@@ -10,27 +10,27 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from oncurve.core.requests import KeptPrompt, KeptRow
+from oncurve.core.requests import PromptState, RowState
 from oncurve.model.decoding import LayerDecoder
 
-KEPT_BYTES = 2**30
+MAX_CACHED_BYTES = 2**30
 """Upper limit for all waiting rows and their prompts together."""
 
 
 class RowMemory:
     """Rows that are kept; those that left first make room."""
 
-    def __init__(self, limit_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MAX_CACHED_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._rows: WeakKeyDictionary[KeptRow, None] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[RowState, None] = WeakKeyDictionary()
         """In the order in which they left."""
         self._at_most = 0
         """Bytes, with what ended since they were counted."""
 
-    def keep(self, row: KeptRow, held: list[Tensor], num_tokens: int) -> None:
+    def keep(self, row: RowState, copies: list[Tensor], num_tokens: int) -> None:
         """Remember what a row has computed."""
-        row.held, row.num_tokens = held, num_tokens
-        row.num_bytes = sum(part.nbytes for part in held)
+        row.copies, row.num_tokens = copies, num_tokens
+        row.num_bytes = sum(part.nbytes for part in copies)
         self._rows.pop(row, None)
         self._rows[row] = None
         self._at_most += row.num_bytes + (row.prompt.num_bytes if row.prompt is not None else 0)
@@ -55,19 +55,19 @@ class LayerKeeper:
     def __init__(self, decoder: LayerDecoder, memory: RowMemory) -> None:
         self.decoder, self.memory = decoder, memory
 
-    def keep(self, row: KeptRow, prompt: KeptPrompt, places: tuple[int, int, int]) -> None:
+    def keep(self, row: RowState, prompt: PromptState, addresses: tuple[int, int, int]) -> None:
         """See ``RowKeeper``."""
-        slot, past, prompt_slot = places
-        if not self.decoder.takes_prompt(prompt.held):
-            prompt.held = self.decoder.prompt(prompt_slot)
+        slot, past, prompt_slot = addresses
+        if not self.decoder.takes_prompt(prompt.copies):
+            prompt.copies = self.decoder.prompt(prompt_slot)
         self.memory.keep(row, self.decoder.row(slot, past), past)
 
-    def put_row(self, slot: int, row: KeptRow) -> bool:
+    def put_row(self, slot: int, row: RowState) -> bool:
         """See ``RowKeeper``."""
-        if row.held:
-            self.decoder.put_row(slot, row.held)
-        return bool(row.held)
+        if row.copies:
+            self.decoder.put_row(slot, row.copies)
+        return bool(row.copies)
 
-    def put_prompt(self, slot: int, prompt: KeptPrompt) -> bool:
+    def put_prompt(self, slot: int, prompt: PromptState) -> bool:
         """See ``RowKeeper``."""
-        return self.decoder.put_prompt(slot, prompt.held)
+        return self.decoder.put_prompt(slot, prompt.copies)

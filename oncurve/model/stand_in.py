@@ -115,21 +115,23 @@ def _narrow(config: Any, text: Any) -> None:
     parts = max(1, math.gcd(*heads) // 2) if heads else 1
     for name, value in [*vars(text).items()]:
         if _INNER.search(name) and isinstance(value, (int, list)):
-            setattr(text, name, [min(one, INNER) for one in value] if isinstance(value, list) else min(value, INNER))
+            setattr(
+                text, name, [min(number, INNER) for number in value] if isinstance(value, list) else min(value, INNER)
+            )
         elif name in sizes and _WIDTHS.search(name) and value % parts == 0:
             setattr(text, name, value // parts)
     if {"head_dim", "num_attention_heads", "hidden_size"} <= sizes.keys():
         while text.hidden_size > HIDDEN and text.hidden_size % 2 == 0:
             text.hidden_size //= 2
-    for tower in (one for one in vars(config).values() if isinstance(one, PreTrainedConfig) and one is not text):
+    for tower in (part for part in vars(config).values() if isinstance(part, PreTrainedConfig) and part is not text):
         for name in [name for name, value in vars(tower).items() if type(value) is int and _DEPTHS.search(name)]:
             setattr(tower, name, 1)
 
 
 def changes_with_length(model: PreTrainedModel, tokens: int) -> bool:
     """Something of the model's configuration begins or ends beyond so many tokens of a row."""
-    found = vars(model.config.get_text_config()).items()
-    lengths = [value for name, value in found if _LENGTHS.search(name) and not _COUNTS.search(name)]
+    settings = vars(model.config.get_text_config()).items()
+    lengths = [value for name, value in settings if _LENGTHS.search(name) and not _COUNTS.search(name)]
     return any(type(length) is int and length > tokens for length in lengths)
 
 

@@ -252,12 +252,12 @@ def supports(model: PreTrainedModel) -> bool:
 
 def projections(body: Any) -> list[nn.Module]:
     """The linear layers of a model's body, each with the adapter around it."""
-    found: list[nn.Module] = []
+    layers: list[nn.Module] = []
     for layer in body.layers:
         attention, mlp = layer.self_attn, layer.mlp
-        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    return found
+        layers += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return layers
 
 
 def layer_parameters(layer: Any) -> LayerParameters:
@@ -336,12 +336,12 @@ def project(
         return linear(x, weights[0], None if biases is None else biases[0])
     out = x.new_empty(len(x), sum(len(weight) for weight in weights))
     start = 0
-    for place, weight in enumerate(weights):
+    for index, weight in enumerate(weights):
         part = out[:, start : start + len(weight)]
         if biases is None:
             torch.mm(x, weight.T, out=part)
         else:
-            torch.addmm(biases[place], x, weight.T, out=part)
+            torch.addmm(biases[index], x, weight.T, out=part)
         start += len(weight)
     return out
 

@@ -39,7 +39,7 @@ class FileSum:
         """As it stands in a manifest."""
         return asdict(self)
 
-    def objection(self, expected: Mapping[str, Any]) -> str | None:
+    def mismatch(self, expected: Mapping[str, Any]) -> str | None:
         """The first difference from a manifest; None if there is none."""
         if self.size != expected["size"]:
             return f"has {self.size} bytes, {expected['size']} were written"

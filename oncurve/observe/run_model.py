@@ -52,7 +52,7 @@ def locate(name: str) -> str:
     return resolve_model(str(Path(name).expanduser()) if name.startswith("~") else name)
 
 
-def check_place(name: str) -> tuple[str, bool]:
+def locate_model(name: str) -> tuple[str, bool]:
     """The model's place, and whether it must be a folder. Raises CheckpointError if it must and is not there."""
     place = locate(name)
     path = Path(place)

@@ -110,7 +110,7 @@ def _own_layer_bytes(run: PlannedRun, batch: Microbatch) -> float:
     return batch.tokens * (run.width * values + 4 * (run.shape.hidden + run.shape.heads))
 
 
-def kept_bytes(run: PlannedRun, batch: Microbatch) -> float:
+def saved_bytes(run: PlannedRun, batch: Microbatch) -> float:
     """Bytes that autograd keeps at the end of the forward pass.
 
         without checkpointing:  layers x layer_bytes
@@ -122,14 +122,14 @@ def kept_bytes(run: PlannedRun, batch: Microbatch) -> float:
     Offloaded activations leave two layers on the device, one in work and one on its way.
     Source of checkpointing: arXiv:1604.06174, one checkpoint per layer.
     """
-    one = 4 * batch.tokens * run.shape.hidden
+    per_layer = 4 * batch.tokens * run.shape.hidden
     if run.has_own_layers:
         last = 4 * (2 * batch.trained_tokens * run.shape.hidden + batch.tokens * run.shape.head_size)
-        inputs = run.shape.layers * one + (run.shape.layers - 1) * one * run.width / 4
+        inputs = run.shape.layers * per_layer + (run.shape.layers - 1) * per_layer * run.width / 4
     else:
         last = 4 * batch.tokens * (constants.SAVED_LAST * run.shape.hidden + 2 * run.shape.head_size)
         last += run.width * batch.trained_tokens * run.shape.hidden
-        inputs = run.shape.layers * one
+        inputs = run.shape.layers * per_layer
     layers = min(2, run.shape.layers) if run.policy.offload_activations else run.shape.layers
     if run.policy.gradient_checkpointing:
         return inputs * layers / run.shape.layers + last

@@ -71,7 +71,7 @@ def compare_trainers(run: PlannedRun, device: Device, *, network_gbit: float) ->
 
     Equal steps say nothing about equal quality: DPO learns from pairs that somebody else must have sampled.
     """
-    found: list[TrainerCost] = []
+    costs: list[TrainerCost] = []
     for trainer in TRAINERS[: 1 if run.is_supervised else None]:
         own = replace(run, trainer=trainer)
         if trainer == "DPO":
@@ -81,7 +81,7 @@ def compare_trainers(run: PlannedRun, device: Device, *, network_gbit: float) ->
         total = seconds.train * (2 if trainer == "PPO" else 1)
         total += 0.0 if trainer == "DPO" else seconds.sample + seconds.sync
         hours = total * run.steps / 3600
-        found.append(
+        costs.append(
             TrainerCost(
                 name="SFT" if run.is_supervised else trainer,
                 run=own,
@@ -92,7 +92,7 @@ def compare_trainers(run: PlannedRun, device: Device, *, network_gbit: float) ->
                 per_run=price(own.layout, device, hours=hours),
             )
         )
-    return found
+    return costs
 
 
 SAMPLING = ("KV cache", "sampling buffers", "matrices for sampling", "copy to sample from")
@@ -202,10 +202,10 @@ def disk_use(run: PlannedRun) -> DiskUse:
     """Bytes on the disk; of the record  steps x completions x mean length x RECORD_BYTES."""
     section, steps = run.config.run, run.steps
     saved = 1 if not section.save_every_steps else math.ceil(steps / section.save_every_steps)
-    kept = steps // section.keep_every_steps if section.keep_every_steps else 0
+    milestones = steps // section.keep_every_steps if section.keep_every_steps else 0
     tokens = steps * run.config.completions_per_step * run.mean_tokens if section.record == "all" else 0
     return DiskUse(
         checkpoint_bytes=4.0 * run.trained_parameters + moment_bytes(run),
-        checkpoints=min(saved, section.keep_checkpoints + kept) if section.keep_checkpoints else saved,
+        checkpoints=min(saved, section.keep_checkpoints + milestones) if section.keep_checkpoints else saved,
         record_bytes=RECORD_BYTES * tokens,
     )

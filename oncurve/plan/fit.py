@@ -51,7 +51,7 @@ def fit_devices(run: PlannedRun, devices: Mapping[str, Device]) -> list[Fit]:
         return chosen.layout.ranks if fits(plan_memory(chosen), device) else None
 
     rows: list[Fit] = []
-    for device in sorted(devices.values(), key=lambda each: -each.memory_bytes):
+    for device in sorted(devices.values(), key=lambda candidate: -candidate.memory_bytes):
         if device.is_gpu:
             fits_alone = fits(plan_memory(_with_rows_of(alone, device)), device)
             rows.append(

@@ -13,10 +13,10 @@ from oncurve.plan.activations import (
     Microbatch,
     backward_bytes,
     head_bytes,
-    kept_bytes,
     largest_microbatch,
     layer_buffers,
     layer_bytes,
+    saved_bytes,
 )
 from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.shape import ModelShape
@@ -55,8 +55,8 @@ class Need:
 
     def live_bytes(self, phase: Phase) -> float:
         """Bytes of tensors in a phase, without what allocators and libraries take on top."""
-        found = (part for part in self.components if phase in part.phases and not part.is_allowance)
-        return sum(part.bytes for part in found)
+        parts = (part for part in self.components if phase in part.phases and not part.is_allowance)
+        return sum(part.bytes for part in parts)
 
     @property
     def peak_bytes(self) -> float:
@@ -226,15 +226,15 @@ def training_parts(run: PlannedRun) -> Iterable[Component]:
     activations go: the component says what of them is there at the peak.
     """
     batch = largest_microbatch(run)
-    kept, buffers = kept_bytes(run, batch), layer_buffers(run, batch)
+    saved, buffers = saved_bytes(run, batch), layer_buffers(run, batch)
     head = head_bytes(run, batch)
     gradient = (2 if run.layout.offloads_optimizer else 4) * run.trained_parameters
     gradients = gradient / (run.parts if run.layout.shard in _STAGES["gradients"] else 1)
-    begins = kept + max(head, buffers)
+    begins = saved + max(head, buffers)
     if batch.repeats < 2 and not run.layout.offloads_optimizer:
         gradients = max(gradients + buffers, begins) - begins if begins else gradients
     yield Component("gradients", gradients, ("train",))
-    yield Component("activations", kept, ("train",), is_buffer=True)
+    yield Component("activations", saved, ("train",), is_buffer=True)
     yield Component("head and its logits", head, ("train",), is_buffer=True)
     if buffers > head:  # the head runs backward first and lets go before the layers begin
         yield Component("buffers of a layer", buffers - head, ("train",), is_buffer=True)
@@ -254,9 +254,9 @@ def cpu_fragmentation(run: PlannedRun, batch: Microbatch) -> float:
         kind += " checkpointing"
     elif run.trains_adapter and not run.has_own_layers:
         kind += " lora"
-    one, several = constants.CPU_FRAGMENTATION[kind]
+    single, several = constants.CPU_FRAGMENTATION[kind]
     churn = run.shape.layers * (layer_bytes(run, batch) + backward_bytes(run, batch))
-    return (one if batch.repeats < 2 else several) * churn
+    return (single if batch.repeats < 2 else several) * churn
 
 
 def sampling_parts(run: PlannedRun) -> Iterable[Component]:
@@ -321,7 +321,7 @@ def gpu_room(run: PlannedRun) -> tuple[float, float]:
             rows=rows,
             prompts=prompts,
             prompt_tokens=run.lengths.prompt_tokens,
-            completion_tokens=run.held_tokens,
+            completion_tokens=run.resident_tokens,
         )
     return float(cache), float(everything - cache)
 
@@ -349,13 +349,13 @@ def rows_that_fit(run: PlannedRun, *, memory_bytes: float) -> int:
     An engine takes as many as its memory does; the others wait.
     """
     if run.layout.placement != "colocated":
-        held = sum(part.bytes for part in server_parts(run) if part.name not in ROOM)
-        free = max(memory_bytes * (1 - constants.GPU_MARGIN) - held, 0.0)
+        occupied = sum(part.bytes for part in server_parts(run) if part.name not in ROOM)
+        free = max(memory_bytes * (1 - constants.GPU_MARGIN) - occupied, 0.0)
         row = kv_bytes(run, run.lengths.prompt_tokens + run.longest_tokens)
         return min(run.config.completions_per_step, int(free / row) * max(run.layout.sampler_devices, 1))
     parts = [*weight_parts(run), *sampling_parts(run)]
-    held = sum(part.bytes for part in parts if "sample" in part.phases and part.name not in ROOM)
-    free = memory_bytes * (1 - constants.GPU_MARGIN) - constants.GPU_CONTEXT_BYTES - held
+    occupied = sum(part.bytes for part in parts if "sample" in part.phases and part.name not in ROOM)
+    free = memory_bytes * (1 - constants.GPU_MARGIN) - constants.GPU_CONTEXT_BYTES - occupied
     widths, call, by_module = room_of(run)
     return run.layout.ranks * decode_memory.most_rows(widths, call, max(free, 0.0), by_module=by_module)
 
@@ -386,16 +386,18 @@ def kv_bytes(run: PlannedRun, tokens: float) -> float:
 
 def _finish(parts: Iterable[Component], run: PlannedRun) -> tuple[Component, ...]:
     """The parts with the allowance for fragmentation in each phase, and what the libraries take."""
-    kept = [part for part in parts if part.bytes > 0]
+    components = [part for part in parts if part.bytes > 0]
     for phase in PHASES if run.layout.is_gpu else ():
-        buffers = sum(part.bytes for part in kept if part.is_buffer and phase in part.phases)
+        buffers = sum(part.bytes for part in components if part.is_buffer and phase in part.phases)
         if buffers:
-            kept.append(Component("fragmentation", constants.GPU_FRAGMENTATION * buffers, (phase,), is_allowance=True))
+            components.append(
+                Component("fragmentation", constants.GPU_FRAGMENTATION * buffers, (phase,), is_allowance=True)
+            )
     if run.layout.is_gpu:
-        kept.append(Component("device context", constants.GPU_CONTEXT_BYTES, PHASES, is_allowance=True))
+        components.append(Component("device context", constants.GPU_CONTEXT_BYTES, PHASES, is_allowance=True))
     else:
-        kept.append(Component("libraries", constants.CPU_LIBRARIES_BYTES, PHASES, is_allowance=True))
-    return tuple(kept)
+        components.append(Component("libraries", constants.CPU_LIBRARIES_BYTES, PHASES, is_allowance=True))
+    return tuple(components)
 
 
 def _host_bytes(run: PlannedRun) -> float:

@@ -127,7 +127,7 @@ class PlannedRun:
         return min(self.lengths.completion_tokens + answers, float(self.longest_tokens))
 
     @property
-    def held_tokens(self) -> int:
+    def resident_tokens(self) -> int:
         """Positions of a completion in the engine's cache beyond the prompt that its group shares.
 
         Where nothing is kept, a completion that comes back from a tool is a prompt of its own, and shares nothing.
@@ -185,7 +185,7 @@ class PlannedRun:
             num_prompts=-(-self.config.run.prompts_per_step // self.layout.ranks),
             group_size=self.config.algorithm.group_size,
             prompt_tokens=self.lengths.prompt_tokens,
-            completion_tokens=self.held_tokens,
+            completion_tokens=self.resident_tokens,
         )
 
     # -- the model in training

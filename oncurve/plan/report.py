@@ -148,11 +148,11 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "advice": [
             {
-                "overrides": [text for each in one.changes for text in each.concrete(plan.run)],
-                "peak_bytes": round(one.peak_bytes),
-                "fits": one.fits,
+                "overrides": [text for change in entry.changes for text in change.concrete(plan.run)],
+                "peak_bytes": round(entry.peak_bytes),
+                "fits": entry.fits,
             }
-            for one in plan.advice
+            for entry in plan.advice
         ],
         "seconds": {**asdict(plan.time), "step": plan.time.total},
         "steps_per_hour": plan.steps_per_hour,
@@ -162,14 +162,14 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "usd": asdict(price(plan.run.layout, plan.device, hours=plan.hours)),
         "trainers": [
             {
-                "name": one.name,
-                "devices": one.run.layout.ranks + one.run.layout.sampler_devices,
-                "fits": one.fits,
-                "step_seconds": one.step_seconds,
-                "usd_per_hour": asdict(one.per_hour),
-                "usd_per_run": asdict(one.per_run),
+                "name": entry.name,
+                "devices": entry.run.layout.ranks + entry.run.layout.sampler_devices,
+                "fits": entry.fits,
+                "step_seconds": entry.step_seconds,
+                "usd_per_hour": asdict(entry.per_hour),
+                "usd_per_run": asdict(entry.per_run),
             }
-            for one in plan.trainers
+            for entry in plan.trainers
         ],
     }
 
@@ -252,9 +252,9 @@ def _head(plan: Plan) -> Iterator[str]:
     if run.policy.quantization:
         kind += f" over {run.policy.quantization}"
     yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(run.trained_parameters)})"
-    each = "rows" if run.is_supervised else f"prompts x {run.config.algorithm.group_size} completions"
+    unit = "rows" if run.is_supervised else f"prompts x {run.config.algorithm.group_size} completions"
     yield (
-        f"a step: {run.config.run.prompts_per_step} {each}, prompts of {run.lengths.prompt_tokens} tokens, "
+        f"a step: {run.config.run.prompts_per_step} {unit}, prompts of {run.lengths.prompt_tokens} tokens, "
         f"completions of {run.lengths.completion_tokens:g} on average and {run.written_tokens} at most"
     )
     if run.turn_limit > 1:
@@ -275,12 +275,12 @@ def _head(plan: Plan) -> Iterator[str]:
             f"the weights of {shape.family!r} are counted on transformers' modules; activations are those of an "
             f"ordinary decoder of its widths, a guess for layers of other kinds"
         )
-    yield _ways(run)
+    yield _backends(run)
     if warning := run.row_warning():
         yield f"warning: {warning}"
 
 
-def _ways(run: PlannedRun) -> str:
+def _backends(run: PlannedRun) -> str:
     """The ways of training and sampling, as far as the model's configuration tells."""
     shape = run.shape
     if shape.counted is None and shape.family in OWN_FAMILIES and shape.is_plain:
@@ -294,8 +294,8 @@ def _ways(run: PlannedRun) -> str:
         trained = f"padded rows through {MODULES}"
     if run.has_servers:
         sampled = "by rollout servers"
-    said = f"trained with {trained}" + (f"; sampled {sampled}" if sampled else "")
-    return f"{said} (by its configuration; each way is proven when the model is loaded)"
+    text = f"trained with {trained}" + (f"; sampled {sampled}" if sampled else "")
+    return f"{text} (by its configuration; each way is proven when the model is loaded)"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -328,8 +328,8 @@ def _verdict(need: Need, device: Device) -> str:
 
 
 def _cell(need: Need, name: str, phase: Any) -> str:
-    found = sum(part.bytes for part in need.components if part.name == name and phase in part.phases)
-    return _gib(found) if found else ""
+    size = sum(part.bytes for part in need.components if part.name == name and phase in part.phases)
+    return _gib(size) if size else ""
 
 
 def _fit(plan: Plan) -> Iterator[str]:
@@ -343,7 +343,9 @@ def _fit(plan: Plan) -> Iterator[str]:
         for row in plan.devices:
             name = f"{row.device.name:14}{row.device.memory_bytes / GIB:7.1f} GiB"
             needed = (row.devices_needed, row.devices_needed_lora)
-            rows.append([name, "1" if row.fits_alone else "-", *("-" if one is None else str(one) for one in needed)])
+            rows.append(
+                [name, "1" if row.fits_alone else "-", *("-" if count is None else str(count) for count in needed)]
+            )
         yield from aligned(rows, 26, 12, 16, 26, indent="  ")
     if plan.advice:
         yield ""
@@ -353,10 +355,11 @@ def _fit(plan: Plan) -> Iterator[str]:
             if fitting
             else "no three changes make it fit; those that save most:"
         )
-        for one in plan.advice:
-            texts = [text for each in one.changes for text in each.concrete(plan.run)]
+        for advice in plan.advice:
+            texts = [text for change in advice.changes for text in change.concrete(plan.run)]
             yield "  " + " ".join(_quoted(text) for text in texts)
-            yield f"      peak {_gib(one.peak_bytes)} GiB; cost: {'; '.join(each.what for each in one.changes)}"
+            costs = "; ".join(change.what for change in advice.changes)
+            yield f"      peak {_gib(advice.peak_bytes)} GiB; cost: {costs}"
         if not fitting:
             yield "  or use more GPUs, as in the table above"
 
@@ -382,12 +385,12 @@ def _time(plan: Plan) -> Iterator[str]:
         yield from _turns(plan)
     if time.sync_bytes:
         parts = ", ".join(f"{part.name} {_seconds(part.seconds)}" for part in time.way)
-        way = f"rollouts.transfer {'nccl' if plan.run.sends_by_nccl else 'fetch'}"
+        transfer = f"rollouts.transfer {'nccl' if plan.run.sends_by_nccl else 'fetch'}"
         if plan.run.delta_rate is not None:
-            way = (
+            transfer = (
                 f"{sent_share(plan.run.delta_rate, plan.run.shape.num_parameters):.2g} of all weights: rollouts.deltas"
             )
-        yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({way})"
+        yield f"  weight sync: {time.sync_bytes / 1e9:.3g} GB after every step ({transfer})"
         yield f"    {parts}"
     if rates := plan.steps_per_hour:
         lengths = f"lengths of {plan.run.lengths.completion_tokens:g} on average and {plan.run.written_tokens} at most"
@@ -430,8 +433,8 @@ def _cost(plan: Plan) -> Iterator[str]:
     yield f"the run: {counted(plan.run.steps, 'step')}, about {_hours(plan.hours)} without evaluation and checkpoints"
     disk = plan.disk
     record = f" and {_gib(disk.record_bytes)} GiB of recorded steps (run.record)" if disk.record_bytes else ""
-    kept = f"{counted(disk.checkpoints, 'checkpoint')} of {_gib(disk.checkpoint_bytes)} GiB"
-    yield f"  on the disk at the end: {kept}{record}"
+    checkpoints = f"{counted(disk.checkpoints, 'checkpoint')} of {_gib(disk.checkpoint_bytes)} GiB"
+    yield f"  on the disk at the end: {checkpoints}{record}"
     if (epochs := plan.run.uncounted_epochs) is not None:
         yield f"  steps of run.steps; sft.epochs={epochs:g} sets other ones once the rows have been counted"
     if plan.device.on_demand is None and plan.device.spot is None:
@@ -441,10 +444,14 @@ def _cost(plan: Plan) -> Iterator[str]:
     dated = f", {plan.device.priced}" if plan.device.priced else ""
     yield f"  USD, prices from {plan.device.source or 'an unnamed source'}{dated}:"
     rows = [["", "devices", "per hour", "on spot", "per run", "on spot"]]
-    for one in plan.trainers:
-        count = str(one.run.layout.ranks + one.run.layout.sampler_devices) if one.fits else "> 64"
+    for trainer in plan.trainers:
+        count = str(trainer.run.layout.ranks + trainer.run.layout.sampler_devices) if trainer.fits else "> 64"
         rows.append(
-            [one.name, count, *(_usd(x, kind) for x in (one.per_hour, one.per_run) for kind in ("on_demand", "spot"))]
+            [
+                trainer.name,
+                count,
+                *(_usd(x, kind) for x in (trainer.per_hour, trainer.per_run) for kind in ("on_demand", "spot")),
+            ]
         )
     yield from aligned(rows, 10, 9, 12, 10, 12, 10, indent="  ")
     if plan.trainers_checkpointed:

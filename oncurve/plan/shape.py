@@ -232,10 +232,10 @@ def counted_shape(path: Path, *, name: str, family: str) -> ModelShape:
     command = [sys.executable, "-m", "oncurve.run.ways", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
+        last_line = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
         raise ConfigError(
             f"model {name!r}: config.json says model_type {family!r}, of which transformers makes no model to count "
-            f"({said[0]}). Plan with a model of nearly the same size, such as model=Qwen/Qwen2.5-7B"
+            f"({last_line[0]}). Plan with a model of nearly the same size, such as model=Qwen/Qwen2.5-7B"
         )
     sizes = json.loads(done.stdout)
     own = {field.name for field in fields(Counted)}

@@ -11,7 +11,7 @@ from oncurve.plan import constants
 from oncurve.plan.hardware import Device
 from oncurve.plan.memory import samples_by_modules
 from oncurve.plan.planned_run import PlannedRun
-from oncurve.plan.weight_transfer import Part, sync_bytes, way_of_weights
+from oncurve.plan.weight_transfer import Part, sync_bytes, transfer_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ def step_time(run: PlannedRun, device: Device, *, network_gbit: float) -> StepTi
     compute = train_seconds(run, device)
     beside, after = exchange_seconds(run, device, network_gbit=network_gbit)
     waits = max(0.0, beside - compute) + after
-    way = way_of_weights(run, device, network_gbit=network_gbit) if sends else ()
+    transfer = transfer_parts(run, device, network_gbit=network_gbit) if sends else ()
     time = StepTime(
         sample=0.0 if run.is_supervised else sample_seconds(run, device),
         train=compute + waits,
         network=waits,
-        sync=sum(part.seconds for part in way),
+        sync=sum(part.seconds for part in transfer),
         sampled_tokens=run.config.completions_per_step * run.lengths.completion_tokens,
         trained_tokens=trained,
         sync_bytes=sync_bytes(run) if sends else 0.0,
         wait=wait_seconds(run),
         read_again_tokens=run.config.completions_per_step * run.read_again_tokens,
-        way=way,
+        way=transfer,
     )
     if not run.rollouts.staleness or not run.layout.sampler_devices or run.is_supervised:
         return time
@@ -87,20 +87,20 @@ def seconds_ahead(run: PlannedRun, device: Device, time: StepTime) -> float:
     Held: the trainer's part of the weight sync. Of b steps, the rows of all fill the places that the longest of one
     would leave free. Completions with tools are sampled one step after the other.
     """
-    devices, held = run.layout.sampler_devices, sum(part.seconds for part in time.way if part.holds)
+    devices, blocked_seconds = run.layout.sampler_devices, sum(part.seconds for part in time.way if part.holds)
     if run.rollouts.in_flight and run.turn_limit > 1:
-        return max(time.train + held, time.sync, time.sample)
+        return max(time.train + blocked_seconds, time.sync, time.sample)
     if run.rollouts.in_flight:
         ahead = _with_steps(run, run.rollouts.staleness + 1)
         rows = -(-ahead.rows_at_once // devices)
-        each = _step_seconds(run, device, rows)
+        step_seconds = _step_seconds(run, device, rows)
         tokens = run.config.completions_per_step * run.lengths.completion_tokens / devices / rows
-        stream = _prompt_seconds(run, device, devices) + tokens * each
-        longest = run.written_tokens * each / run.rollouts.staleness
-        return max(time.train + held, time.sync, min(time.sample, max(stream, longest)))
+        stream = _prompt_seconds(run, device, devices) + tokens * step_seconds
+        longest = run.written_tokens * step_seconds / run.rollouts.staleness
+        return max(time.train + blocked_seconds, time.sync, min(time.sample, max(stream, longest)))
     steps = 1 if run.turn_limit > 1 else block_steps(run.rollouts.staleness)
     block = _with_steps(run, steps)
-    return max(time.train + held / steps, (sample_seconds(block, device) + time.sync) / steps)
+    return max(time.train + blocked_seconds / steps, (sample_seconds(block, device) + time.sync) / steps)
 
 
 def _with_steps(run: PlannedRun, steps: int) -> PlannedRun:

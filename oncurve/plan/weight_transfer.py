@@ -58,18 +58,18 @@ def sent_share(rate: float, parameters: float) -> float:
     1.0
     """
     (small, first), (large, second) = constants.SENT_SHARES
-    place = min(max(math.log(parameters / small) / math.log(large / small), 0.0), 1.0)
-    return min(1.0, math.exp((1 - place) * _log_share(rate, first) + place * _log_share(rate, second)))
+    position = min(max(math.log(parameters / small) / math.log(large / small), 0.0), 1.0)
+    return min(1.0, math.exp((1 - position) * _log_share(rate, first) + position * _log_share(rate, second)))
 
 
 def _log_share(rate: float, measured: Sequence[tuple[float, float]]) -> float:
-    points = [(math.log(one), math.log(share)) for one, share in measured]
-    place = min(max(bisect([x for x, _ in points], math.log(rate)), 1), len(points) - 1)
-    (x, y), (far, high) = points[place - 1 : place + 1]
+    points = [(math.log(learning_rate), math.log(share)) for learning_rate, share in measured]
+    index = min(max(bisect([x for x, _ in points], math.log(rate)), 1), len(points) - 1)
+    (x, y), (far, high) = points[index - 1 : index + 1]
     return y + (high - y) * (math.log(rate) - x) / (far - x)
 
 
-def way_of_weights(run: PlannedRun, device: Device, *, network_gbit: float) -> tuple[Part, ...]:
+def transfer_parts(run: PlannedRun, device: Device, *, network_gbit: float) -> tuple[Part, ...]:
     """The parts of the way that a recipe takes; none where one process samples and trains."""
     size = sync_bytes(run)
     if not size:

@@ -14,7 +14,7 @@ from oncurve.core.records import Mean
 from oncurve.policy.dithered_parts import plain
 from oncurve.policy.sharding import own_rows_of
 
-OF_EACH = 2048
+SAMPLES_PER_MATRIX = 2048
 """Weights that are looked at in each matrix, or in this process's part of it."""
 
 
@@ -23,7 +23,7 @@ class _Sampled:
     """Some weights of a matrix."""
 
     matrix: nn.Parameter
-    places: Tensor
+    indices: Tensor
     """Flat indices in this process's part."""
     thresholds: Tensor | None
     """Thresholds of their dither; None where copies are rounded to the nearest."""
@@ -34,7 +34,7 @@ class _Sampled:
 
     def now(self) -> Tensor:
         """The weights as they are."""
-        return _part(self.matrix)[self.places]
+        return _part(self.matrix)[self.indices]
 
     def copies(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
         """The copies of these weights, if they are ``numbers``, in float32."""
@@ -57,7 +57,7 @@ class Arrivals:
             and weight.dtype == torch.float32
             and id(weight) not in looked_up
         ]
-        self.samples = [sample for sample in self.samples if len(sample.places)]
+        self.samples = [sample for sample in self.samples if len(sample.indices)]
         self.start_copies = [sample.copies(sample.start, dtype) for sample in self.samples]
 
     @torch.no_grad()
@@ -81,8 +81,8 @@ class Arrivals:
             sums += sample.weight * torch.stack(
                 [(seen * change).sum(), (change * change).sum(), moved, moved.new_tensor(float(len(copy)))]
             )
-        shown, taught, moved, count = sums.tolist()
-        return {"policy/arrived": Mean(shown, taught), "policy/moved_fraction": Mean(moved, count)}
+        along, taught, moved, count = sums.tolist()
+        return {"policy/arrived": Mean(along, taught), "policy/moved_fraction": Mean(moved, count)}
 
     def steps_until_seen(self, rate: float) -> float | None:
         """Updates of a size of ``rate`` in one direction after which half of the weights have moved to a neighbour on
@@ -104,10 +104,10 @@ def _part(matrix: nn.Parameter) -> Tensor:
 
 def _sample(matrix: nn.Parameter, key: int | None) -> _Sampled:
     own = _part(matrix)
-    count = min(OF_EACH, len(own))
+    count = min(SAMPLES_PER_MATRIX, len(own))
     draw = torch.Generator().manual_seed(0)
-    places = torch.randperm(len(own), generator=draw)[:count].sort().values.to(own.device)
+    indices = torch.randperm(len(own), generator=draw)[:count].sort().values.to(own.device)
     rows = own_rows_of(matrix) if isinstance(matrix, DTensor) else slice(0)
     first = rows.start * matrix.shape[1:].numel() if isinstance(matrix, DTensor) else 0
-    thresholds = thresholds_at(places + first, key)
-    return _Sampled(matrix, places, thresholds, len(own) / max(count, 1), own[places].clone())
+    thresholds = thresholds_at(indices + first, key)
+    return _Sampled(matrix, indices, thresholds, len(own) / max(count, 1), own[indices].clone())

@@ -134,20 +134,20 @@ class DataParallel(OneDevice):
             name, _, moment = key.rpartition(":")
             moments.setdefault(name, {})[moment] = key
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        found = []
+        loaded = []
         several = isinstance(self.optimizer, MuonWithAdamW)
         for part in self.optimizer.parts if several else [self.optimizer]:
             described = part.state_dict()
             state = {
-                place: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
+                number: {moment: _own_part(parameter, tensors, key) for moment, key in moments.pop(name).items()}
                 for group, numbered in zip(part.param_groups, described["param_groups"], strict=True)
-                for parameter, place in zip(group["params"], numbered["params"], strict=True)
+                for parameter, number in zip(group["params"], numbered["params"], strict=True)
                 if (name := names[id(parameter)]) in moments
             }
-            found.append((part, {"state": state, "param_groups": described["param_groups"]}))
+            loaded.append((part, {"state": state, "param_groups": described["param_groups"]}))
         if moments:
             raise ValueError(f"the optimizer has no weight {sorted(moments)[0]}")
-        for part, state in found:
+        for part, state in loaded:
             part.load_state_dict(state)
 
 

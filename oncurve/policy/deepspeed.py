@@ -25,7 +25,7 @@ from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
 from oncurve.policy.distributed import join_alone
 from oncurve.policy.sharding import Reader, Room, fill
 from oncurve.policy.tensor_files import TensorFiles
-from oncurve.policy.unread_model import ReplicaPlace, fill_copy, make_replica
+from oncurve.policy.unread_model import ReplicaLocation, fill_copy, make_replica
 
 if TYPE_CHECKING:
     from oncurve.policy.distributed import Processes
@@ -46,7 +46,7 @@ class Zero:
         processes: Processes,
         *,
         compute_type: torch.dtype,
-        replica_place: ReplicaPlace,
+        replica_location: ReplicaLocation,
     ) -> None:
         """Raises ConfigError if DeepSpeed is not installed, does not take the file, or cannot build its optimizer."""
         self.model, self._scorers = model, scorers
@@ -54,7 +54,7 @@ class Zero:
         self.is_divided, self.is_lockstep = settings.stage == 3, True
         self.replica: PreTrainedModel | None = None
         if self.is_divided:  # a reference that moves reads the weights as they are
-            self.replica = make_replica(model, replica_place, model.device, halved=half and len(scorers) == 1)
+            self.replica = make_replica(model, replica_location, model.device, halved=half and len(scorers) == 1)
         device = next(scorer.parameters()).device
         self._library = _deepspeed(device)
         if processes.count == 1:
@@ -80,8 +80,8 @@ class Zero:
                     dist_init_required=False,
                 )
         except (ValueError, AssertionError, TypeError, KeyError) as error:
-            said = " ".join(str(error).split())[:600]
-            raise ConfigError(f"{settings.source}: DeepSpeed does not take it: {said}") from None
+            reason = " ".join(str(error).split())[:600]
+            raise ConfigError(f"{settings.source}: DeepSpeed does not take it: {reason}") from None
         scorer.eval()
         self.optimizer: Any = self.engine.optimizer
         if optimizer.weight_decay and trained:  # two groups: DeepSpeed looks for all moments when one has moved
@@ -109,9 +109,9 @@ class Zero:
         try:
             return Gated(groups, **common)
         except (*unbuildable, RuntimeError, ImportError, OSError, subprocess.CalledProcessError) as error:
-            said = " ".join(str(error).split())[:300]
+            reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"{self.source}: DeepSpeed cannot build its Adam for the CPU ({type(error).__name__}: {said}). "
+                f"{self.source}: DeepSpeed cannot build its Adam for the CPU ({type(error).__name__}: {reason}). "
                 f"It needs ninja, a C++ compiler and, on a GPU, CUDA's toolkit of version {torch.version.cuda}. "
                 f"Install them, or keep the moments on the device: policy.offload=false, and no offload_optimizer in "
                 f"the file"
@@ -154,8 +154,8 @@ class Zero:
         parameter = tensor
         if not parameter.requires_grad:
             return self._frozen(parameter)
-        found = self._library.utils.safe_get_full_fp32_param(parameter)
-        return parameter.detach() if found is None else found.detach().view(self.full_shape(parameter))
+        whole = self._library.utils.safe_get_full_fp32_param(parameter)
+        return parameter.detach() if whole is None else whole.detach().view(self.full_shape(parameter))
 
     def _frozen(self, parameter: nn.Parameter) -> Tensor:
         if self.stage < 3:
@@ -173,15 +173,15 @@ class Zero:
         if not isinstance(tensor, nn.Parameter):
             return fill(tensor, read)
         parameter, values = tensor, read(slice(None))
-        values, place = values.to(parameter.device), self._library.utils
+        values, library = values.to(parameter.device), self._library.utils
         with torch.no_grad():
             if self.stage < 3:
                 parameter.copy_(values)
-                place.safe_set_full_fp32_param(parameter, values)
+                library.safe_set_full_fp32_param(parameter, values)
                 return
             part = self._own_part(parameter, values)
             parameter.ds_tensor.copy_(part)  # type: ignore[attr-defined]
-            place.safe_set_local_fp32_param(parameter, part)
+            library.safe_set_local_fp32_param(parameter, part)
             if parameter.shape == values.shape:  # small ones are kept whole
                 parameter.copy_(values)
 
@@ -223,10 +223,10 @@ class Zero:
             for moment in MOMENTS:
                 value = tensors[f"{name}:{moment}"].to(parameter.device)
                 if self.stage < 3:
-                    self._library.utils.safe_set_full_optimizer_state(parameter, value, moment)
+                    self._library.library.safe_set_full_optimizer_state(parameter, value, moment)
                 else:
                     part = self._own_part(parameter, value)
-                    self._library.utils.safe_set_local_optimizer_state(parameter, part, moment)
+                    self._library.library.safe_set_local_optimizer_state(parameter, part, moment)
         for state in self._states():
             step = state["step"]
             state["step"] = torch.full_like(step, max(counts)) if isinstance(step, Tensor) else max(counts)

@@ -36,12 +36,12 @@ class ZeroSettings:
     @property
     def stage(self) -> int:
         """1, 2 or 3. Raises ConfigError for anything else."""
-        found = _section(self.config, "zero_optimization", self.source).get("stage", 2)
-        if found == AUTO:
+        stage = _section(self.config, "zero_optimization", self.source).get("stage", 2)
+        if stage == AUTO:
             return 2
-        if found not in (1, 2, 3):
-            raise ConfigError(f"{self.source}: zero_optimization.stage is {found!r}; use 1, 2 or 3")
-        return found
+        if stage not in (1, 2, 3):
+            raise ConfigError(f"{self.source}: zero_optimization.stage is {stage!r}; use 1, 2 or 3")
+        return stage
 
 
 def read_settings(path: str | None, *, offload: bool) -> ZeroSettings:
@@ -58,10 +58,10 @@ def read_settings(path: str | None, *, offload: bool) -> ZeroSettings:
 
 
 def _section(config: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    found = config.get(name, {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{source}: {name} is {found!r}; it must be an object")
-    return found
+    section = config.get(name, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{source}: {name} is {section!r}; it must be an object")
+    return section
 
 
 def resolve(
@@ -113,21 +113,21 @@ def _refuse_others(config: dict[str, Any], source: str) -> None:
             raise ConfigError(f"{source}: {name} is the recipe's to say. Leave it out of the file, or write auto")
         config.pop(name, None)
     for name in ("fp16", "bf16", "bfloat16"):
-        found = config.pop(name, {})
-        if found != AUTO and _section({name: found}, name, source).get("enabled") is True:
+        setting = config.pop(name, {})
+        if setting != AUTO and _section({name: setting}, name, source).get("enabled") is True:
             raise ConfigError(
                 f"{source}: {name}.enabled is true, which keeps weights in half precision, where small updates are "
                 f"lost. Write auto, and set policy.compute_type, which is for the arithmetic"
             )
 
 
-def _agree(found: dict[str, Any], key: str, value: float, source: str) -> None:
-    if found.get(key, AUTO) not in (AUTO, value):
-        raise ConfigError(f"{source}: {key} is {found[key]!r}, and the recipe says {value}. Write auto there")
+def _agree(section: dict[str, Any], key: str, value: float, source: str) -> None:
+    if section.get(key, AUTO) not in (AUTO, value):
+        raise ConfigError(f"{source}: {key} is {section[key]!r}, and the recipe says {value}. Write auto there")
 
 
-def _agree_on_optimizer(found: Any, optimizer: OptimizerSettings, source: str) -> None:
-    section = _section({"optimizer": found}, "optimizer", source)
+def _agree_on_optimizer(settings: Any, optimizer: OptimizerSettings, source: str) -> None:
+    section = _section({"optimizer": settings}, "optimizer", source)
     if section.get("type", "AdamW") not in ("Adam", "AdamW"):
         raise ConfigError(f"{source}: optimizer.type is {section['type']!r}; the recipe trains with AdamW")
     params = dict(_section(section, "params", source))

@@ -22,7 +22,7 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import OncurveError, TrainingError
 from oncurve.core.policy import OneProcess
 from oncurve.core.records import Mean
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.policy.heartbeat import Heartbeat
 from oncurve.run_errors import Stopped
 
@@ -138,9 +138,9 @@ class Processes(OneProcess):
             if lost is None:
                 self.tell(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
                 raise
-            said, kind = lost
+            loss, kind = lost
             raise kind(
-                f"{said}, so process {self.rank} of {self.count} cannot go on. Start again with `oncurve resume`"
+                f"{loss}, so process {self.rank} of {self.count} cannot go on. Start again with `oncurve resume`"
             ) from error
 
     def tell(self, what: str) -> None:
@@ -153,7 +153,7 @@ class Processes(OneProcess):
         if self._heartbeat is not None:
             self._heartbeat.ask_to_stop(number)
 
-    def when_asked_to_stop(self, react: Callable[[int], None]) -> None:
+    def on_stop_request(self, react: Callable[[int], None]) -> None:
         """Have something called, in a thread of its own, when another process got a signal."""
         if self._heartbeat is not None:
             self._heartbeat.react = react
@@ -175,12 +175,12 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
 
     Raises ConfigError for variables of a launcher that make no sense, TrainingError if the others do not come.
     """
-    place = read_place()
-    if place.count == 1:
+    rank_info = read_rank_info()
+    if rank_info.count == 1:
         return ALONE
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    place.publish()
+    rank_info.publish()
     try:
         limit = timedelta(seconds=timeout_seconds)
         bound = device if device.type == "cuda" else None  # else NCCL guesses the device, and warns
@@ -193,10 +193,12 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
         assert isinstance(beside, dist.ProcessGroup)  # this process is in it
     except (RuntimeError, dist.DistError) as error:
         raise TrainingError(
-            f"the {place.count} processes did not find each other at {place.address}:{place.port}: "
+            f"the {rank_info.count} processes did not find each other at {rank_info.address}:{rank_info.port}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from None
-    return Processes(place.rank, place.count, silent_seconds, Heartbeat(place, silent_seconds), beside, were_joined)
+    return Processes(
+        rank_info.rank, rank_info.count, silent_seconds, Heartbeat(rank_info, silent_seconds), beside, were_joined
+    )
 
 
 def join_alone(device: torch.device) -> None:

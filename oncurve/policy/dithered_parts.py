@@ -61,7 +61,7 @@ class DitheredPart(Tensor):
             return out
         if func in _FILLS:
             return first
-        return pytree.tree_map_only(Tensor, lambda one: cls(one, first._key), out) if func in _STAYS else out
+        return pytree.tree_map_only(Tensor, lambda tensor: cls(tensor, first._key), out) if func in _STAYS else out
 
     def fsdp_pre_all_gather(
         self,

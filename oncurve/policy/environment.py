@@ -43,52 +43,56 @@ class RankInfo:
 ALONE = RankInfo()
 
 
-def read_place(environment: Mapping[str, str] | None = None) -> RankInfo:
+def read_rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
     """This process's place, by the variables of torchrun and its like or, without those, of srun.
 
     Raises ConfigError for variables that are missing or say no number.
     """
-    found = os.environ if environment is None else environment
-    if "WORLD_SIZE" in found:
-        return _standard(found)
+    variables = os.environ if environment is None else environment
+    if "WORLD_SIZE" in variables:
+        return _standard(variables)
     # A batch script has SLURM_NTASKS as well; only what srun started has this one.
-    return _slurm(found) if found.get("SLURM_STEP_NUM_TASKS", "1") != "1" else ALONE
+    return _slurm(variables) if variables.get("SLURM_STEP_NUM_TASKS", "1") != "1" else ALONE
 
 
-def _standard(found: Mapping[str, str]) -> RankInfo:
-    count = _number(found, "WORLD_SIZE", least=1)
+def _standard(variables: Mapping[str, str]) -> RankInfo:
+    count = _number(variables, "WORLD_SIZE", least=1)
     if count == 1:
         return ALONE
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not found.get(name)]
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not variables.get(name)]
     if missing:
         raise ConfigError(
             f"WORLD_SIZE is {count}, but {', '.join(missing)} is not set. Start with `oncurve train` or torchrun"
         )
-    local = _number(found, "LOCAL_RANK") if found.get("LOCAL_RANK") else 0
-    return _checked(RankInfo(_number(found, "RANK"), count, local, found["MASTER_ADDR"], _number(found, "MASTER_PORT")))
+    local = _number(variables, "LOCAL_RANK") if variables.get("LOCAL_RANK") else 0
+    return _checked(
+        RankInfo(_number(variables, "RANK"), count, local, variables["MASTER_ADDR"], _number(variables, "MASTER_PORT"))
+    )
 
 
-def _slurm(found: Mapping[str, str]) -> RankInfo:
-    count = _number(found, "SLURM_STEP_NUM_TASKS", least=1)
-    rank, local = (_number(found, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
-    address = found.get("MASTER_ADDR") or first_host(found.get("SLURM_STEP_NODELIST", ""))
-    if found.get("MASTER_PORT"):
-        port = _number(found, "MASTER_PORT")
+def _slurm(variables: Mapping[str, str]) -> RankInfo:
+    count = _number(variables, "SLURM_STEP_NUM_TASKS", least=1)
+    rank, local = (_number(variables, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    address = variables.get("MASTER_ADDR") or first_host(variables.get("SLURM_STEP_NODELIST", ""))
+    if variables.get("MASTER_PORT"):
+        port = _number(variables, "MASTER_PORT")
     else:
-        step = found.get("SLURM_STEP_ID", "0")
-        job = _number(found, "SLURM_JOB_ID") + (int(step) if step.isdecimal() else 0)
+        step = variables.get("SLURM_STEP_ID", "0")
+        job = _number(variables, "SLURM_JOB_ID") + (int(step) if step.isdecimal() else 0)
         port = FIRST_PORT + job % PORTS
     return _checked(RankInfo(rank, count, local, address, port))
 
 
-def _checked(place: RankInfo) -> RankInfo:
-    if place.rank >= place.count:
-        raise ConfigError(f"the launcher gives this process number {place.rank} of {place.count}, counted from 0")
-    return place
+def _checked(rank_info: RankInfo) -> RankInfo:
+    if rank_info.rank >= rank_info.count:
+        raise ConfigError(
+            f"the launcher gives this process number {rank_info.rank} of {rank_info.count}, counted from 0"
+        )
+    return rank_info
 
 
-def _number(found: Mapping[str, str], name: str, *, least: int = 0) -> int:
-    text = found.get(name, "")
+def _number(variables: Mapping[str, str], name: str, *, least: int = 0) -> int:
+    text = variables.get(name, "")
     if not (text.isascii() and text.isdecimal()) or int(text) < least:
         raise ConfigError(f"the environment variable {name} is {text!r}; it must be a number from {least}. Unset it")
     return int(text)
@@ -102,7 +106,7 @@ def first_host(nodes: str) -> str:
 
     Raises ConfigError if there is none.
     """
-    found = re.match(r"([^\[,\s]+)(?:\[(\w+)[^\]]*\]([^\[,\s]*))?", nodes)
-    if found is None:
+    match = re.match(r"([^\[,\s]+)(?:\[(\w+)[^\]]*\]([^\[,\s]*))?", nodes)
+    if match is None:
         raise ConfigError(f"SLURM_STEP_NODELIST is {nodes!r}, which names no machine. Set MASTER_ADDR")
-    return "".join(part or "" for part in found.groups())
+    return "".join(part or "" for part in match.groups())

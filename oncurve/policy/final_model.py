@@ -126,13 +126,13 @@ def write_model(policy: TrainedPolicy, folder: Path, dtype: torch.dtype | None =
         name: weight for name, weight in model.named_parameters() if policy.adapter is None or weight.requires_grad
     }
     if policy.adapter is not None or is_converted(policy.model):
-        kept = {}
+        whole_weights = {}
         for name, weight in chosen.items():
             together = policy.backend.full_tensor(weight)
             if processes.is_main:
-                kept[name] = (together if dtype is None else copies.copy(name, together, dtype)).cpu()
+                whole_weights[name] = (together if dtype is None else copies.copy(name, together, dtype)).cpu()
         around = policy.model if policy.adapter is None else policy.adapter
-        processes.on_main(lambda: save_model(Gathered(around, kept, dtype), policy.tokenizer, folder))
+        processes.on_main(lambda: save_model(Gathered(around, whole_weights, dtype), policy.tokenizer, folder))
         return
     described = {name: (dtype or weight.dtype, policy.backend.full_shape(weight)) for name, weight in chosen.items()}
     gathered = ((name, policy.backend.full_tensor(weight)) for name, weight in chosen.items())

@@ -44,14 +44,14 @@ class Flash:
         self,
         grad: Tensor,
         qkv: tuple[Tensor, Tensor, Tensor],
-        kept: tuple[Tensor, Tensor],
+        saved: tuple[Tensor, Tensor],
         runs: Runs,
         *,
         causal: bool,
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of q, k and v; ``kept`` is what ``forward`` gave, or the same for these and further keys."""
-        out, logs = (part.contiguous() for part in kept)  # the kernel reads both without asking for their strides
+        """The gradients of q, k and v; ``saved`` is what ``forward`` gave, or the same for these and further keys."""
+        out, logs = (part.contiguous() for part in saved)  # the kernel reads both without asking for their strides
         no_dropout = (grad.new_empty(2, dtype=torch.uint64), grad.new_empty(0))
         return torch.ops.aten._flash_attention_backward(
             grad.contiguous(), *qkv, out, logs, runs.query_starts, runs.key_starts, runs.longest_queries,
@@ -111,23 +111,23 @@ class _Attention(torch.autograd.Function):
         if ctx.prompts is not None:
             readers, read = ctx.prompts.queries, ctx.prompts.keys
             qkv = (_take(q, readers), _take(k, read), _take(v, read))
-            kept = (_take(out, readers), _take(logs, readers, dim=1))
-            parts = kernel.backward(_take(grad, readers), qkv, kept, ctx.prompts, causal=False, scale=ctx.scale)
-            for whole, places, part in zip(grads, (readers, read, read), parts, strict=True):
-                _put(whole, places, _take(whole, places) + part)
+            saved = (_take(out, readers), _take(logs, readers, dim=1))
+            parts = kernel.backward(_take(grad, readers), qkv, saved, ctx.prompts, causal=False, scale=ctx.scale)
+            for whole, indices, part in zip(grads, (readers, read, read), parts, strict=True):
+                _put(whole, indices, _take(whole, indices) + part)
         return *grads, None, None, None, None
 
 
-def _take(x: Tensor, places: slice | Tensor, dim: int = 0) -> Tensor:
-    """The values at some places; without a copy where they are a slice."""
-    if isinstance(places, slice):
-        return x.narrow(dim, places.start, places.stop - places.start)
-    return x.index_select(dim, places)
+def _take(x: Tensor, indices: slice | Tensor, dim: int = 0) -> Tensor:
+    """The values at some indices; without a copy where they are a slice."""
+    if isinstance(indices, slice):
+        return x.narrow(dim, indices.start, indices.stop - indices.start)
+    return x.index_select(dim, indices)
 
 
-def _put(to: Tensor, places: slice | Tensor, x: Tensor, dim: int = 0) -> None:
+def _put(to: Tensor, indices: slice | Tensor, x: Tensor, dim: int = 0) -> None:
     """The way back."""
-    if isinstance(places, slice):
-        to.narrow(dim, places.start, places.stop - places.start).copy_(x)
+    if isinstance(indices, slice):
+        to.narrow(dim, indices.start, indices.stop - indices.start).copy_(x)
     else:
-        to.index_copy_(dim, places, x)
+        to.index_copy_(dim, indices, x)

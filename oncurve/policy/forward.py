@@ -34,7 +34,7 @@ def completion_logprobs(
     device, trust = model.device, trust_of(model)
     targets = batch.completion_ids[batch.mask].to(device)
     if not trust.padding and len(batch) > 1:
-        return _one_by_one(model, batch, temperature)
+        return _row_by_row(model, batch, temperature)
     if not trust.head:
         ids, predicts = join_rows(batch)
         with dithered_casts(model):
@@ -63,20 +63,20 @@ def _by_modules(model: PreTrainedModel, batch: Batch, *, packed: bool) -> Tensor
     if packed:
         return packed_hidden(body_of(model), make_layout(batch, device))
     ids, predicts = join_rows(batch)
-    places = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
-    return hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, places)
+    indices = predicts.flatten().nonzero().flatten().to(device)  # told by the CPU, which need not wait for a GPU
+    return hidden_states(model, ids.to(device)).flatten(0, 1).index_select(0, indices)
 
 
-def _one_by_one(
+def _row_by_row(
     model: PreTrainedModel, batch: Batch, temperature: float
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """The same of a model in which rows change with those beside them."""
     alone = [batch.select(torch.tensor([row])) for row in range(len(batch))]
-    found = [completion_logprobs(model, one, temperature=temperature) for one in alone]
+    results = [completion_logprobs(model, row, temperature=temperature) for row in alone]
     width = batch.mask.shape[1]
     logprobs, entropies = (
         torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
-        for parts in zip(*found, strict=True)
+        for parts in zip(*results, strict=True)
     )
     return logprobs, entropies
 
@@ -88,7 +88,7 @@ def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """
     backbone = backbone_of(model) if model.device.type == "cpu" else None
     if backbone is not None and backbone.has_adapter:
-        return completion_logprobs(model, one_row(ids), temperature=1.0, packed=True)[0][0]
+        return completion_logprobs(model, batch_of_row(ids), temperature=1.0, packed=True)[0][0]
     with dithered_casts(model):
         if not trust_of(model).head:
             logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
@@ -96,7 +96,7 @@ def row_logprobs(model: PreTrainedModel, ids: Tensor) -> Tensor:
         return head(model, hidden_states(model, ids[None])[0, :-1], ids[1:], 1.0)[0]
 
 
-def one_row(ids: Tensor) -> Batch:
+def batch_of_row(ids: Tensor) -> Batch:
     """A row of tokens [N] of which each but the first is predicted."""
     ids, count, whole = ids.cpu()[None], len(ids) - 1, torch.zeros(1, dtype=torch.long)
     mask, zeros = torch.ones(1, count, dtype=torch.bool), torch.zeros(1, count)

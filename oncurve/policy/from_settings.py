@@ -17,7 +17,7 @@ from oncurve.observe.machine import unseen_gpu
 from oncurve.observe.run_model import locate
 from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
 from oncurve.policy.distributed import ALONE, Processes, start
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.policy.lora import (
     Adapter,
     add_adapter,
@@ -31,7 +31,7 @@ from oncurve.policy.lora import (
 from oncurve.policy.model_folder import load_model, load_tokenizer
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
-from oncurve.policy.unread_model import NotByParts, ReplicaPlace, Unread, unread_model
+from oncurve.policy.unread_model import NotByParts, ReplicaLocation, Unread, unread_model
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ModelSource:
     section: PolicySection
     seed: int = 0
     """Seed of a fresh adapter."""
-    given: Given = NOTHING
+    objects: Given = NOTHING
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def make_device(name: str) -> torch.device:
 
 def own_device(name: str) -> torch.device:
     """This process's device of that name: with several GPUs on a machine, the one of its number there."""
-    device, place = make_device(name), read_place()
-    if device.type == "cuda" and device.index is None and place.count > 1:
-        return torch.device("cuda", place.local_rank)
+    device, rank_info = make_device(name), read_rank_info()
+    if device.type == "cuda" and device.index is None and rank_info.count > 1:
+        return torch.device("cuda", rank_info.local_rank)
     return device
 
 
@@ -99,7 +99,7 @@ def make_processes(section: PolicySection) -> Processes:
 
     Raises ConfigError where the recipe wants one process and the launcher started more.
     """
-    count = read_place().count
+    count = read_rank_info().count
     if count == 1:
         return ALONE
     if section.parallel == "none":
@@ -146,8 +146,8 @@ def make_sharding(
 
 
 def where_whole(
-    processes: Processes, sharding: Sharding | ZeroSettings | None, *, sent_from: ReplicaPlace | None
-) -> ReplicaPlace:
+    processes: Processes, sharding: Sharding | ZeroSettings | None, *, sent_from: ReplicaLocation | None
+) -> ReplicaLocation:
     """The place in which this process has all weights when they are cut: to sample, or to send them to servers.
 
     ``sent_from``: the place from which the one process that sends does it; None if each samples. Under DeepSpeed each
@@ -163,10 +163,10 @@ def load(source: ModelSource, device: torch.device) -> LoadedModel:
 
     Without ``policy.lora``, the adapter of such a folder becomes part of the weights.
     """
-    if source.given.model is not None:
+    if source.objects.model is not None:
         return _take(source)
     chosen = source.section
-    place, base, revision = _places(source)
+    adapter_folder, base, revision = _locations(source)
     model, tokenizer = load_model(
         base,
         device=device,
@@ -174,23 +174,23 @@ def load(source: ModelSource, device: torch.device) -> LoadedModel:
         trust_remote_code=chosen.trust_remote_code,
         quantization=chosen.quantization,
     )
-    if place is not None:  # whose own tokenizer counts
+    if adapter_folder is not None:  # whose own tokenizer counts
         tokenizer = load_tokenizer(source.name, trust_remote_code=chosen.trust_remote_code)[1]
-    tokenizer = source.given.tokenizer or tokenizer
-    if place is not None and chosen.lora is None:
-        return LoadedModel(open_adapter(model, place).merge(), tokenizer)
+    tokenizer = source.objects.tokenizer or tokenizer
+    if adapter_folder is not None and chosen.lora is None:
+        return LoadedModel(open_adapter(model, adapter_folder).merge(), tokenizer)
     return LoadedModel(model, tokenizer, _put_adapter(source, model))
 
 
 def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | None:
     """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
-    place, base, revision = _places(source)
+    adapter_folder, base, revision = _locations(source)
     options = {"revision": revision, "trust_remote_code": source.section.trust_remote_code}
     try:
-        if place is not None and source.section.lora is None:
+        if adapter_folder is not None and source.section.lora is None:
             raise NotByParts("an adapter is to be added to its weights")
-        found, tokenizer = load_tokenizer(base if place is None else source.name, **options)
-        model, unread = unread_model(locate(base), found, device, **options)
+        config, tokenizer = load_tokenizer(base if adapter_folder is None else source.name, **options)
+        model, unread = unread_model(locate(base), config, device, **options)
     except NotByParts as reason:
         log.warning("%s is loaded whole by every process before it is cut: %s", source.name, reason)
         return None
@@ -199,46 +199,48 @@ def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | No
 
 def _take(source: ModelSource) -> LoadedModel:
     """A model that a program loaded: its own weights are trained, in float32 unless they have few bits."""
-    given = source.given
-    adapter = around(given.model)
-    model = given.model if adapter is None else adapter.model
+    objects = source.objects
+    adapter = around(objects.model)
+    model = objects.model if adapter is None else adapter.model
     if source.section.quantization is None:
         model.float()
     model.eval()
     adapter = adapter or _put_adapter(source, model)
-    return LoadedModel(model, given.tokenizer or load_tokenizer(source.name)[1], adapter)
+    return LoadedModel(model, objects.tokenizer or load_tokenizer(source.name)[1], adapter)
 
 
-def _places(source: ModelSource) -> tuple[str | None, str, str | None]:
+def _locations(source: ModelSource) -> tuple[str | None, str, str | None]:
     """The folder of the adapter that the recipe names as its model, if it does; the base and its revision."""
-    place = locate(source.name)
-    if not is_adapter(place):
+    path = locate(source.name)
+    if not is_adapter(path):
         return None, source.name, source.section.revision
-    _check_continued(source, place)
-    return place, *base_of(place)
+    _check_continued(source, path)
+    return path, *base_of(path)
 
 
 def _put_adapter(source: ModelSource, model: PreTrainedModel) -> Adapter | None:
     """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
     if source.section.lora is None:
         return None
-    place, base, revision = _places(source)
-    if place is not None:
-        return open_adapter(model, place)
+    adapter_folder, base, revision = _locations(source)
+    if adapter_folder is not None:
+        return open_adapter(model, adapter_folder)
     folder = locate(base)
     name = base if base == "embedded" or not Path(folder).is_dir() else str(Path(folder).resolve())
     return add_adapter(model, source.section.lora, base=name, revision=revision, seed=source.seed)
 
 
-def _check_continued(source: ModelSource, place: str) -> None:
+def _check_continued(source: ModelSource, folder: str) -> None:
     """Refuse to train further an adapter that is not the one that the recipe describes."""
     lora = source.section.lora
     if lora is None:
         return
-    saved = read_adapter(place)
-    for key, wanted, found in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
-        if wanted != found:
-            raise ConfigError(f"policy.lora.{key} is {wanted}, but the adapter {source.name!r} has {found}. Set it so")
+    saved = read_adapter(folder)
+    for key, expected, actual in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
+        if expected != actual:
+            raise ConfigError(
+                f"policy.lora.{key} is {expected}, but the adapter {source.name!r} has {actual}. Set it so"
+            )
 
 
 def needs_copy(source: ModelSource, reference: ReferenceName) -> bool:
@@ -254,5 +256,5 @@ def needs_copy(source: ModelSource, reference: ReferenceName) -> bool:
             f"policy.lora.bias is {source.section.lora.bias}, which trains biases of the base, so that algorithm."
             f"reference base would move. Set policy.lora.bias to none, or algorithm.reference to frozen"
         )
-    fresh = not is_adapter(locate(source.name)) and not is_trained(source.given.model)
+    fresh = not is_adapter(locate(source.name)) and not is_trained(source.objects.model)
     return not (reference == "base" or (reference == "frozen" and fresh and keeps_base))

@@ -23,7 +23,7 @@ from oncurve.policy.sharding import (
     split_by_cut,
     whole,
 )
-from oncurve.policy.unread_model import ReplicaPlace, Unread, fill_copy, make_replica
+from oncurve.policy.unread_model import ReplicaLocation, Unread, fill_copy, make_replica
 
 
 class Fsdp(DataParallel):
@@ -41,7 +41,7 @@ class Fsdp(DataParallel):
         *,
         sharding: Sharding,
         compute_type: torch.dtype,
-        replica_place: ReplicaPlace,
+        replica_location: ReplicaLocation,
         unread: Unread | None,
     ) -> None:
         """Make the copy to sample from, and leave this process its part of everything.
@@ -50,7 +50,7 @@ class Fsdp(DataParallel):
         """
         device = model.device if unread is None else unread.device
         halved = compute_type == torch.bfloat16
-        self.replica = make_replica(model, replica_place, device, halved=halved, is_unread=unread is not None)
+        self.replica = make_replica(model, replica_location, device, halved=halved, is_unread=unread is not None)
         if self.replica is not None:
             like(model, self.replica)
         self._mesh = make_mesh(processes, sharding, device)
@@ -86,7 +86,7 @@ class Fsdp(DataParallel):
             else:
                 self.processes.add_gradients(parameters)
         norms = [whole(nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None])) for kind in kinds]
-        norm = norms[0] if len(norms) == 1 else torch.stack([one.to(norms[0].device) for one in norms]).norm()
+        norm = norms[0] if len(norms) == 1 else torch.stack([part.to(norms[0].device) for part in norms]).norm()
         for parameters in kinds:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)

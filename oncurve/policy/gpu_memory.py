@@ -18,14 +18,14 @@ def gpu_memory(point: str, *, rank: int | None = None) -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
     if rank is None:
-        places = [(number, number) for number in range(torch.cuda.device_count())]
+        gpus = [(number, number) for number in range(torch.cuda.device_count())]
     else:
-        places = [(rank, torch.cuda.current_device())]
-    found: dict[str, float] = {}
-    for name, device in places:
-        found[f"memory/{point}_gpu{name}_allocated_gib"] = torch.cuda.memory_allocated(device) / GIB
-        found[f"memory/{point}_gpu{name}_reserved_gib"] = torch.cuda.memory_reserved(device) / GIB
-    return found
+        gpus = [(rank, torch.cuda.current_device())]
+    sizes: dict[str, float] = {}
+    for name, device in gpus:
+        sizes[f"memory/{point}_gpu{name}_allocated_gib"] = torch.cuda.memory_allocated(device) / GIB
+        sizes[f"memory/{point}_gpu{name}_reserved_gib"] = torch.cuda.memory_reserved(device) / GIB
+    return sizes
 
 
 def together(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -29,12 +29,12 @@ class Heartbeat:
     Owns a connection of its own to the store of the run: the one that torch uses may be waiting for something.
     """
 
-    def __init__(self, place: RankInfo, silent_seconds: float) -> None:
-        self.rank, self.count, self.silent_seconds = place.rank, place.count, silent_seconds
+    def __init__(self, rank_info: RankInfo, silent_seconds: float) -> None:
+        self.rank, self.count, self.silent_seconds = rank_info.rank, rank_info.count, silent_seconds
         self.react: Callable[[int], None] | None = None
         """Called with the number of a signal that another process got, once, in this thread."""
         timeout = timedelta(seconds=silent_seconds)
-        store = TCPStore(place.address, place.port, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(rank_info.address, rank_info.port, timeout=timeout, wait_for_workers=False)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # its store outlives the processes
         self._store = PrefixStore(f"oncurve/{attempt}", store)
         self._seen: dict[int, tuple[bytes, float]] = {}
@@ -101,9 +101,9 @@ class Heartbeat:
 
     def _listen(self) -> None:
         """Hear, once, that the run was told to go."""
-        if self.react is not None and (told := self._read("stop")):
+        if self.react is not None and (signal := self._read("stop")):
             react, self.react = self.react, None
-            react(int(told))
+            react(int(signal))
 
     def _beat(self, number: int) -> None:
         with self._lock:

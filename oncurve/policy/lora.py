@@ -217,7 +217,7 @@ def around(model: nn.Module) -> Adapter | None:
         return None
     config = model.peft_config.get("default")
     if len(model.peft_config) != 1 or not isinstance(config, LoraConfig):
-        kinds = ", ".join(f"{name} ({each.peft_type})" for name, each in model.peft_config.items())
+        kinds = ", ".join(f"{name} ({settings.peft_type})" for name, settings in model.peft_config.items())
         raise ConfigError(f"model: its adapters are {kinds}. Train one LoRA adapter, named default")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("model: none of its adapter's weights is trained. Load it with is_trainable=True")
@@ -273,14 +273,16 @@ def _refuse_ends(model: PreTrainedModel, targets: str | tuple[str, ...]) -> None
     """Head and embedding are read as plain matrices, and are one matrix in many models."""
     ends = {id(end) for end in (model.get_output_embeddings(), model.get_input_embeddings()) if end is not None}
     names = {name.rsplit(".")[-1] for name, part in model.named_modules() if id(part) in ends}
-    asked = {target.rsplit(".")[-1] for target in ([targets] if isinstance(targets, str) else targets)}
-    if found := sorted(names & asked):
-        raise ConfigError(f"policy.lora.target_modules names {found[0]!r}; the head and the embedding take no adapter")
+    endings = {target.rsplit(".")[-1] for target in ([targets] if isinstance(targets, str) else targets)}
+    if refused := sorted(names & endings):
+        raise ConfigError(
+            f"policy.lora.target_modules names {refused[0]!r}; the head and the embedding take no adapter"
+        )
 
 
-def is_adapter(place: str | Path) -> bool:
+def is_adapter(path: str | Path) -> bool:
     """Whether a folder holds an adapter rather than a model."""
-    return os.path.isfile(Path(place) / ADAPTER_CONFIG)  # False, not an error, in a closed folder
+    return os.path.isfile(Path(path) / ADAPTER_CONFIG)  # False, not an error, in a closed folder
 
 
 def read_adapter(folder: str | Path) -> dict[str, object]:

@@ -17,7 +17,7 @@ from oncurve.model.lora_linear import ADAPTER
 from oncurve.model.lora_weights import AnotherModel, LoraWeights
 
 
-class OneSum:
+class FusedSum:
     """The pass through a linear layer with an adapter. In half width both are one sum, which is rounded once.
 
     peft adds the adapter's output to a rounded one, where nearly all of a small adapter is lost: W x has 8 bits.
@@ -46,7 +46,7 @@ def sum_at_once(model: nn.Module) -> None:
     for part in model.modules():
         kind = type(part)
         if (kind.__module__, kind.__name__) == ("peft.tuners.lora.layer", "Linear"):
-            part.forward = OneSum(part)
+            part.forward = FusedSum(part)
 
 
 def _is_plain(layer: Any) -> bool:
@@ -130,7 +130,7 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def check_places(model: nn.Module, thin: LoraWeights) -> None:
+def check_shapes(model: nn.Module, thin: LoraWeights) -> None:
     """Raises AnotherModel for an adapter that does not fit beside the matrices of this model."""
     own = dict(base_state(model))
     parts = {name.replace(".base_layer", ""): part for name, part in model.named_modules()}

@@ -54,16 +54,16 @@ def arrived_share(model: PreTrainedModel, kind: torch.dtype, seed: int | None) -
     Rounding is by the dither of the seed, to the nearest if it is None. 1 for an adapter that adds nothing. The model
     stays as it is. Raises ConfigError as ``merged_weights`` does.
     """
-    shown = added = 0.0
+    along = added = 0.0
     for prefix, part in _wrapped(model):
         before = part.get_base_layer().state_dict()
         for name, weight in _merged(part).state_dict().items():
             key = None if seed is None else key_of(seed, saved_name(f"{prefix}.{name}"))
             change = (weight - before[name]).double()
             seen = narrow(weight, kind, key).double() - narrow(before[name], kind, key).double()
-            shown += float((seen * change).sum())
+            along += float((seen * change).sum())
             added += float((change * change).sum())
-    return shown / added if added else 1.0
+    return along / added if added else 1.0
 
 
 def _wrapped(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -71,10 +71,10 @@ def _wrapped(model: nn.Module) -> Iterator[tuple[str, Any]]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    found = ""
+    prefix = ""
     for name, part in model.named_modules():
-        if isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)) and not (found and name.startswith(found)):
-            found = f"{name}."
+        if isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper)) and not (prefix and name.startswith(prefix)):
+            prefix = f"{name}."
             yield name, part
 
 
@@ -131,7 +131,7 @@ def adapter_weights(model: PreTrainedModel) -> LoraWeights | None:
         {name: float(part.scaling["default"]) for name, part in layers.items()},
         is_transposed=any(part.fan_in_fan_out for part in layers.values()),
         base=fingerprint(pairs, lambda name: bases[name]),
-        names={name: found for name, found in named.items() if found != name},
+        names={name: module_name for name, module_name in named.items() if module_name != name},
         keys={name: keys for name, part in layers.items() if None not in (keys := _dither_keys(part))},
     )
 
@@ -143,7 +143,7 @@ def _dither_keys(part: Any) -> tuple[Any, Any]:
 def why_not_apart(model: PreTrainedModel) -> str | None:
     """The reason why servers cannot apply the adapter in a model beside its base, with what to change; None if they
     can."""
-    trained = [name for name, one in model.named_parameters() if one.requires_grad and ".lora_" not in name]
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad and ".lora_" not in name]
     if trained and all(name.endswith(".bias") for name in trained):
         return "policy.lora.bias trains biases of the base. Set policy.lora.bias to none"
     if trained:
@@ -204,6 +204,6 @@ def refuse_tied(model: nn.Module) -> None:
 
     ends = [getattr(model, f"get_{end}_embeddings")() for end in ("input", "output")]
     plain = [end.get_base_layer() if isinstance(end, BaseTunerLayer) else end for end in ends]
-    is_one = all(end is not None for end in plain) and plain[0].weight is plain[1].weight
-    if is_one and plain != ends:
+    is_tied = all(end is not None for end in plain) and plain[0].weight is plain[1].weight
+    if is_tied and plain != ends:
         raise ConfigError(_TIED)

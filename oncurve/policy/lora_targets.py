@@ -31,13 +31,13 @@ def forbidden_endings(model: nn.Module) -> set[str]:
     from peft import LoraConfig
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
-    found = set()
+    endings = set()
     for ending in {name.rpartition(".")[2] for name in linear_names(model)}:
         try:
             _check_lora_target_modules_mamba(LoraConfig(), model, ending)
         except ValueError:
-            found.add(ending)
-    return found
+            endings.add(ending)
+    return endings
 
 
 def unreached(model: PreTrainedModel) -> set[str]:
@@ -62,8 +62,8 @@ def unreached(model: PreTrainedModel) -> set[str]:
         for hook in hooks:
             hook.remove()
     parts: dict[str, nn.Module] = dict(seen.named_modules())
-    found = {_kind(name) for name in linear_names(seen) if _is_apart(name, parts, calls)}
-    return {name for name in linear_names(model) if _kind(name) in found}
+    kinds = {_kind(name) for name in linear_names(seen) if _is_apart(name, parts, calls)}
+    return {name for name in linear_names(model) if _kind(name) in kinds}
 
 
 def _is_product(part: nn.Module, inputs: tuple[Any, ...], output: object) -> bool:

@@ -30,7 +30,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from oncurve.algorithm.rounding import SavedCopies, use_dither
 from oncurve.constants import MODEL_FILES
 from oncurve.model.lora_weights import AnotherModel
-from oncurve.observe.run_model import check_place
+from oncurve.observe.run_model import locate_model
 from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
 from oncurve.policy.lora_merge import arrived_share
 from oncurve.run_errors import CheckpointError
@@ -53,19 +53,19 @@ def load_model(
 
     Raises CheckpointError if there is none, or if its files cannot be read.
     """
-    place, _ = check_place(name)
-    if is_adapter(place):
-        base, base_revision = base_of(place)
+    path, _ = locate_model(name)
+    if is_adapter(path):
+        base, base_revision = base_of(path)
         own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
         model, _ = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
-        return open_adapter(model, place).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
+        return open_adapter(model, path).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
     few_bits = quantized(quantization, device) if quantization else {}
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config, tokenizer = load_tokenizer(name, **options)
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
         with _LOADING:
-            model, report = load(place, dtype=dtype, output_loading_info=True, **options, **few_bits)
+            model, report = load(path, dtype=dtype, output_loading_info=True, **options, **few_bits)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise unloadable(name, error) from None
     if absent := sorted(report["missing_keys"]):
@@ -95,17 +95,17 @@ def load_tokenizer(
 
     Raises CheckpointError as ``load_model``.
     """
-    place, _ = check_place(name)
-    if is_adapter(place):
-        base, revision = base_of(place)
+    path, _ = locate_model(name)
+    if is_adapter(path):
+        base, revision = base_of(path)
         config, tokenizer = load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
-        return config, _own_tokenizer(Path(place), config, trust_remote_code=trust_remote_code) or _with_own_template(
-            tokenizer, Path(place)
+        return config, _own_tokenizer(Path(path), config, trust_remote_code=trust_remote_code) or _with_own_template(
+            tokenizer, Path(path)
         )
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(place, **options)
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        config = AutoConfig.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise unloadable(name, error) from None
     if len(tokenizer.get_added_vocab()) >= len(tokenizer):
@@ -137,14 +137,14 @@ def _with_own_template(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreT
 
 def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None) -> tuple[int, ...]:
     """The tokens that end a completion: the tokenizer's end token and those of the model's generation settings."""
-    place, _ = check_place(name)
-    if is_adapter(place):
-        place, revision = base_of(place)
+    path, _ = locate_model(name)
+    if is_adapter(path):
+        path, revision = base_of(path)
     options: dict[str, Any] = {"revision": revision}
     try:
-        listed = GenerationConfig.from_pretrained(place, **options).eos_token_id
+        listed = GenerationConfig.from_pretrained(path, **options).eos_token_id
     except OSError:  # a folder without such settings
-        listed = AutoConfig.from_pretrained(place, **options).eos_token_id
+        listed = AutoConfig.from_pretrained(path, **options).eos_token_id
     ids = [tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
 
@@ -155,20 +155,23 @@ def add_end_token(model: PreTrainedModel, token: int) -> None:
         model.generation_config = GenerationConfig()
     declared = model.generation_config.eos_token_id
     known = declared if isinstance(declared, list) else [declared]
-    model.generation_config.eos_token_id = [*(one for one in known if isinstance(one, int)), token]
+    model.generation_config.eos_token_id = [
+        *(known_token for known_token in known if isinstance(known_token, int)),
+        token,
+    ]
 
 
 def unloadable(name: str, error: Exception) -> CheckpointError:
     """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())
     log.debug("model %s: %s", name, text)
-    is_local = check_place(name)[1]
-    for words, found, remedy in _KNOWN:
-        if any(word in text for word in words):
-            return CheckpointError(f"model {name!r} cannot be loaded: {found}. {remedy}")
+    is_local = locate_model(name)[1]
+    for phrases, reason, remedy in _KNOWN:
+        if any(word in text for word in phrases):
+            return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {remedy}")
     if not is_local and isinstance(error, OSError):
-        found = "it is not on this machine, and the Hugging Face Hub cannot be reached or has no such model"
-        return CheckpointError(f"model {name!r} cannot be loaded: {found}. {_GET_IT}")
+        reason = "it is not on this machine, and the Hugging Face Hub cannot be reached or has no such model"
+        return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {_GET_IT}")
     return CheckpointError(f"model {name!r} cannot be loaded ({type(error).__name__}): {text[:300]}")
 
 
@@ -214,8 +217,8 @@ def under_module_names(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
     except (RuntimeError, KeyError) as error:
         raise AnotherModel(" ".join(str(error).split())[:300]) from None
     absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    found = {name: weight for name, weight in other.state_dict().items() if name not in absent}
-    return found | {name: weights[name] for name in report["unexpected_keys"] if name in weights}
+    own_weights = {name: weight for name, weight in other.state_dict().items() if name not in absent}
+    return own_weights | {name: weights[name] for name in report["unexpected_keys"] if name in weights}
 
 
 def write_around(model: PreTrainedModel, folder: Path, files: Mapping[str, str]) -> None:
@@ -297,6 +300,6 @@ def merge_adapter(
 
 def stored_type(name: str, revision: str | None = None) -> torch.dtype | None:
     """The type in which a model's files hold its weights, as its config.json says; None if it does not."""
-    config = AutoConfig.from_pretrained(check_place(name)[0], **cast("dict[str, Any]", {"revision": revision}))
-    found = config.get_text_config().dtype
-    return found if isinstance(found, torch.dtype) else None
+    config = AutoConfig.from_pretrained(locate_model(name)[0], **cast("dict[str, Any]", {"revision": revision}))
+    dtype = config.get_text_config().dtype
+    return dtype if isinstance(dtype, torch.dtype) else None

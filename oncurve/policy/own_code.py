@@ -20,11 +20,11 @@ METHODS = ("forward", "generate")
 
 def refuse_own_code(model: nn.Module) -> None:
     """Raises ConfigError for a model whose own code would not be called: here layers are read, and sampled from."""
-    found = next(_own_code(model), None)
-    if found is not None:
+    description = next(_own_code(model), None)
+    if description is not None:
         raise ConfigError(
-            f"model: {found}, which would not be called: training and sampling read the layers of the architecture. "
-            f"Remove it, or put what it does into a reward or a loss of your own (docs/own_algorithm.md)"
+            f"model: {description}, which would not be called: training and sampling read the layers of the "
+            f"architecture. Remove it, or put what it does into a reward or a loss of your own (docs/own_algorithm.md)"
         )
 
 

@@ -52,7 +52,7 @@ def ordinary_attention(model: PreTrainedModel) -> None:
 
 
 def packed_hidden(model: nn.Module, layout: Layout) -> Tensor:
-    """Last hidden states of the places that predict a trained token [M, H]."""
+    """Last hidden states of the positions that predict a trained token [M, H]."""
     unmasked = torch.zeros(1, 1, 1, 1, device=layout.ids.device)  # a finished mask: none is made from positions
     output = model(
         input_ids=layout.ids, position_ids=layout.positions, attention_mask=unmasked, use_cache=False, layout=layout

@@ -24,15 +24,15 @@ ROUNDINGS = 4.0
 
 
 def disagreement(
-    kinds: Iterable[tuple[str, Tensor, Tensor, Tensor]], said: str, *, times: float, floor: float
+    kinds: Iterable[tuple[str, Tensor, Tensor, Tensor]], subject: str, *, times: float, floor: float
 ) -> Agreement | None:
     """The first of (name, fast, plain, exact) in which the fast way is further from the exact result than rounding
-    explains; None if there is none. The others go to the log after what is ``said``."""
+    explains; None if there is none. The others go to the log after what is ``subject``."""
     for name, fast, plain, exact in kinds:
-        found = agreement(name, fast, plain, exact, times=times, floor=floor, distance=of_size)
-        if not found.holds:
-            return found
-        log.info("%s %s", said, found)
+        result = agreement(name, fast, plain, exact, times=times, floor=floor, distance=of_size)
+        if not result.holds:
+            return result
+        log.info("%s %s", subject, result)
     return None
 
 
@@ -47,13 +47,13 @@ def choose_kernel(model: PreTrainedModel, batch: Batch, compute_type: torch.dtyp
     use_packed_attention(model)
     if kernel_for(model.device, compute_type) is None:
         return None
-    if objection := _objection(model, batch, compute_type):
+    if mismatch := _mismatch(model, batch, compute_type):
         use_packed_attention(model, in_blocks=True)
-        return objection
+        return mismatch
     return None
 
 
-def _objection(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) -> str | None:
+def _mismatch(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) -> str | None:
     """The reason against packed attention as it is now; None if it differs from the exact result as rounding does.
 
     How much rounding does, padded rows say themselves: in the compute type and in the type of the weights.
@@ -68,8 +68,8 @@ def _objection(model: PreTrainedModel, batch: Batch, compute_type: torch.dtype) 
     least = torch.finfo(compute_type).eps
     names = ("log-probabilities", "gradients")
     kinds = zip(names, packed, padded, exact, strict=True)
-    found = disagreement(kinds, "the flash kernel gives", times=ROUNDINGS, floor=least)
-    return None if found is None else f"gives {found}"
+    result = disagreement(kinds, "the flash kernel gives", times=ROUNDINGS, floor=least)
+    return None if result is None else f"gives {result}"
 
 
 def _outcome(model: PreTrainedModel, batch: Batch, *, packed: bool) -> tuple[Tensor, Tensor]:

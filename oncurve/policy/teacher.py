@@ -33,7 +33,7 @@ def taught_logprobs(
     teacher: OutsideTeacher, batch: Batch, processes: Processes, *, share_prompts: bool
 ) -> Float[Tensor, "B T"]:
     """A teacher's log-probabilities of the completion tokens, 0 outside the mask. Each process asks for its rows."""
-    found = torch.zeros_like(batch.sampler_logprobs)
+    taught = torch.zeros_like(batch.sampler_logprobs)
     mine = own_rows(batch, processes, share_prompts=share_prompts).tolist()
     sizes = [(int(batch.prompt_lengths[row]), int(batch.completion_lengths[row])) for row in mine]
     rows = [
@@ -41,8 +41,8 @@ def taught_logprobs(
         for row, (prompt, completion) in zip(mine, sizes, strict=True)
     ]
     for row, (_, length), scores in zip(mine, sizes, teacher.logprobs(rows), strict=True):
-        found[row, :length] = torch.tensor(scores).to(found)
-    return processes.all_reduce(torch.where(batch.mask.to(found.device), found, 0.0))
+        taught[row, :length] = torch.tensor(scores).to(taught)
+    return processes.all_reduce(torch.where(batch.mask.to(taught.device), taught, 0.0))
 
 
 def with_prompts(batch: Batch, prompts: Mapping[tuple[int, ...], tuple[int, ...]]) -> Batch:

@@ -20,33 +20,33 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         """Raises SafetensorError or OSError for a file that cannot be read."""
-        self._places: dict[str, Any] = {}
+        self._files: dict[str, Any] = {}
         for path in paths:
             file: Any = safe_open(str(path), "pt")
-            self._places |= dict.fromkeys(file.keys(), file)  # closed with the last name of it
+            self._files |= dict.fromkeys(file.keys(), file)  # closed with the last name of it
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._files)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._files)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._places[name].get_tensor(name)
+        return self._files[name].get_tensor(name)
 
     def shape(self, name: str) -> torch.Size:
         """Without reading the tensor."""
-        return torch.Size(self._places[name].get_slice(name).get_shape())
+        return torch.Size(self._files[name].get_slice(name).get_shape())
 
-    def rows(self, name: str, wanted: slice) -> Tensor:
+    def rows(self, name: str, rows: slice) -> Tensor:
         """Some rows of a tensor; nothing else of it is read."""
-        if wanted == slice(None):
+        if rows == slice(None):
             return self[name]
-        return self._places[name].get_slice(name)[wanted]
+        return self._files[name].get_slice(name)[rows]
 
     def reader(self, name: str) -> Callable[[slice], Tensor]:
         """A function that reads the rows of one tensor."""
-        return lambda wanted: self.rows(name, wanted)
+        return lambda rows: self.rows(name, rows)
 
 
 @contextmanager
@@ -79,11 +79,11 @@ def narrow_files(folder: Path, kind: torch.dtype) -> None:
     for path in sorted(folder.glob("model*.safetensors")):
         files, narrower = TensorFiles([path]), path.with_suffix(".narrower")
         kinds = {name: files[name].dtype for name in files}
-        kinds = {name: kind if found == torch.float32 else found for name, found in kinds.items()}
+        kinds = {name: kind if dtype == torch.float32 else dtype for name, dtype in kinds.items()}
         with tensor_writer(narrower, {name: (kinds[name], files.shape(name)) for name in files}) as write:
             for name in files:
                 write(files[name].to(kinds[name]))
         narrower.replace(path)
         config = folder / "config.json"
-        said = {**json.loads(config.read_text(encoding="utf-8")), "dtype": str(kind).removeprefix("torch.")}
-        config.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        settings = {**json.loads(config.read_text(encoding="utf-8")), "dtype": str(kind).removeprefix("torch.")}
+        config.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -30,11 +30,11 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.lora import Adapter
 from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
-from oncurve.policy.road import Road, find_road
+from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding
 from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.unread_model import ReplicaPlace, Unread
+from oncurve.policy.unread_model import ReplicaLocation, Unread
 
 if TYPE_CHECKING:
     from oncurve.policy.arrivals import Arrivals
@@ -49,7 +49,7 @@ class Parallelism:
     processes: Processes = ALONE
     sharding: Sharding | ZeroSettings | None = None
     """How weights or the optimizer's state are cut; None: each process has all of them."""
-    replica_place: ReplicaPlace = "device"
+    replica_location: ReplicaLocation = "device"
     """Where weights are cut: where this process has all of them, to sample or to publish from."""
     unread: Unread | None = None
     """Where the weights of model and reference are, if they are read when they have been cut."""
@@ -115,8 +115,10 @@ class TrainedPolicy(DevicePolicy):
         self.settings, self.total_updates = optimizer, total_updates
         self._recomputed = recomputable_layers(model) if section.gradient_checkpointing else []
         parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
-        roads = find_roads(parts, unread, kind, packing=section.packing, in_parts=parallelism.cuts_weights)
-        self.road, self.is_packed = roads[0], all(road.is_packed for road in roads)
+        scoring_paths = find_scoring_paths(
+            parts, unread, kind, packing=section.packing, in_parts=parallelism.cuts_weights
+        )
+        self.scoring_path, self.is_packed = scoring_paths[0], all(path.is_packed for path in scoring_paths)
         self._offloads_activations = section.offload_activations
         scorers = {id(part): Scorer(part, self.is_packed, recompute=section.gradient_checkpointing) for part in parts}
         super().__init__(
@@ -241,15 +243,15 @@ def _loss_scale() -> LossScale:
     return LossScale()
 
 
-def find_roads(
+def find_scoring_paths(
     parts: Sequence[PreTrainedModel], unread: Unread | None, kind: torch.dtype, *, packing: bool, in_parts: bool
-) -> list[Road]:
+) -> list[ScoringPath]:
     """The ways in which the model in training and its reference are scored: all of them packed, or none."""
-    find = find_road if unread is None else unread.find_road
-    roads = [find(part, kind, packing=packing, in_parts=in_parts) for part in parts]
-    if any(road.is_packed for road in roads) and not all(road.is_packed for road in roads):
-        roads = [find(part, kind, packing=False, in_parts=in_parts) for part in parts]
-    return roads
+    find = find_scoring_path if unread is None else unread.find_scoring_path
+    paths = [find(part, kind, packing=packing, in_parts=in_parts) for part in parts]
+    if any(path.is_packed for path in paths) and not all(path.is_packed for path in paths):
+        paths = [find(part, kind, packing=False, in_parts=in_parts) for part in parts]
+    return paths
 
 
 def make_backend(
@@ -260,16 +262,18 @@ def make_backend(
     parallelism: Parallelism,
 ) -> Backend:
     """The backend that holds the weights from here on; weights that are to be cut are cut here."""
-    processes, sharding, place = parallelism.processes, parallelism.sharding, parallelism.replica_place
+    processes, sharding, replica_location = parallelism.processes, parallelism.sharding, parallelism.replica_location
     if isinstance(sharding, ZeroSettings):
         from oncurve.policy.deepspeed import Zero  # lazy
 
-        return Zero(model, scorers, sharding, settings, processes, compute_type=compute_type, replica_place=place)
+        return Zero(
+            model, scorers, sharding, settings, processes, compute_type=compute_type, replica_location=replica_location
+        )
     if isinstance(sharding, Sharding) and parallelism.cuts_weights:
         from oncurve.policy.fsdp import Fsdp  # lazy
 
         return Fsdp(
             model, scorers, settings, processes, sharding=sharding, unread=parallelism.unread,
-            compute_type=compute_type, replica_place=place,
+            compute_type=compute_type, replica_location=replica_location,
         )  # fmt: skip
     return DataParallel(model, scorers, settings, processes)

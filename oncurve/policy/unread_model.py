@@ -27,11 +27,11 @@ from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
-from oncurve.policy.road import Road, find_road
+from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.sharding import fill
 from oncurve.policy.tensor_files import TensorFiles
 
-ReplicaPlace = Literal["device", "cpu", "none"]
+ReplicaLocation = Literal["device", "cpu", "none"]
 """Place of this process's whole copy of a model in parts, to sample or to publish from."""
 
 
@@ -49,22 +49,24 @@ class Unread:
     device: torch.device
     """Device of the parts."""
 
-    def find_road(self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool, in_parts: bool) -> Road:
-        """As that of ``road``, proven on a stand-in."""
+    def find_scoring_path(
+        self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool, in_parts: bool
+    ) -> ScoringPath:
+        """As that of ``path``, proven on a stand-in."""
         other = stand_in(model, self.device)
-        road = find_road(other, compute_type, packing=packing, in_parts=in_parts)
+        path = find_scoring_path(other, compute_type, packing=packing, in_parts=in_parts)
         set_trust(model, trust_of(other))
-        if road.is_packed:
+        if path.is_packed:
             use_packed_attention(model, in_blocks=other.config.get_text_config()._attn_implementation == IN_BLOCKS)
-        return road
+        return path
 
     @torch.no_grad()
     def put_on(self, model: nn.Module) -> None:
         """Move to the device what a model has beside its unread weights, which FSDP takes as of no device."""
 
         def moved(_: str, weight: nn.Parameter) -> nn.Parameter:
-            place = "meta" if is_unread(weight) else self.device
-            return nn.Parameter(weight.detach().to(place), weight.requires_grad)
+            device = "meta" if is_unread(weight) else self.device
+            return nn.Parameter(weight.detach().to(device), weight.requires_grad)
 
         _replace(model, moved)
         for module in model.modules():
@@ -74,12 +76,12 @@ class Unread:
     @torch.no_grad()
     def fill(self, model: nn.Module, *, offload: bool) -> None:
         """Give a model that was cut the memory of its parts, and read them."""
-        place = torch.device("cpu") if offload else self.device
+        device = torch.device("cpu") if offload else self.device
 
         def made(name: str, weight: nn.Parameter) -> nn.Parameter:
             if not weight.is_meta:
                 return weight
-            own = torch.empty_like(weight, device=place if weight.ndim > 1 else self.device)
+            own = torch.empty_like(weight, device=device if weight.ndim > 1 else self.device)
             fill(own, self.files.reader(self.names[name.replace(".base_layer.", ".")]))
             return nn.Parameter(own, weight.requires_grad)
 
@@ -87,14 +89,14 @@ class Unread:
 
 
 def unread_model(
-    place: str, config: PreTrainedConfig, device: torch.device, *, revision: str | None, trust_remote_code: bool
+    folder: str, config: PreTrainedConfig, device: torch.device, *, revision: str | None, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, Unread]:
     """A model in float32 without its weights, and where they are.
 
     Raises NotByParts for a model whose files are no safetensors files, or name or cut weights otherwise than it does.
     """
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
-    files = TensorFiles(_paths(place, revision))
+    files = TensorFiles(_paths(folder, revision))
     with no_init_weights(), _without_weights():
         model = AutoModelForCausalLM.from_config(config, **options)
     model.eval().tie_weights()
@@ -104,8 +106,8 @@ def unread_model(
     for name, buffer in model.named_buffers():
         if name in names:
             buffer.copy_(files[names[name]])
-    if model.can_generate() and _find(place, "generation_config.json", revision):
-        model.generation_config = GenerationConfig.from_pretrained(place, revision=revision or "main")
+    if model.can_generate() and _find(folder, "generation_config.json", revision):
+        model.generation_config = GenerationConfig.from_pretrained(folder, revision=revision or "main")
     try:
         stand_in(model, "cpu")
     except FAILURES as error:
@@ -113,9 +115,9 @@ def unread_model(
     return model, Unread(files, names, device)
 
 
-def _find(place: str, name: str, revision: str | None) -> str | None:
+def _find(folder: str, name: str, revision: str | None) -> str | None:
     return cached_file(
-        place,
+        folder,
         name,
         revision=revision,
         _raise_exceptions_for_missing_entries=False,
@@ -123,11 +125,11 @@ def _find(place: str, name: str, revision: str | None) -> str | None:
     )
 
 
-def _paths(place: str, revision: str | None) -> list[str | Path]:
-    if (one := _find(place, SAFE_WEIGHTS_NAME, revision)) is not None:
-        return [one]
-    if (index := _find(place, SAFE_WEIGHTS_INDEX_NAME, revision)) is not None:
-        return [*(get_checkpoint_shard_files(place, index, revision=revision)[0] or ())]
+def _paths(folder: str, revision: str | None) -> list[str | Path]:
+    if (single := _find(folder, SAFE_WEIGHTS_NAME, revision)) is not None:
+        return [single]
+    if (index := _find(folder, SAFE_WEIGHTS_INDEX_NAME, revision)) is not None:
+        return [*(get_checkpoint_shard_files(folder, index, revision=revision)[0] or ())]
     raise NotByParts("it has no safetensors files, and others cannot be read in parts")
 
 
@@ -137,13 +139,13 @@ def _names(model: PreTrainedModel, files: TensorFiles) -> dict[str, str]:
     same: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         same.setdefault(id(tensor), []).append(name)
-    tensors, found = model.state_dict(keep_vars=True), dict[str, str]()
+    tensors, names_in_files = model.state_dict(keep_vars=True), dict[str, str]()
     for names in same.values():
         known = [other for name in names for other in (name, name.removeprefix(prefix)) if other in files]
         if not known or files.shape(known[0]) != tensors[names[0]].shape:
             raise NotByParts(f"its files have no tensor {names[0]} of this shape")
-        found[names[0]] = known[0]
-    return found
+        names_in_files[names[0]] = known[0]
+    return names_in_files
 
 
 @contextmanager
@@ -197,13 +199,13 @@ def whole_copy(model: PreTrainedModel, device: torch.device, *, halved: bool) ->
 
 
 def make_replica(
-    model: PreTrainedModel, wanted: ReplicaPlace, device: torch.device, *, halved: bool, is_unread: bool = False
+    model: PreTrainedModel, location: ReplicaLocation, device: torch.device, *, halved: bool, is_unread: bool = False
 ) -> PreTrainedModel | None:
     """A copy of all weights of a model that is about to be cut, where this process is to have one."""
-    if wanted == "none":
+    if location == "none":
         return None
-    place = device if wanted == "device" else torch.device("cpu")
-    return (whole_copy if is_unread else frozen_copy)(model, place, halved=halved)
+    target = device if location == "device" else torch.device("cpu")
+    return (whole_copy if is_unread else frozen_copy)(model, target, halved=halved)
 
 
 @torch.no_grad()

@@ -39,26 +39,26 @@ def find_beside(tree: dict[str, Any], folder: Path) -> None:
         _replace(section, last, folder)
     if isinstance(tree.get("rollouts"), dict):
         rollouts: dict[str, Any] = tree["rollouts"]
-        _replace_each(rollouts, "tools", folder)
-        _replace_each(rollouts, "environments", folder)
+        _replace_all(rollouts, "tools", folder)
+        _replace_all(rollouts, "environments", folder)
         _replace(rollouts, "agent", folder)
         if isinstance(rollouts.get("agent"), dict):
-            _replace_each(rollouts["agent"], "command", folder)
+            _replace_all(rollouts["agent"], "command", folder)
     rewards = tree.get("rewards")
     for reward in cast("list[Any]", rewards) if isinstance(rewards, list) else ():
         _replace(reward, "function", folder)
 
 
-def _replace_each(section: dict[str, Any], key: str, folder: Path) -> None:
+def _replace_all(section: dict[str, Any], key: str, folder: Path) -> None:
     """Every value of a list or a mapping in a section."""
-    found = section.get(key)
-    if isinstance(found, dict):
-        for name in cast("dict[str, Any]", found):
-            _replace(found, name, folder)
-    elif isinstance(found, (list, tuple)):
-        values = dict(enumerate(cast("list[Any]", found)))
-        for place in values:
-            _replace(values, place, folder)
+    value = section.get(key)
+    if isinstance(value, dict):
+        for name in cast("dict[str, Any]", value):
+            _replace(value, name, folder)
+    elif isinstance(value, (list, tuple)):
+        values = dict(enumerate(cast("list[Any]", value)))
+        for index in values:
+            _replace(values, index, folder)
         section[key] = list(values.values())
 
 
@@ -72,14 +72,14 @@ def _replace(section: Any, key: str | int, folder: Path) -> None:
         return
     before = SANDBOX if value.startswith(SANDBOX) else ""
     value = value.removeprefix(SANDBOX)
-    place, colon, name = value.rpartition(":")
-    if place.endswith(".py"):
-        file, rest = place, colon + name
+    location, colon, name = value.rpartition(":")
+    if location.endswith(".py"):
+        file, rest = location, colon + name
     else:
         file, rest = value, ""
     try:
-        found = folder / file
-        if not Path(file).is_absolute() and found.exists():
-            values[key] = f"{before}{found.resolve()}{rest}"
+        path = folder / file
+        if not Path(file).is_absolute() and path.exists():
+            values[key] = f"{before}{path.resolve()}{rest}"
     except (OSError, ValueError):  # too long or not a path at all, such as a whole prompt
         return

@@ -14,12 +14,12 @@ MAIN = "recipe.yaml"
 
 def shipped_recipes() -> dict[str, Path]:
     """Names and files of the recipes in this package: ``name``, and ``name/variant`` for the others of its folder."""
-    found: dict[str, Path] = {}
+    recipes: dict[str, Path] = {}
     for path in sorted(SHIPPED.glob(f"*/{MAIN}")):
         name = path.parent.name
-        found[name] = path
-        found |= {f"{name}/{other.stem}": other for other in sorted(path.parent.glob("*.yaml")) if other != path}
-    return found
+        recipes[name] = path
+        recipes |= {f"{name}/{other.stem}": other for other in sorted(path.parent.glob("*.yaml")) if other != path}
+    return recipes
 
 
 def find_recipe(name: str) -> Path:

@@ -75,8 +75,8 @@ def parse_config(
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys of a recipe file with overrides, not yet checked; see ``load_config``."""
-    place = Path(path)
-    folder = place if place.is_dir() else place.parent
+    recipe = Path(path)
+    folder = recipe if recipe.is_dir() else recipe.parent
     return parse_tree(read_text(path), overrides, source=str(path), folder=folder)
 
 
@@ -129,9 +129,9 @@ def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
 def resolved(config: Config) -> Config:
     """The recipe with every choice of its algorithm as a value, where it says nothing those of the algorithm's row."""
     own = config.algorithm
-    given = {key: value for key, value in own.model_dump().items() if key in (*CHOICES, "scale_by_std")}
+    choices = {key: value for key, value in own.model_dump().items() if key in (*CHOICES, "scale_by_std")}
     try:
-        row = resolve("grpo" if own.type == "custom" else own.type, **given)
+        row = resolve("grpo" if own.type == "custom" else own.type, **choices)
     except ValueError:
         return config  # refused with a reason when the algorithm is made
     chosen = {key: getattr(row, key) for key in CHOICES}
@@ -172,7 +172,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             )
         node = _child(node, key, where=where, override=override)
     if isinstance(node, list):
-        node[_place(cast("list[Any]", node), last, override)] = value
+        node[_index(cast("list[Any]", node), last, override)] = value
     elif isinstance(node, dict):
         section = cast("dict[str, Any]", node)
         if last == "type" and section.get("type") not in (None, value) and path not in _SAME_KEYS:
@@ -185,7 +185,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 def _child(node: Any, key: str, *, where: str, override: str) -> Any:
     if isinstance(node, list):
         items = cast("list[Any]", node)
-        return items[_place(items, key, override)]
+        return items[_index(items, key, override)]
     if isinstance(node, dict):
         section = cast("dict[str, Any]", node)
         if section.get(key) is None:
@@ -194,7 +194,7 @@ def _child(node: Any, key: str, *, where: str, override: str) -> Any:
     raise ConfigError(f"override {override!r}: {where} is below a value, not a section")
 
 
-def _place(items: list[Any], key: str, override: str) -> int:
+def _index(items: list[Any], key: str, override: str) -> int:
     if not key.isdigit() or int(key) >= len(items):
         raise ConfigError(f"override {override!r}: {key!r} is not a place in a list of {len(items)}, counted from 0")
     return int(key)

@@ -50,8 +50,8 @@ def explain_yaml(error: Exception) -> str:
     if "'\\t'" in str(error):
         return f"not valid YAML: line {mark.line + 1} is indented with a tab. Indent with spaces"
     problem = str(error.problem)
-    said = next((words for known, words in _YAML_PROBLEMS.items() if known in problem), problem)
-    return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {said}"
+    explanation = next((text for known, text in _YAML_PROBLEMS.items() if known in problem), problem)
+    return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {explanation}"
 
 
 def refuse_glued(tree: Any, key: str = "") -> None:
@@ -92,47 +92,47 @@ def explain(error: ValidationError) -> Iterator[str]:
             continue  # a list whose only item is wrong also counts as empty
         # Places inside a choice carry the name of its type; the key as written in the recipe does not.
         parts = [str(part) for part in problem["loc"]]
-        key = ".".join(part for place, part in enumerate(parts) if not _is_tag(parts, place))
-        said = _SAID.get(problem["type"])
+        key = ".".join(part for index, part in enumerate(parts) if not _is_tag(parts, index))
+        sentence = _SENTENCES.get(problem["type"])
         if problem["type"] == "extra_forbidden" and "." in parts[0]:
             section, _, last = key.partition(".")
             yield f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
         elif problem["type"] == "extra_forbidden":
-            chosen = next((part for place, part in enumerate(parts) if _is_tag(parts, place)), None)
+            chosen = next((part for index, part in enumerate(parts) if _is_tag(parts, index)), None)
             yield _unknown(key, chosen, problem.get("input"))
         elif problem["type"] == "value_error":
             yield str(problem["msg"]).removeprefix("Value error, ")
-        elif said is not None:
-            yield f"{key}: {said(key, problem.get('input'), problem.get('ctx', {}))}"
+        elif sentence is not None:
+            yield f"{key}: {sentence(key, problem.get('input'), problem.get('ctx', {}))}"
         else:
             yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
 
 
-def _unknown(key: str, chosen: str | None, given: Any) -> str:
+def _unknown(key: str, chosen: str | None, value: Any) -> str:
     """A key or a section that there is not."""
-    if "." not in key and isinstance(given, Mapping):
+    if "." not in key and isinstance(value, Mapping):
         sections = [name for name, field in Config.model_fields.items() if any(_sections(field.annotation))]
         close = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
-        keys = list(cast("Mapping[str, Any]", given))
+        keys = list(cast("Mapping[str, Any]", value))
         inside = f".{keys[0]}" if len(keys) == 1 else ""
         hint = f"Did you mean '{close[0]}{inside}'?" if close else f"Known sections: {', '.join(sections)}"
         return f"{key}: there is no such section. {hint}"
     return f"{key}: there is no such key{_instead(key, chosen)}"
 
 
-def _found(expected: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
-    return lambda key, given, _: f"this must be {expected}; found {given!r:.80}"
+def _expected(expected: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
+    return lambda key, value, _: f"this must be {expected}; found {value!r:.80}"
 
 
 def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
-    return lambda key, given, context: f"this must be {relation} {context[name]:g}; found {given!r:.80}"
+    return lambda key, value, context: f"this must be {relation} {context[name]:g}; found {value!r:.80}"
 
 
-def _no_section(key: str, given: Any, _: Mapping[str, Any]) -> str:
+def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
     """A value where a section was expected; of a section with a type, the value may be that."""
-    if isinstance(given, str) and f"{key}.type" in set(known_keys()):
-        return f"this is a section with keys of its own; found {given!r:.80}. Write {key}.type={given}"
-    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {given!r:.80}"
+    if isinstance(value, str) and f"{key}.type" in set(known_keys()):
+        return f"this is a section with keys of its own; found {value!r:.80}. Write {key}.type={value}"
+    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {value!r:.80}"
 
 
 def _a_key_of(section: str) -> str:
@@ -147,69 +147,71 @@ def _types_of(key: str) -> list[str]:
     return [section.model_fields["type"].default for section in sections]
 
 
-def _no_type(key: str, given: Any, _: Mapping[str, Any]) -> str:
-    known, given = _types_of(key), cast("Mapping[str, Any]", given)
+def _no_type(key: str, section: Any, _: Mapping[str, Any]) -> str:
+    known, section = _types_of(key), cast("Mapping[str, Any]", section)
     ends = (
-        f" A path says it by its ending, {', '.join(FILE_TYPES)}; {given['path']!r} does not" if "path" in given else ""
+        f" A path says it by its ending, {', '.join(FILE_TYPES)}; {section['path']!r} does not"
+        if "path" in section
+        else ""
     )
     return f"the key {key}.type is needed and missing. Known: {', '.join(known)}.{ends}"
 
 
-def _wrong_type(key: str, given: Any, context: Mapping[str, Any]) -> str:
-    found, known = str(context["tag"]), _types_of(key)
-    close = difflib.get_close_matches(found, known, n=1, cutoff=0.5)
+def _wrong_type(key: str, value: Any, context: Mapping[str, Any]) -> str:
+    chosen, known = str(context["tag"]), _types_of(key)
+    close = difflib.get_close_matches(chosen, known, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"there is no type {found!r}.{hint} Known: {', '.join(repr(name) for name in known)}"
+    return f"there is no type {chosen!r}.{hint} Known: {', '.join(repr(name) for name in known)}"
 
 
-def _no_choice(key: str, given: Any, context: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(str(given), str(context["expected"]).replace("'", "").split(", "), n=1)
+def _no_choice(key: str, value: Any, context: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(str(value), str(context["expected"]).replace("'", "").split(", "), n=1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
-    return f"this must be {context['expected']}; found {given!r:.80}{hint}"
+    return f"this must be {context['expected']}; found {value!r:.80}{hint}"
 
 
 _EXAMPLES = {"model": "model: Qwen/Qwen2.5-0.5B", "data": "data: {type: gsm8k}"}
 
 
-def _missing(key: str, given: Any, _: Mapping[str, Any]) -> str:
+def _missing(key: str, value: Any, _: Mapping[str, Any]) -> str:
     example = f", such as `{_EXAMPLES[key]}`" if key in _EXAMPLES else ""
     return f"this key is needed and missing{example}"
 
 
-def _no_list(key: str, given: Any, _: Mapping[str, Any]) -> str:
-    example = f"{key}=[{{type: {given}}}]" if key == "rewards" and isinstance(given, str) else "[a, b]"
-    return f"this must be a list, such as {example}; found {given!r:.80}"
+def _no_list(key: str, value: Any, _: Mapping[str, Any]) -> str:
+    example = f"{key}=[{{type: {value}}}]" if key == "rewards" and isinstance(value, str) else "[a, b]"
+    return f"this must be a list, such as {example}; found {value!r:.80}"
 
 
-def _too_short(key: str, given: Any, context: Mapping[str, Any]) -> str:
+def _too_short(key: str, value: Any, context: Mapping[str, Any]) -> str:
     if key == "rewards":
         return "name at least one reward, such as rewards=[{type: mathematics}]"
-    return f"this needs at least {context['min_length']} of them; found {given!r:.80}"
+    return f"this needs at least {context['min_length']} of them; found {value!r:.80}"
 
 
-_SAID: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
+_SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
     "missing": _missing,
     "union_tag_not_found": _no_type,
     "union_tag_invalid": _wrong_type,
     "model_type": _no_section,
     "model_attributes_type": _no_section,
-    "dict_type": _found("a mapping of keys to values"),
+    "dict_type": _expected("a mapping of keys to values"),
     "tuple_type": _no_list,
     "list_type": _no_list,
     "literal_error": _no_choice,
     "too_short": _too_short,
-    "int_type": _found("a whole number"),
-    "int_parsing": _found("a whole number"),
-    "int_from_float": _found("a whole number"),
-    "float_type": _found("a number"),
-    "float_parsing": _found("a number"),
-    "finite_number": _found("a finite number"),
-    "bool_type": _found("true or false"),
-    "bool_parsing": _found("true or false"),
-    "string_type": _found("text"),
+    "int_type": _expected("a whole number"),
+    "int_parsing": _expected("a whole number"),
+    "int_from_float": _expected("a whole number"),
+    "float_type": _expected("a number"),
+    "float_parsing": _expected("a number"),
+    "finite_number": _expected("a finite number"),
+    "bool_type": _expected("true or false"),
+    "bool_parsing": _expected("true or false"),
+    "string_type": _expected("text"),
     **dict.fromkeys(
         ("datetime_type", "datetime_parsing", "datetime_from_date_parsing"),
-        _found("a date or a time, such as 2026-11-25T09:00:00"),
+        _expected("a date or a time, such as 2026-11-25T09:00:00"),
     ),
     "greater_than": _bounded("greater than", "gt"),
     "greater_than_equal": _bounded("at least", "ge"),
@@ -219,13 +221,13 @@ _SAID: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
 """Message about each kind of mistake: (key, what was given, pydantic's context) to the text behind the key."""
 
 
-def _is_tag(parts: list[str], place: int) -> bool:
+def _is_tag(parts: list[str], index: int) -> bool:
     """The name of a type that pydantic puts behind the key of a choice."""
-    if place == 0:
+    if index == 0:
         return False
-    before = parts[place - 1]
-    inside_list = before.isdigit() and place > 1 and parts[place - 2] == "rewards"
-    return (before == "data" or inside_list) and place < len(parts) - (0 if parts[place] in _TYPE_NAMES else 1)
+    before = parts[index - 1]
+    inside_list = before.isdigit() and index > 1 and parts[index - 2] == "rewards"
+    return (before == "data" or inside_list) and index < len(parts) - (0 if parts[index] in _TYPE_NAMES else 1)
 
 
 def _type_names(model: type[BaseModel]) -> Iterator[str]:
@@ -245,8 +247,8 @@ def _instead(key: str, chosen: str | None) -> str:
     typed = list(_typed_keys(Config, "", None))
     owners = [str(owner) for name, owner in typed if name == generic and owner is not None]
     if chosen is not None and owners:
-        place = key.rpartition(".")[0]
-        return f" in a section of type {chosen}; it belongs to {', '.join(owners)}. Remove it or change {place}.type"
+        parent = key.rpartition(".")[0]
+        return f" in a section of type {chosen}; it belongs to {', '.join(owners)}. Remove it or change {parent}.type"
     section = generic.rpartition(".")[0]
     fitting = {name for name, owner in typed if chosen is None or owner == chosen or name.rpartition(".")[0] != section}
     return f".{_nearest(generic, fitting)}"
@@ -281,12 +283,12 @@ def _nearest(generic: str, names: set[str]) -> str:
     if (known := SYNONYMS.get(last)) is not None and known != generic:
         return f" Did you mean {known!r}?"
     alike = {name.rpartition(".")[0]: name for name in names if name.rpartition(".")[2] == last and "." in name}
-    close = [alike[found] for found in difflib.get_close_matches(section, alike, n=1, cutoff=0.6)]
+    close = [alike[close_name] for close_name in difflib.get_close_matches(section, alike, n=1, cutoff=0.6)]
     close = close or difflib.get_close_matches(generic, names, n=1, cutoff=0.6)
     if not close:
         last = generic.rsplit(".", 1)[-1]
         by_last = {name.rsplit(".", 1)[-1]: name for name in names}
-        close = [by_last[found] for found in difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)]
+        close = [by_last[close_name] for close_name in difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)]
     return f" Did you mean {close[0]!r}?" if close else " `oncurve recipe schema` lists all keys"
 
 

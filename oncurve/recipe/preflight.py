@@ -10,7 +10,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.settings import CsvData, DataSection, JsonlData
 from oncurve.episodes.settings import SANDBOX
 from oncurve.observe.record import refuse_existing
-from oncurve.observe.run_model import check_place
+from oncurve.observe.run_model import locate_model
 from oncurve.recipe.schema import Config
 
 
@@ -30,9 +30,9 @@ def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:
             find_template(section.template)
             problems += _missing_data(name, section)
     for key, named in _functions(config):
-        place = named.rpartition(":")[0]
-        if place.endswith(".py") and not os.path.exists(place):
-            problems.append(f"{key}: there is no file {place} (in {Path.cwd()})")
+        module = named.rpartition(":")[0]
+        if module.endswith(".py") and not os.path.exists(module):
+            problems.append(f"{key}: there is no file {module} (in {Path.cwd()})")
     if problems:
         raise DataError("\n".join(problems))
     _check_model(config.model)
@@ -71,4 +71,4 @@ def _missing_data(name: str, section: DataSection) -> list[str]:
 
 def _check_model(name: str) -> None:
     """A model that can only be a folder must be one; what may be a name on the Hugging Face Hub is looked up later."""
-    check_place(name)
+    locate_model(name)

@@ -61,7 +61,7 @@ def _writer(run: Path) -> str:
 
 
 def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a recipe with dots in their keys; sections in a list by their place.
+    """The leaves of a recipe with dots in their keys; sections in a list by their index.
 
     >>> flat({"run": {"steps": 3}, "rewards": [{"type": "format"}]})
     [('run.steps', 3), ('rewards.0.type', 'format')]

@@ -94,16 +94,16 @@ class Config(Section):
 
         Raises ConfigError where none does.
         """
-        asked, completion = self.data.max_prompt_tokens, self.rollouts.max_completion_tokens
+        limit, completion = self.data.max_prompt_tokens, self.rollouts.max_completion_tokens
         if context_tokens is None:
-            return asked
+            return limit
         room = context_tokens - completion
         if room < 1:
             raise ConfigError(
                 f"rollouts.max_completion_tokens is {completion}, which leaves no room for a prompt in the model's "
                 f"context of {context_tokens} tokens. Use at most {context_tokens // 2}"
             )
-        return min(asked, room) if asked else room
+        return min(limit, room) if limit else room
 
     @property
     def evaluation_data(self) -> Data:

@@ -282,9 +282,9 @@ def comparison_tables(compared: RunComparison, width: int) -> Iterator[Table]:
     names = [side.name for side in compared.sides]
     rows = [(name, *map(_text, cells)) for name, cells in compared.rows]
     differences = [(key, *values) for key, values in compared.differences]
-    yield from tables.in_parts("runs side by side", ["", *names], rows, width, kept=2)
+    yield from tables.in_parts("runs side by side", ["", *names], rows, width, num_fixed=2)
     if differences:
-        yield from tables.in_parts("differences of the recipes", ["key", *names], differences, width, kept=2)
+        yield from tables.in_parts("differences of the recipes", ["key", *names], differences, width, num_fixed=2)
 
 
 def _short_table(compared: RunComparison, width: int) -> Iterator[Table]:
@@ -296,7 +296,7 @@ def _short_table(compared: RunComparison, width: int) -> Iterator[Table]:
         [side.name, *(rows[name][place].text for name in names), *(values[place] for _, values in compared.differences)]
         for place, side in enumerate(compared.sides)
     )
-    return tables.in_parts("runs", heads, cells, width, kept=1, right=False)
+    return tables.in_parts("runs", heads, cells, width, num_fixed=1, right=False)
 
 
 def comparison_page(

@@ -185,7 +185,7 @@ def _names(groups: Sequence[Sequence[Side]]) -> list[str]:
 
 def seeds_table(found: SeedComparison, width: int) -> Iterator[Table]:
     """One row per recipe, in parts that a terminal of ``width`` characters can show."""
-    return tables.in_parts("by recipe, over seeds", *_texts(found), width, kept=1)
+    return tables.in_parts("by recipe, over seeds", *_texts(found), width, num_fixed=1)
 
 
 def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:

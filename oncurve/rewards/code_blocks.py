@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from oncurve.rewards.places import answer_tag
+from oncurve.rewards.answer_locations import answer_tag
 from oncurve.rewards.thinking import after_thinking
 
 _OPENING = re.compile(r"(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[^`]*)$")
@@ -86,12 +86,12 @@ def last_program(text: str, names: Collection[str] = ()) -> str | None:
     'x = 2'
     """
     blocks = list(fenced_blocks(after_thinking(text)))
-    for is_wanted in (lambda block: _PYTHON.match(block.language), lambda block: not block.language, bool):
-        found = [block.content for block in blocks if is_wanted(block) and block.content.strip()]
-        defining = [content for content in found if _defines(content, names)]
-        with_code = [content for content in found[-MAX_TRIED_BLOCKS:] if _has_code(content)]
-        if found:
-            return (defining or with_code or found)[-1]
+    for matches in (lambda block: _PYTHON.match(block.language), lambda block: not block.language, bool):
+        contents = [block.content for block in blocks if matches(block) and block.content.strip()]
+        defining = [content for content in contents if _defines(content, names)]
+        with_code = [content for content in contents[-MAX_TRIED_BLOCKS:] if _has_code(content)]
+        if contents:
+            return (defining or with_code or contents)[-1]
     return None
 
 
@@ -110,9 +110,9 @@ def _has_code(content: str) -> bool:
 
 def program_in(text: str, *, require_fence: bool = True, names: Collection[str] = ()) -> str | None:
     """The program of a completion; without ``require_fence`` also one that stands in an answer tag or by itself."""
-    said = after_thinking(text)
-    found = last_program(said, names)
-    if found is not None or require_fence:
-        return found
-    bare = (answer_tag(said) or said).replace("\r\n", "\n")
+    spoken = after_thinking(text)
+    program = last_program(spoken, names)
+    if program is not None or require_fence:
+        return program
+    bare = (answer_tag(spoken) or spoken).replace("\r\n", "\n")
     return textwrap.dedent(bare).strip("\n") if bare.strip() else None

@@ -12,7 +12,7 @@ from typing import Any, Literal, SupportsFloat
 from oncurve.chat_messages import messages_of
 from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.core.grading import RewardFunction, ungraded
-from oncurve.core.records import ANSWER_AS_GIVEN, NOT_APPLICABLE, SOURCE_ROW, Completion, Prompt, Reward
+from oncurve.core.records import NOT_APPLICABLE, RAW_ANSWER, SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.foreign_code import limited, run_async
 from oncurve.rewards.notes import NAMES, Notes, state_at
 from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
@@ -27,7 +27,7 @@ _VALUE_KEYS = ("reward", "score", "value")
 LARGEST = 1e30
 """Rewards are float32 in a batch, and their squares float64."""
 _PART_NAMES = {"format_reward": "format", "answer_reward": "correct"}
-_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 _SHAPE_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
 
 
@@ -77,10 +77,10 @@ def reads_answer(function: Callable[..., Any]) -> bool:
     if isinstance(function, RewardFunction) and not inspect.isfunction(function):
         return True
     fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    asked = [name for name, parameter in _parameters(function).items() if parameter.kind not in fixed]
-    if "completions" in asked:
-        return bool({*ANSWER_NAMES} & {*asked})
-    others = {*asked} - {completion_parameter(asked)}
+    names = [name for name, parameter in _parameters(function).items() if parameter.kind not in fixed]
+    if "completions" in names:
+        return bool({*ANSWER_NAMES} & {*names})
+    others = {*names} - {completion_parameter(names)}
     return bool({*ANSWER_NAMES, "row"} & others) or (
         len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS, *NAMES}
     )
@@ -121,8 +121,10 @@ class _Adapted:
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
-        self._taken = completion_parameter(list(parameters))
-        self._by_place = None if isinstance(self, _Batched) else self._taken  # TRL gives everything by name
+        self._completion_name = completion_parameter(list(parameters))
+        self._positional_name = (
+            None if isinstance(self, _Batched) else self._completion_name
+        )  # TRL gives everything by name
         self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
@@ -143,16 +145,16 @@ class _Adapted:
     def close(self) -> None:
         """Nothing to end: a function owns no processes that we know of."""
 
-    def _called(self, given: dict[str, Any]) -> Any:
-        """The result of a call with arguments by name: those that stand first by place, the others as keywords."""
+    def _called(self, arguments: dict[str, Any]) -> Any:
+        """The result of a call with arguments by name: those that stand first by position, the others as keywords."""
         first = next(iter(self._parameters), None)
-        by_place = [
-            given.pop(name)
+        positional = [
+            arguments.pop(name)
             for name, p in self._parameters.items()
-            if name in given
-            and (p.kind in _BY_PLACE or (name == first == self._by_place and p.kind is not p.KEYWORD_ONLY))
+            if name in arguments
+            and (p.kind in _POSITIONAL or (name == first == self._positional_name and p.kind is not p.KEYWORD_ONLY))
         ]
-        return self.function(*by_place, **given)
+        return self.function(*positional, **arguments)
 
     def _in_either_form(self, call: Callable[[bool], Any]) -> Any:
         """Calls with completions as text, then as messages if the function takes no text; what worked once stays.
@@ -196,8 +198,8 @@ class _Batched(_Adapted):
             values = self._in_either_form(call)
             if isinstance(values, (str, Mapping, Set)) or not isinstance(values, Iterable):
                 raise TypeError(f"{self.name} returned {type(values).__name__}, not one value per completion")
-            found = list(islice(values, len(completions) + 1))  # one too many is noticed
-        rewards = [self._reward(value) for value in found]
+            results = list(islice(values, len(completions) + 1))  # one too many is noticed
+        rewards = [self._reward(value) for value in results]
         return notes.noted(rewards) if len(rewards) == len(completions) else rewards
 
     def _call(
@@ -233,14 +235,14 @@ class _PerSample(_Adapted):
 
     def _grade(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         notes = [Notes() for _ in completions]
-        results = [self._limited(*each) for each in zip(prompts, completions, notes, strict=True)]
+        results = [self._limited(*case) for case in zip(prompts, completions, notes, strict=True)]
         pending = [result for result in results if inspect.isawaitable(result)]
         awaited = iter(run_async(pending, self.timeout_seconds))
         results = [
             attempt(lambda: _returned(next(awaited))) if inspect.isawaitable(result) else result for result in results
         ]
         rewards = [self._reward(result) for result in results]
-        return [said.noted([reward])[0] for said, reward in zip(notes, rewards, strict=True)]
+        return [note.noted([reward])[0] for note, reward in zip(notes, rewards, strict=True)]
 
     def _limited(self, prompt: Prompt, completion: Completion, notes: Notes) -> Any:
         """The function's result for a completion, or why there is none: one that fails is an error by itself."""
@@ -256,8 +258,8 @@ class _PerSample(_Adapted):
 
         def call(as_messages: bool) -> Any:
             notes.clear()
-            shown = messages_of(completion) if as_messages else completion.text
-            result = self._called({**arguments, str(self._taken): shown})
+            written = messages_of(completion) if as_messages else completion.text
+            result = self._called({**arguments, str(self._completion_name): written})
             is_undecided = self.completions_as == "auto"  # the first one alone, before the others run together
             return self._wait_for(result) if is_undecided else result
 
@@ -272,9 +274,10 @@ class _PerSample(_Adapted):
         named = [
             key
             for key, p in self._parameters.items()
-            if key != self._taken and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            if key != self._completion_name
+            and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         ]
-        row = prompt.source_row if ANSWER_AS_GIVEN in prompt.row else prompt.row
+        row = prompt.source_row if RAW_ANSWER in prompt.row else prompt.row
         answer = row.get("answer")
         absent = dict.fromkeys(OPTIONAL_COLUMNS)
         state = state_at([completion], self.total_steps)
@@ -283,7 +286,7 @@ class _PerSample(_Adapted):
             "step": state.global_step,
             "trainer_state": state,
             "log_metric": notes.log_metric,
-            "log_extra": notes.log_extra_of_one,
+            "log_extra": notes.log_extra_of_sample,
             **dict.fromkeys(ANSWER_NAMES, answer),
             "prompt": prompt.text,
             "row": row,
@@ -320,10 +323,10 @@ def to_reward(value: Any, *, nan_is_none: bool = False) -> Reward:
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        found = "a generator (write return, not yield)" if inspect.isgenerator(value) else shortened(repr(value), 60)
+        returned = "a generator (write return, not yield)" if inspect.isgenerator(value) else shortened(repr(value), 60)
         lists = ". A function of lists has a parameter `completions`" if isinstance(value, (list, tuple)) else ""
         raise type(error)(
-            f"the function returned {found}; a reward is a number, None, or {{'reward': number}}{lists}"
+            f"the function returned {returned}; a reward is a number, None, or {{'reward': number}}{lists}"
         ) from None
     if abs(number) > LARGEST:
         raise ValueError(f"the function returned {number:.3g}; a reward is finite, within ±1e30")
@@ -342,8 +345,8 @@ def _from_mapping(values: Mapping[str, Any], *, nan_is_none: bool) -> Reward:
         raise ValueError(f"the function returned a dictionary of {listed(map(str, values))}, without a 'reward'")
     correct = values.get("correct")
     if correct is not None and (not isinstance(correct, SupportsFloat) or float(correct) < 0 or float(correct) > 1):
-        found = shortened(repr(correct), 60)
-        raise ValueError(f"the function returned 'correct' as {found}; it says from 0 to 1 how right the answer is")
+        returned = shortened(repr(correct), 60)
+        raise ValueError(f"the function returned 'correct' as {returned}; it says from 0 to 1 how right the answer is")
     parts: dict[str, float] = {}
     for name, value in values.items():
         if name != key and isinstance(value, SupportsFloat):

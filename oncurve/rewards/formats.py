@@ -11,9 +11,9 @@ from pydantic import PositiveInt
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.places import after_hash, last_boxed
+from oncurve.rewards.answer_locations import after_hash, last_boxed
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.thinking import said_by
+from oncurve.rewards.thinking import spoken_text
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _STEP = re.compile(
@@ -29,15 +29,17 @@ def is_tagged(text: str, tags: Sequence[str], *, may_start_open: bool = False) -
     With ``may_start_open`` the first opening tag may be missing, because the prompt ends with it. Text after the last
     block is tolerated: a sampler without stop string goes on writing.
     """
-    found = _find_tags(text, tags)
+    matches = _find_tags(text, tags)
     expected = _expected(tags)
-    names = [name for name, _, _ in found]
+    names = [name for name, _, _ in matches]
     if may_start_open and names == expected[1:]:
-        found = [(expected[0], 0, 0), *found]
+        matches = [(expected[0], 0, 0), *matches]
     elif names != expected:
         return False
-    gaps = [(0, found[0][1])] + [(found[k][2], found[k + 1][1]) for k in range(1, len(found) - 1, 2)]
-    return not any(text[start:end].strip() for start, end in gaps) and bool(text[found[-2][2] : found[-1][1]].strip())
+    gaps = [(0, matches[0][1])] + [(matches[k][2], matches[k + 1][1]) for k in range(1, len(matches) - 1, 2)]
+    return not any(text[start:end].strip() for start, end in gaps) and bool(
+        text[matches[-2][2] : matches[-1][1]].strip()
+    )
 
 
 def _expected(tags: Sequence[str]) -> list[str]:
@@ -51,14 +53,14 @@ def _find_tags(text: str, tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 def paid_tags(text: str, tags: Sequence[str]) -> int:
     """The number of opening and closing tags that stand exactly once and after those that belong before them."""
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for name, start, _ in _find_tags(text, tags):
-        places.setdefault(name, []).append(start)
+        positions.setdefault(name, []).append(start)
     paid, last = 0, -1
     for name in _expected(tags):
-        found = places.get(name, [])
-        if len(found) == 1 and found[0] > last:
-            paid, last = paid + 1, found[0]
+        starts = positions.get(name, [])
+        if len(starts) == 1 and starts[0] > last:
+            paid, last = paid + 1, starts[0]
     return paid
 
 
@@ -77,7 +79,7 @@ class _Form:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         texts = (
-            said_by(*pair) if self.reads_answer_only else pair[1].text
+            spoken_text(*pair) if self.reads_answer_only else pair[1].text
             for pair in zip(prompts, completions, strict=True)
         )
         return [self.reward(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]

@@ -10,7 +10,7 @@ from typing import Literal
 from oncurve.core.errors import RewardError
 from oncurve.core.records import Reward
 
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _OURS = Path(__file__).resolve().parents[1]
 
 Category = Literal["correct", "wrong", "bad_format", "graded", "error"]
@@ -65,9 +65,9 @@ def describe_failures(failed: Sequence[Reward]) -> str:
     kinds = [str(reward.error) for reward in failed]
     kind = max(sorted(set(kinds)), key=kinds.count)
     example = next(reward for reward in failed if reward.error == kind)
-    found = [place for place in _PLACE.findall(example.trace) if not Path(place[0]).is_relative_to(_OURS)]
-    place = f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
-    return f"most often as {kind!r}: {example.detail or 'no detail'}{place}"
+    frames = [frame for frame in _FRAME.findall(example.trace) if not Path(frame[0]).is_relative_to(_OURS)]
+    location = f" ({Path(frames[-1][0]).name}, line {frames[-1][1]})" if frames else ""
+    return f"most often as {kind!r}: {example.detail or 'no detail'}{location}"
 
 
 def _next_tenth(fraction: float) -> float:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.languages import KNOWN, language_of
 from oncurve.rewards.strict_json import parse_json
-from oncurve.rewards.thinking import said_by
+from oncurve.rewards.thinking import spoken_text
 
 if TYPE_CHECKING:
     from oncurve.rewards.late_graders import InstructionsReward
@@ -373,7 +373,7 @@ class Instructions:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         return [
-            self._reward(prompt.row, said_by(prompt, completion))
+            self._reward(prompt.row, spoken_text(prompt, completion))
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
 

@@ -12,14 +12,14 @@ from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.strict_json import (
     Around,
-    JsonPlace,
+    JsonSource,
     fields_fraction,
     json_of,
     json_text,
     parse_json,
     without_nulls,
 )
-from oncurve.rewards.thinking import said_by
+from oncurve.rewards.thinking import spoken_text
 from oncurve.rewards.validation import SchemaCheck, SchemaChecker, SchemaVerdict, compile_schema, judge, load_model
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class JsonSchema:
         schema_column: str | None = None,
         gold_column: str | None = "answer",
         around: Around = "nothing",
-        answer_from: JsonPlace = "text",
+        answer_from: JsonSource = "text",
         scale: JsonScale = "binary",
         timeout_seconds: float = 2.0,
         workers: int | None = None,
@@ -84,7 +84,7 @@ class JsonSchema:
         self.schema_column = schema_column
         self.gold_column = gold_column
         self.around: Around = around
-        self.answer_from: JsonPlace = answer_from
+        self.answer_from: JsonSource = answer_from
         self.scale: JsonScale = scale
         self._schema = _usable(schema, model)
         self.checker = checker or SchemaChecker(timeout_seconds=timeout_seconds, workers=workers)
@@ -92,7 +92,7 @@ class JsonSchema:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         tasks = [
-            self._task(prompt.row, said_by(prompt, completion))
+            self._task(prompt.row, spoken_text(prompt, completion))
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         checks = (check for task in tasks for check in (task.check, task.gold_check, task.filled_check))
@@ -123,11 +123,11 @@ class JsonSchema:
                 filled_check=None if bare == gold_value else SchemaCheck(json.dumps(bare), schema, self.model),
                 is_struct=not isinstance(gold, str),
             )
-        found = json_text(text, around=self.around, place=self.answer_from)
-        if found is None:
+        json_part = json_text(text, around=self.around, source=self.answer_from)
+        if json_part is None:
             return replace(task, problem="text where only JSON may stand")
         try:
-            value = parse_json(found)
+            value = parse_json(json_part)
         except (ValueError, RecursionError) as error:
             return replace(task, problem=f"no JSON: {str(error)[:150]}")
         return replace(task, check=SchemaCheck(json.dumps(value), schema, self.model), value=value)

@@ -12,13 +12,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.answer_locations import LOCATIONS, AnswerLocation, AnswerSource, LocatedAnswer, locate_answer
 from oncurve.rewards.grammar.choices import reference_letter
 from oncurve.rewards.grammar.equality import Reference, equal
 from oncurve.rewards.grammar.values import Tree
-from oncurve.rewards.places import PLACES, AnswerPlace, FoundAnswer, FoundIn, locate_answer
 from oncurve.rewards.references import reference_text, typed_reference
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.thinking import said_by
+from oncurve.rewards.thinking import spoken_text
 from oncurve.rewards.worker_pool import QUICK_SECONDS, Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
@@ -37,7 +37,7 @@ class _NeedsAlgebraError(Exception):
     """Exact arithmetic cannot decide."""
 
 
-def _no_algebra(one: Tree, other: Tree) -> NoReturn:
+def _no_algebra(first: Tree, second: Tree) -> NoReturn:
     raise _NeedsAlgebraError
 
 
@@ -156,7 +156,7 @@ class Mathematics:
     def __init__(
         self,
         *,
-        answer_from: AnswerPlace = "boxed",
+        answer_from: AnswerSource = "boxed",
         scale: Scale = "binary",
         partial: float = 0.2,
         answer_column: str = "answer",
@@ -167,13 +167,13 @@ class Mathematics:
     ) -> None:
         if not 0.0 <= partial < 1.0:
             raise ConfigError(f"rewards: partial is {partial:g}; give a number from 0 to below 1.")
-        if answer_from not in get_args(AnswerPlace):
+        if answer_from not in get_args(AnswerSource):
             raise ConfigError(
                 f"rewards: answer_from is {answer_from!r}. Name marked, boxed, answer_tag, hash, choice, or prose, "
                 f"which also takes the last number of a text without marks"
             )
         self.name = name
-        self.answer_from: AnswerPlace = answer_from
+        self.answer_from: AnswerSource = answer_from
         self.scale = scale
         self.partial = partial
         self.answer_column = answer_column
@@ -186,18 +186,21 @@ class Mathematics:
             golds = [reference_letter(prompt.row, gold) for prompt, gold in zip(prompts, golds, strict=True)]
         answers = self._answers(prompts, completions, self.answer_from)
         verdicts = self.checker.check([(answer.text, gold) for answer, gold in zip(answers, golds, strict=True)])
-        loose = verdicts
+        lenient = verdicts
         if self.scale == "graded" and self.answer_from not in ("prose", "choice"):
             anywhere = self._answers(prompts, completions, "prose")
-            loose = self.checker.check([(answer.text, gold) for answer, gold in zip(anywhere, golds, strict=True)])
+            lenient = self.checker.check([(answer.text, gold) for answer, gold in zip(anywhere, golds, strict=True)])
         rewards = [
-            self._reward(answer, gold, verdict, has_value=found == "right")
-            for answer, gold, verdict, found in zip(answers, golds, verdicts, loose, strict=True)
+            self._reward(answer, gold, verdict, has_value=lenient_verdict == "right")
+            for answer, gold, verdict, lenient_verdict in zip(answers, golds, verdicts, lenient, strict=True)
         ]
-        found_in = self._found_in(prompts, completions, answers)
+        locations = self._locations(prompts, completions, answers)
         return [
-            replace(reward, parts=dict(reward.parts) | {f"found_in_{place}": float(place == where) for place in PLACES})
-            for reward, where in zip(rewards, found_in, strict=True)
+            replace(
+                reward,
+                parts=dict(reward.parts) | {f"found_in_{location}": float(location == where) for location in LOCATIONS},
+            )
+            for reward, where in zip(rewards, locations, strict=True)
         ]
 
     def close(self) -> None:
@@ -205,16 +208,16 @@ class Mathematics:
         self.checker.close()
 
     def _answers(
-        self, prompts: Sequence[Prompt], completions: Sequence[Completion], place: AnswerPlace
-    ) -> list[FoundAnswer]:
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], source: AnswerSource
+    ) -> list[LocatedAnswer]:
         return [
-            locate_answer(said_by(prompt, completion), place)
+            locate_answer(spoken_text(prompt, completion), source)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
 
-    def _found_in(
-        self, prompts: Sequence[Prompt], completions: Sequence[Completion], answers: Sequence[FoundAnswer]
-    ) -> list[FoundIn]:
+    def _locations(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], answers: Sequence[LocatedAnswer]
+    ) -> list[AnswerLocation]:
         """Where each answer stands, also one that does not stand where it was asked for."""
         elsewhere = self._answers(
             [prompt for prompt, answer in zip(prompts, answers, strict=True) if answer.text is None],
@@ -222,9 +225,9 @@ class Mathematics:
             "prose",
         )
         others = iter(elsewhere)
-        return [next(others).found_in if answer.text is None else answer.found_in for answer in answers]
+        return [next(others).location if answer.text is None else answer.location for answer in answers]
 
-    def _reward(self, answer: FoundAnswer, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
+    def _reward(self, answer: LocatedAnswer, gold: str, verdict: Verdict, *, has_value: bool) -> Reward:
         low = -1.0 if self.scale == "signed" else self.partial if has_value and self.scale == "graded" else 0.0
         return reward_of(verdict, answer.text, gold, is_well_formed=answer.text is not None, low=low)
 
@@ -236,13 +239,13 @@ def reward_of(verdict: Verdict, answer: str | None, gold: str, *, is_well_formed
         "format": float(is_well_formed),
         "over_limit": float(verdict == "over_limit"),
     }
-    detail = f"answer {_shown(answer)}, reference {_shown(gold)}"
+    detail = f"answer {_excerpt(answer)}, reference {_excerpt(gold)}"
     if verdict in ("unparsable_reference", "timeout", "crashed"):
         return Reward(value=None, parts={"format": parts["format"]}, error=verdict, detail=detail)
     return Reward(value=1.0 if parts["correct"] else low, parts=parts, detail=detail)
 
 
-def _shown(answer: str | None) -> str:
+def _excerpt(answer: str | None) -> str:
     if answer is None:
         return "missing"
     return ascii(answer if len(answer) <= 60 else answer[:57] + "...")

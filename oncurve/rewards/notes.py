@@ -12,7 +12,7 @@ from oncurve.wording import shortened
 
 NAMES = ("step", "trainer_state", "log_metric", "log_extra")
 """Parameters by which a function asks for this, where no column of the data has the name."""
-SHOWN = 120
+MAX_LOGGED_CHARACTERS = 120
 """Letters of a value of ``log_extra`` that a completion shows."""
 
 
@@ -53,7 +53,7 @@ class Notes:
         """Show a value beside each completion."""
         self.extras[column] = [values] if isinstance(values, str) else list(values)
 
-    def log_extra_of_one(self, column: str, value: Any) -> None:
+    def log_extra_of_sample(self, column: str, value: Any) -> None:
         """The same, of a function of one completion."""
         self.extras[column] = [value]
 
@@ -74,4 +74,4 @@ class Notes:
 
 
 def _text(value: Any) -> str:
-    return shortened(value if isinstance(value, str) else repr(value), SHOWN)
+    return shortened(value if isinstance(value, str) else repr(value), MAX_LOGGED_CHARACTERS)

@@ -49,14 +49,14 @@ def check_parameters(function: Any, columns: Collection[str], *, location: str) 
     parameters = signature.parameters
     is_batched = "completions" in parameters
     known = {*columns, *(BATCH_NAMES if is_batched else (*ANSWER_NAMES, *ROW_NAMES))}
-    taken = None if is_batched else completion_parameter(list(parameters))
+    completion_name = None if is_batched else completion_parameter(list(parameters))
     if not parameters:
         raise ConfigError(
             f"rewards: {location} takes no parameter. Write def {location.rpartition(':')[2]}(completion, answer)"
         )
     for name, parameter in parameters.items():
         if (
-            name == taken
+            name == completion_name
             or parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
             or name in known
         ):
@@ -77,5 +77,5 @@ def columns_of(*tables: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> columns_of([{"question": "2+3?", "answer": "5", "steps": 1}], [{"question": "4?", "answer": "4"}])
     ['question', 'answer']
     """
-    found = [dict.fromkeys(key for row in table for key in row) for table in tables if table]
-    return [name for name in found[0] if all(name in other for other in found[1:])] if found else []
+    columns = [dict.fromkeys(key for row in table for key in row) for table in tables if table]
+    return [name for name in columns[0] if all(name in other for other in columns[1:])] if columns else []

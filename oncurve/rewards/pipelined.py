@@ -64,19 +64,19 @@ class PipelinedGrading:
 
     def __init__(self, function: PipelinedRewards, thread: ThreadPoolExecutor) -> None:
         self._function, self._thread = function, thread
-        self._taken: dict[int, tuple[Group, Future[list[Reward]]]] = {}
+        self._pending: dict[int, tuple[Group, Future[list[Reward]]]] = {}
         """By the identity of the group, which is kept alive here."""
 
     def take(self, group: Group) -> None:
         """Grade a group when its turn comes."""
-        self._taken[id(group)] = group, self._thread.submit(_rewards, self._function, [group])
+        self._pending[id(group)] = group, self._thread.submit(_rewards, self._function, [group])
 
     def finish(self, groups: Sequence[Group]) -> list[list[Reward]]:
         """The rewards of every completion of every group, in their order.
 
         Groups whose turn has not come are graded together, so that a function has all of its processes busy.
         """
-        started = {key: future for key, (_, future) in self._taken.items() if not future.cancel()}
+        started = {key: future for key, (_, future) in self._pending.items() if not future.cancel()}
         rest = [group for group in groups if id(group) not in started]
         others = self._thread.submit(_rewards, self._function, rest) if rest else None
         rewards = iter(others.result() if others is not None else ())
@@ -88,7 +88,7 @@ class PipelinedGrading:
 
     def abandon(self) -> None:
         """Begin nothing more: the step is left."""
-        for _, future in self._taken.values():
+        for _, future in self._pending.values():
             future.cancel()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from oncurve.core.records import Completion, Prompt, Reward, mean_of
-from oncurve.rewards.places import find_answer
+from oncurve.rewards.answer_locations import find_answer
 from oncurve.tables import aligned
 from oncurve.wording import shortened
 
@@ -162,54 +162,58 @@ def judge_probes(
     A reward that looks at no answer cannot pay a wrong one.
     """
     verdicts: list[tuple[Literal["error", "warning"], str]] = []
-    graded = [one for one in results if not math.isnan(one.mean_reward)]
-    found = suspicious(results, gold.mean_reward) if has_right_answer else []
+    graded = [probe for probe in results if not math.isnan(probe.mean_reward)]
+    suspects = suspicious(results, gold.mean_reward) if has_right_answer else []
     if (
         has_right_answer
         and graded
         and gold.mean_reward > 0
-        and all(one.mean_reward >= gold.mean_reward for one in graded)
+        and all(probe.mean_reward >= gold.mean_reward for probe in graded)
     ):
         verdicts.append((
             "error",
             f"the reward does not tell right from wrong: all {len(graded)} probes earn as much as the reference "
             f"answers ({gold.mean_reward:.3g}), so nothing can be learned. Compare the answer in the reward function",
         ))  # fmt: skip
-    elif len(graded) > 1 and all(_pays_as(one, gold) for one in graded):
+    elif len(graded) > 1 and all(_pays_as(probe, gold) for probe in graded):
         verdicts.append((
             "error",
             f"the reward pays every completion the same ({gold.mean_reward:.3g}): all {len(graded)} probes earn what "
             f"the reference answers earn. Return a number that depends on the completion, and more for these answers",
         ))  # fmt: skip
-    elif has_right_answer and len(graded) > 1 and all(one.parts.get("correct", 0.0) >= 1.0 for one in (gold, *graded)):
+    elif (
+        has_right_answer
+        and len(graded) > 1
+        and all(probe.parts.get("correct", 0.0) >= 1.0 for probe in (gold, *graded))
+    ):
         verdicts.append((
             "error",
             f"every completion counts as correct, all {len(graded)} probes included. Set correct_at of the reward to "
             f"what a correct answer earns",
         ))  # fmt: skip
-    elif found:
-        names = ", ".join(one.name for one in found[:4]) + (", ..." if len(found) > 4 else "")
+    elif suspects:
+        names = ", ".join(probe.name for probe in suspects[:4]) + (", ..." if len(suspects) > 4 else "")
         share = f"{MAX_SHARE:.0%} of " if gold.mean_reward > 0 else ""
         verdicts.append((
             "warning",
-            f"{len(found)} of {len(results)} probes earn more than {share}what the reference answers earn "
+            f"{len(suspects)} of {len(results)} probes earn more than {share}what the reference answers earn "
             f"({names}; marked <- above): training can find such completions and exploit the reward. Compare the whole "
             f"answer instead of searching for it, as type r1_zero and mathematics do",
         ))  # fmt: skip
-    if failing := [one for one in results if one.num_failed]:
-        worst = max(failing, key=lambda one: one.num_failed)
-        count = sum(one.num_failed for one in failing)
+    if failing := [probe for probe in results if probe.num_failed]:
+        worst = max(failing, key=lambda probe: probe.num_failed)
+        count = sum(probe.num_failed for probe in failing)
         verdicts.append((
             "warning",
-            f"the reward function fails on {count} of {sum(one.num_tried for one in results)} probe completions, such "
-            f"as {worst.name}: {worst.failure or 'no detail'}. It must return a number whatever the completion is: "
-            f"return 0 where the completion is wrong",
+            f"the reward function fails on {count} of {sum(probe.num_tried for probe in results)} probe completions, "
+            f"such as {worst.name}: {worst.failure or 'no detail'}. It must return a number whatever the completion "
+            f"is: return 0 where the completion is wrong",
         ))  # fmt: skip
     return verdicts
 
 
-def _pays_as(one: ProbeResult, gold: ProbeResult) -> bool:
-    pairs = ((one.mean_reward, gold.mean_reward), (one.max_reward, gold.max_reward))
+def _pays_as(probe: ProbeResult, gold: ProbeResult) -> bool:
+    pairs = ((probe.mean_reward, gold.mean_reward), (probe.max_reward, gold.max_reward))
     return all(math.isclose(*pair, abs_tol=1e-9) for pair in pairs)
 
 
@@ -229,7 +233,7 @@ def describe_probes(
 
     Beside a reward that looks at no answer, none is suspicious.
     """
-    found = suspicious(results, gold.mean_reward, max_share=max_share) if has_right_answer else []
+    suspects = suspicious(results, gold.mean_reward, max_share=max_share) if has_right_answer else []
     parts = list(dict.fromkeys(name for result in (gold, *results) for name in result.parts))
     marked = MARKED_BELOW if gold.mean_reward <= 0 else MARKED
     legend = LEGEND.format(rows=gold.num_tried) + (marked if has_right_answer else "")
@@ -239,7 +243,7 @@ def describe_probes(
         by_part = (_cell(result.parts.get(name, math.nan)) for name in parts)
         rows.append([result.name, _cell(result.mean_reward), _cell(result.max_reward), *counts, *by_part])
     head, *lines = aligned(rows, 24, 8, 8, 8, 6, 8)
-    marks = [f"  <- {shortened(one.example, 60)!r}" if one in found else "" for one in (gold, *results)]
+    marks = [f"  <- {shortened(probe.example, 60)!r}" if probe in suspects else "" for probe in (gold, *results)]
     return "\n".join([legend, head, *(line + mark for line, mark in zip(lines, marks, strict=True))])
 
 
@@ -252,13 +256,13 @@ def _cell(value: float) -> str:
 
 def _cases(prompts: Sequence[Prompt], gold: Callable[[Row], str], *, seed: int, max_rows: int) -> list[_Case]:
     """A sample of rows, each with the answer of another row."""
-    places = sorted(random.Random(seed).sample(range(len(prompts)), min(max_rows, len(prompts))))
+    indices = sorted(random.Random(seed).sample(range(len(prompts)), min(max_rows, len(prompts))))
     answers = [str(prompt.row.get("answer", "")) for prompt in prompts]
     cases: list[_Case] = []
-    for place in places:
-        following = (answers[(place + shift) % len(answers)] for shift in range(1, min(len(answers), 1000)))
-        other = next((answer for answer in following if answer != answers[place]), f"{answers[place]}7")
-        cases.append(_Case(prompts[place], gold, other))
+    for index in indices:
+        following = (answers[(index + shift) % len(answers)] for shift in range(1, min(len(answers), 1000)))
+        other = next((answer for answer in following if answer != answers[index]), f"{answers[index]}7")
+        cases.append(_Case(prompts[index], gold, other))
     return cases
 
 
@@ -267,8 +271,8 @@ def _measured(
 ) -> ProbeResult:
     texts = [write(case) for case in cases]
     if name in _MISSES:  # a probe whose answer happens to be right proves nothing
-        kept = [place for place, case in enumerate(cases) if not _is_right(texts[place], case.answer)]
-        cases, texts = [cases[place] for place in kept], [texts[place] for place in kept]
+        indices = [index for index, case in enumerate(cases) if not _is_right(texts[index], case.answer)]
+        cases, texts = [cases[index] for index in indices], [texts[index] for index in indices]
     completions = [_as_completion(case.prompt, text, encode) for case, text in zip(cases, texts, strict=True)]
     rewards = grade([case.prompt for case in cases], completions) if cases else []
     earned = [(reward.value, text) for reward, text in zip(rewards, texts, strict=True) if reward.value is not None]
@@ -301,8 +305,8 @@ _MISSES = ("numbers_listed", "numbers_listed_in_form", "question_repeated", "pro
 
 
 def _is_right(text: str, answer: str) -> bool:
-    found = find_answer(text, "prose")
-    return found is not None and found.strip() == answer.strip()
+    stated = find_answer(text, "prose")
+    return stated is not None and stated.strip() == answer.strip()
 
 
 def _as_completion(prompt: Prompt, text: str, encode: Encode) -> Completion:

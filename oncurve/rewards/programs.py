@@ -13,7 +13,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.code_blocks import program_in
 from oncurve.rewards.late_graders import ProgramsReward
-from oncurve.rewards.thinking import said_by
+from oncurve.rewards.thinking import spoken_text
 from oncurve.sandbox.failures import SandboxDied
 from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.packages import module_names
@@ -99,19 +99,19 @@ class Programs:
             row = id(prompt.row)
             if row not in tests:
                 tests[row] = self._tests_of(prompt.row)
-            found = tests[row]
-            if isinstance(found, UnusableTests):
-                graded.append(self._failed("unparsable_reference", str(found)))
+            row_tests = tests[row]
+            if isinstance(row_tests, UnusableTests):
+                graded.append(self._failed("unparsable_reference", str(row_tests)))
                 continue
-            said = said_by(prompt, completion)
-            program = program_in(said, require_fence=self._section.require_fence, names=names_of(found))
+            spoken = spoken_text(prompt, completion)
+            program = program_in(spoken, require_fence=self._section.require_fence, names=names_of(row_tests))
             if program is None:
                 self.kinds["no_program"] += 1
                 parts = {"correct": 0.0, "passed_fraction": 0.0, "format": 0.0}
                 graded.append(Reward(value=0.0, parts=parts, detail="no program in the completion"))
                 continue
             if (row, program) not in running:
-                running[row, program] = self._start(program, found, prompt.row)
+                running[row, program] = self._start(program, row_tests, prompt.row)
             graded.append(running[row, program])
         return [item if isinstance(item, Reward) else self._reward(item) for item in graded]
 
@@ -122,8 +122,8 @@ class Programs:
 
     def _tests_of(self, row: Mapping[str, Any]) -> Tests | UnusableTests:
         try:
-            given = row.get(self._section.checker_column)
-            checker = given if isinstance(given, str) and given.strip() else self._checker
+            source = row.get(self._section.checker_column)
+            checker = source if isinstance(source, str) and source.strip() else self._checker
             return read_tests(row, checker=checker)
         except UnusableTests as error:
             return error

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 
-from oncurve.rewards.grammar.figures import Token, Unreadable
 from oncurve.rewards.grammar.forms import read_amounts, read_date
-from oncurve.rewards.grammar.lexer import tokens
-from oncurve.rewards.grammar.numerals import CARDINALS, FACTORS
+from oncurve.rewards.grammar.lexemes import Token, Unreadable
+from oncurve.rewards.grammar.lexer import tokenize
+from oncurve.rewards.grammar.preparation import CARDINALS, FACTORS
 from oncurve.rewards.statement import DENIED, MARKUP, MAX_CLAUSE_CHARACTERS, REFUSED, formulas, is_computation
 
 _DOUBTED = re.compile(
@@ -20,7 +20,7 @@ _DOUBTED = re.compile(
 _NOT_BUT = re.compile(r"\bnot\s+\S+\s+but\s+", re.IGNORECASE)
 _BETWEEN = re.compile(r"[\s$]*(?:,|;|(?:,\s*)?(?:and|or)|&)[\s$]*")
 _MULTIPLIER = re.compile(rf"(?:{'|'.join(FACTORS)}|percent|a\.?m\.?|p\.?m\.?)[.,;:?]?", re.IGNORECASE)
-_PLACE_NAMES = frozenset(
+_STEP_NAMES = frozenset(
     [
         "step",
         "equation",
@@ -68,17 +68,17 @@ def last_expression(text: str) -> str | None:
     text = text.replace("```", " ").replace('"', " ").replace("\\blacksquare", "")
     text = re.sub(r"\$\s*\$", "", text)
     text = re.sub(r"[{}]", " ", text) if re.fullmatch(r"\s*\{[^{}\\]*\}\s*", text) and ":" in text else text
-    found = formulas(text)
-    behind = text[found[-1][1] :] if found else text
+    spans = formulas(text)
+    behind = text[spans[-1][1] :] if spans else text
     bare = _last_run(behind)
     if bare:
         before, _, after = text.rpartition(bare)
         return None if is_computation(bare) or _is_doubted(before, after) else bare
-    if not found:
+    if not spans:
         return None
-    if is_computation(found[-1][2]) or _is_doubted(text[: found[-1][0]], behind):
+    if is_computation(spans[-1][2]) or _is_doubted(text[: spans[-1][0]], behind):
         return None
-    return _listed(text, found, behind)
+    return _listed(text, spans, behind)
 
 
 def _last_environment(text: str) -> str | None:
@@ -89,11 +89,11 @@ def _last_environment(text: str) -> str | None:
     return None
 
 
-def _listed(text: str, found: list[tuple[int, int, str]], behind: str) -> str | None:
+def _listed(text: str, spans: list[tuple[int, int, str]], behind: str) -> str | None:
     """The last formula with the unit behind it and those that are listed before it."""
     unit = re.match(r"\s*(?:\\?%|" + _MULTIPLIER.pattern + r")", behind, re.IGNORECASE)
-    listed = [found[-1][2] + (f" {unit.group().strip()}" if unit else "")]
-    for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
+    listed = [spans[-1][2] + (f" {unit.group().strip()}" if unit else "")]
+    for left, right in zip(spans[-2::-1], spans[:0:-1], strict=True):
         if not _BETWEEN.fullmatch(text[left[1] : right[0]]) or _is_doubted(text[: left[0]], ""):
             break
         listed.insert(0, left[2])
@@ -109,7 +109,7 @@ def _last_run(text: str) -> str | None:
     """The words around the last number that are mathematics."""
     for line in reversed(text.splitlines()):
         words = line.split()
-        last = next((place for place in range(len(words) - 1, -1, -1) if _has_number(words, place)), None)
+        last = next((index for index in range(len(words) - 1, -1, -1) if _has_number(words, index)), None)
         if last is not None:
             last = _result(words, last)
             is_share = re.search(r"\d (?:in|out of|of)$", " ".join(words[max(last - 3, 0) : last])) is not None
@@ -122,44 +122,44 @@ def _last_run(text: str) -> str | None:
 def _in_words(words: list[str]) -> str | None:
     """The last number in words of a line, if it has one alone."""
     plain = [word.lower().strip(".,;:!?") for word in words]
-    places = [
-        place
-        for place, word in enumerate(plain)
+    indices = [
+        index
+        for index, word in enumerate(plain)
         if word and all(part in CARDINALS or part in FACTORS for part in word.split("-"))
     ]
-    places = [place for place in places if plain[place] not in ("one", "zero")]
-    if not places:
+    indices = [index for index in indices if plain[index] not in ("one", "zero")]
+    if not indices:
         return None
-    start = places[0]
-    is_one = all(second - first == 1 for first, second in itertools.pairwise(places))
-    return " ".join(plain[start : places[-1] + 1]) if is_one else None
+    start = indices[0]
+    is_single = all(second - first == 1 for first, second in itertools.pairwise(indices))
+    return " ".join(plain[start : indices[-1] + 1]) if is_single else None
 
 
 def _result(words: list[str], last: int) -> int:
-    """The place of the result of the last equation, if what follows it only says of what: 9 of ``4+5=9 in the 40
+    """The index of the result of the last equation, if what follows it only says of what: 9 of ``4+5=9 in the 40
     minutes``; else the last number."""
-    begins = next((place for place in range(last - 1, -1, -1) if words[place].endswith((".", "?", "!", ";"))), -1)
-    equal = next((place for place in range(last - 1, begins, -1) if "=" in words[place]), None)
+    begins = next((index for index in range(last - 1, -1, -1) if words[index].endswith((".", "?", "!", ";"))), -1)
+    equal = next((index for index in range(last - 1, begins, -1) if "=" in words[index]), None)
     if equal is None:
         return last
-    result = next((place for place in range(equal, last + 1) if re.search(r"=.*\d|^[^=]*\d", words[place])), last)
+    result = next((index for index in range(equal, last + 1) if re.search(r"=.*\d|^[^=]*\d", words[index])), last)
     between = [word.lower() for word in words[result + 1 : last]]
     return result if between and not between[-1].endswith(",") and _OF_WHAT.intersection(between[-2:]) else last
 
 
-def _has_number(words: list[str], place: int) -> bool:
+def _has_number(words: list[str], index: int) -> bool:
     """A word has a digit that numbers no step or equation."""
-    named = place > 0 and words[place - 1].lower().lstrip("(") in _PLACE_NAMES
-    return any(sign.isdecimal() for sign in words[place]) and not (
-        named and re.fullmatch(r"\(?\d+\)?[.:,)]*", words[place])
+    named = index > 0 and words[index - 1].lower().lstrip("(") in _STEP_NAMES
+    return any(sign.isdecimal() for sign in words[index]) and not (
+        named and re.fullmatch(r"\(?\d+\)?[.:,)]*", words[index])
     )
 
 
-def _amount_or_date(words: list[str], place: int) -> str | None:
+def _amount_or_date(words: list[str], index: int) -> str | None:
     """An amount in several units, or a date with its month, that ends with a number."""
-    for start in range(max(place - 4, 0), place):
-        amount = " ".join(words[start : place + 2]).rstrip(".,;:")
-        day = " ".join(words[start : place + 1]).rstrip(".,;:")
+    for start in range(max(index - 4, 0), index):
+        amount = " ".join(words[start : index + 2]).rstrip(".,;:")
+        day = " ".join(words[start : index + 1]).rstrip(".,;:")
         if read_amounts(_tokens(amount)) is not None:
             return amount
         if read_date(_tokens(day)) is not None:
@@ -169,13 +169,13 @@ def _amount_or_date(words: list[str], place: int) -> str | None:
 
 def _tokens(text: str) -> list[Token]:
     try:
-        return tokens(text)
+        return tokenize(text)
     except Unreadable:
         return []
 
 
-def _run(words: list[str], place: int) -> str | None:
-    start = end = place
+def _run(words: list[str], index: int) -> str | None:
+    start = end = index
     while start > 0 and not words[start - 1].endswith((".", ":", "?", "。", "：")) and (
         _is_mathematics(words[start - 1])
         or (words[start - 1].lower() in ("and", "or") and start > 1 and _is_mathematics(words[start - 2]))
@@ -206,5 +206,5 @@ def _is_mathematics(word: str) -> bool:
     if word.lower() in ("a", "i", "-", "–", "—", "i'm"):
         return word in ("-", "–") or word == "i"
     return bool(re.search(r"[\d=+*/^<>\\{}()|]|^.$", word.strip(".,;:"))) and all(
-        _FUNCTION.fullmatch(found) for found in letters if not any(sign.isdigit() for sign in word)
+        _FUNCTION.fullmatch(piece) for piece in letters if not any(sign.isdigit() for sign in word)
     )

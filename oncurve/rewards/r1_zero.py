@@ -9,9 +9,9 @@ from pydantic import PositiveFloat, PositiveInt
 
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.answer_locations import find_answer
 from oncurve.rewards.formats import is_tagged
 from oncurve.rewards.mathematics import AnswerChecker, reward_of
-from oncurve.rewards.places import find_answer
 from oncurve.rewards.references import reference_text
 from oncurve.rewards.section import RewardSection, Surroundings
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from oncurve.rewards.answer_locations import after_hash, last_boxed
 from oncurve.rewards.grammar.equality import Reference, read_reference
-from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.values import (
     Choice,
     Date,
@@ -23,7 +24,6 @@ from oncurve.rewards.grammar.values import (
     Truths,
     Value,
 )
-from oncurve.rewards.places import after_hash, last_boxed
 from oncurve.rewards.statement import formulas
 from oncurve.wording import shortened
 
@@ -74,12 +74,12 @@ def describe_references(rows: Iterable[Mapping[str, Any]], column: str = "answer
     """A line with the types of the references of some rows, and the first that cannot be read with its reason."""
     counts: Counter[str] = Counter()
     first = ""
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         text = reference_text(row, column)
-        found = typed_reference(text)
-        counts["unreadable" if isinstance(found, str) else type_name(found.value)] += 1
-        if isinstance(found, str) and not first:
-            first = f"; row {place} has {shortened(str(row.get(column)), 60)!r}, which cannot be read: {found}"
+        typed = typed_reference(text)
+        counts["unreadable" if isinstance(typed, str) else type_name(typed.value)] += 1
+        if isinstance(typed, str) and not first:
+            first = f"; row {index} has {shortened(str(row.get(column)), 60)!r}, which cannot be read: {typed}"
     kinds = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
     return f"references by type: {kinds}{first}"
 

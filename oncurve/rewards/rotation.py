@@ -28,9 +28,9 @@ class Rotating:
         self, functions: Sequence[RewardFunction], *, every_steps: int, seed: int = 0, name: str = "rotating"
     ) -> None:
         names = [function.name for function in functions]
-        for each in names:
-            if names.count(each) > 1:
-                raise ConfigError(f"rewards: two variants are named {each!r}. Give one of them another name.")
+        for variant in names:
+            if names.count(variant) > 1:
+                raise ConfigError(f"rewards: two variants are named {variant!r}. Give one of them another name.")
         self.name = name
         self.functions = tuple(functions)
         self.every_steps, self.seed = every_steps, seed
@@ -52,10 +52,10 @@ class Rotating:
 
     def variant_of(self, step: int) -> int:
         """Place of the variant that pays in a step."""
-        number_of_round, place = divmod(step // self.every_steps, len(self.functions))
+        number_of_round, index = divmod(step // self.every_steps, len(self.functions))
         order = list(range(len(self.functions)))
         random.Random(f"{self.seed}/{number_of_round}").shuffle(order)
-        return order[place]
+        return order[index]
 
     def _paid(self, graded: Sequence[Reward], variant: int) -> Reward:
         """The reward of the variant whose turn it is, with what the others say among its parts."""

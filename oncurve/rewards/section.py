@@ -16,7 +16,7 @@ from oncurve.section import Fraction, NonNegative, Section
 class Surroundings:
     """The surroundings in which rewards are made."""
 
-    given: Mapping[str, Any] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)
     """Functions of a Python program by the names of their sections."""
     columns: Sequence[str] | None = None
     """Columns of the data, which functions of the user's may ask for; None checks nothing."""

@@ -18,7 +18,7 @@ from oncurve.rewards.late_graders import (
 from oncurve.rewards.mathematics import MathematicsReward
 from oncurve.rewards.r1_zero import R1ZeroReward
 from oncurve.rewards.shaping import CosineLengthReward, LengthReward, OverlongReward, RepetitionReward
-from oncurve.rewards.user_functions import CustomReward, GivenReward
+from oncurve.rewards.user_functions import CustomReward, PythonReward
 
 Reward = Annotated[
     R1ZeroReward
@@ -37,7 +37,7 @@ Reward = Annotated[
     | RepetitionReward
     | CosineLengthReward
     | CustomReward
-    | GivenReward
+    | PythonReward
     | EnvironmentSection,
     Field(discriminator="type"),
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from oncurve.rewards.grammar.figures import Unreadable
-from oncurve.rewards.grammar.reading import read
+from oncurve.rewards.grammar.equality import read
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.values import Tree
 
 MAX_CLAUSE_CHARACTERS = 2_000
@@ -55,15 +55,15 @@ def formulas(text: str) -> list[tuple[int, int, str]]:
     >>> formulas("It is $x$, for $5 and not $6")
     [(6, 9, 'x')]
     """
-    found, place = [], 0
-    while (match := _FORMULA.search(text, place)) is not None:
+    spans, position = [], 0
+    while (match := _FORMULA.search(text, position)) is not None:
         content = next(group for group in match.groups() if group is not None)
         around = re.sub(r"\\text\s*\{[^{}]*\}", "", content)
         is_money = match[2] is not None and content[0].isdigit() and _PLAIN_WORD.search(around) is not None
-        place = match.start() + 1 if is_money else match.end()
+        position = match.start() + 1 if is_money else match.end()
         if not is_money:
-            found.append((match.start(), match.end(), content.strip()))
-    return found
+            spans.append((match.start(), match.end(), content.strip()))
+    return spans
 
 
 def stated_answer(text: str) -> str | None:
@@ -74,23 +74,23 @@ def stated_answer(text: str) -> str | None:
     ['12', None]
     """
     text = text[-MAX_CLAUSE_CHARACTERS:]
-    found = list(_STATED.finditer(text))
-    if not found:
+    matches = list(_STATED.finditer(text))
+    if not matches:
         return None
-    start = found[-1].end()
-    said = text[start:].partition("\n")[0]
-    end = _CLAUSE_ENDS.search(said)
-    clause = said[: end.start()] if end else said
+    start = matches[-1].end()
+    line = text[start:].partition("\n")[0]
+    end = _CLAUSE_ENDS.search(line)
+    clause = line[: end.start()] if end else line
     behind = text[start + len(clause) :]
     clause = REFUSED.sub("", clause)
-    if _REVISED.search(behind) or DENIED.search(said):
+    if _REVISED.search(behind) or DENIED.search(line):
         return None
     plain = MARKUP.sub("", clause).strip().rstrip(" .")
     if any(sign.isdigit() or sign in "$\\" for sign in clause):
         return None if not plain or is_computation(plain) or _STATED.search(plain) else plain
-    words = plain.strip(" .,:;\"'")
-    is_answer = words and len(words.split()) <= MAX_WORDS and not any(sign.isdigit() for sign in behind)
-    return words if is_answer and not _SAYS_NOTHING.fullmatch(words) else None
+    phrase = plain.strip(" .,:;\"'")
+    is_answer = phrase and len(phrase.split()) <= MAX_WORDS and not any(sign.isdigit() for sign in behind)
+    return phrase if is_answer and not _SAYS_NOTHING.fullmatch(phrase) else None
 
 
 def is_computation(text: str) -> bool:

@@ -8,28 +8,28 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn
 
+from oncurve.rewards.answer_locations import MAX_TEXT_CHARACTERS, answer_tag
 from oncurve.rewards.code_blocks import fenced_blocks
-from oncurve.rewards.places import MAX_TEXT_CHARACTERS, answer_tag
 from oncurve.rewards.thinking import after_thinking
 
 Around = Literal["nothing", "fence", "text"]
 """Text allowed around the JSON: only space; exactly one fence; or text, of which the last fence or object counts."""
 
-JsonPlace = Literal["text", "answer_tag"]
+JsonSource = Literal["text", "answer_tag"]
 """Where the JSON stands: in what follows the thinking, or in the answer tag."""
 
 MAX_NESTING = 64
 MAX_DIGITS = 100
-MAX_TRIED_PLACES = 200
+MAX_TRIED_STARTS = 200
 """Brackets in a text at which JSON may begin."""
 _SPACE = " \t\r\n"
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
-def json_text(text: str, *, around: Around = "nothing", place: JsonPlace = "text") -> str | None:
+def json_text(text: str, *, around: Around = "nothing", source: JsonSource = "text") -> str | None:
     """The part of a completion that should be JSON; None if there is other text where none may be."""
-    said = after_thinking(text)
-    body = answer_tag(said) if place == "answer_tag" else said
+    spoken = after_thinking(text)
+    body = answer_tag(spoken) if source == "answer_tag" else spoken
     if body is None or len(body) > MAX_TEXT_CHARACTERS:
         return None
     body = body.strip(_SPACE)
@@ -54,18 +54,18 @@ def _last_value(text: str) -> str:
     A draft may stand before it.
     """
     for opening in "{[":
-        found, place, reader = [], text.find(opening), json.JSONDecoder()
-        for _ in range(MAX_TRIED_PLACES):
-            if place < 0:
+        values, start, reader = [], text.find(opening), json.JSONDecoder()
+        for _ in range(MAX_TRIED_STARTS):
+            if start < 0:
                 break
             try:
-                _, end = reader.raw_decode(text, place)
-                found.append(text[place:end])
+                _, end = reader.raw_decode(text, start)
+                values.append(text[start:end])
             except (ValueError, RecursionError):
-                end = place + 1
-            place = text.find(opening, end)
-        if found:
-            return found[-1]
+                end = start + 1
+            start = text.find(opening, end)
+        if values:
+            return values[-1]
     return text
 
 
@@ -102,12 +102,12 @@ def _check_nesting(text: str) -> None:
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in fields:
             raise ValueError(f"the key {key[:60]!a} stands twice")
-        found[key] = value
-    return found
+        fields[key] = value
+    return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -158,15 +158,15 @@ def fields_fraction(value: object, gold: object) -> float:
 
         fraction = |equal leaves| / |leaves of value or of gold|
 
-    A leaf is a value without children, known by its path; lists count by place. Dividing by the union makes guessing
+    A leaf is a value without children, known by its path; lists count by index. Dividing by the union makes guessing
     further fields cost something. 1.0 means that the two are equal; 1 equals 1.0 and true equals neither.
 
     >>> fields_fraction({"a": 1, "b": [2, 3]}, {"a": 1.0, "b": [2]})
     0.6666666666666666
     """
-    given, wanted = dict(_leaves(value)), dict(_leaves(gold))
-    num_equal = sum(path in given and given[path] == leaf for path, leaf in wanted.items())
-    return num_equal / len(given.keys() | wanted.keys())
+    answered, expected = dict(_leaves(value)), dict(_leaves(gold))
+    num_equal = sum(path in answered and answered[path] == leaf for path, leaf in expected.items())
+    return num_equal / len(answered.keys() | expected.keys())
 
 
 def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], tuple[str, Any]]]:
@@ -175,8 +175,8 @@ def _leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
             for key, child in value.items():
                 yield from _leaves(child, (*path, key))
         case list() if value:
-            for place, child in enumerate(value):
-                yield from _leaves(child, (*path, place))
+            for index, child in enumerate(value):
+                yield from _leaves(child, (*path, index))
         case bool() | None:
             yield path, ("constant", value)
         case dict() | list():

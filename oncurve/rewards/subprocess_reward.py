@@ -37,9 +37,9 @@ class SubprocessReward:
         nan_is_none: bool = False,
         total_steps: int | None = None,
     ) -> None:
-        place, _, function = location.rpartition(":")
+        module, _, function = location.rpartition(":")
         self.name, self.nan_is_none, self.total_steps = name or function, nan_is_none, total_steps
-        self.location = f"{Path(place).resolve()}:{function}" if place.endswith(".py") else location
+        self.location = f"{Path(module).resolve()}:{function}" if module.endswith(".py") else location
         self._pool = WorkerPool(
             "oncurve.rewards.subprocess_reward:call",
             workers=workers,
@@ -53,8 +53,8 @@ class SubprocessReward:
         pairs = zip(prompts, completions, strict=True)
         items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
         rows = ([[asdict(prompt), _fields(completion)] for prompt, completion in item] for item in items)
-        told = {"location": self.location, "nan_is_none": self.nan_is_none, "total_steps": self.total_steps}
-        outcomes = self._pool.map({**told, "rows": listed} for listed in rows)
+        settings = {"location": self.location, "nan_is_none": self.nan_is_none, "total_steps": self.total_steps}
+        outcomes = self._pool.map({**settings, "rows": listed} for listed in rows)
         return [
             reward for item, outcome in zip(items, outcomes, strict=True) for reward in _rewards_of(outcome, len(item))
         ]
@@ -102,6 +102,6 @@ def _completion_of(fields: dict[str, Any]) -> Completion:
 
 
 def _fields(completion: Completion) -> dict[str, Any]:
-    found = asdict(replace(completion, environment=None, branches=()))
-    numbers = {name: list(found[name]) for name in ("token_ids", "sampler_logprobs")}
-    return found | numbers | {"branches": [_fields(branch) for branch in completion.branches]}
+    fields = asdict(replace(completion, environment=None, branches=()))
+    numbers = {name: list(fields[name]) for name in ("token_ids", "sampler_logprobs")}
+    return fields | numbers | {"branches": [_fields(branch) for branch in completion.branches]}

@@ -12,7 +12,7 @@ from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.rotation import HeldOut, Rotating
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.rewards.user_functions import CustomReward, GivenReward
+from oncurve.rewards.user_functions import CustomReward, PythonReward
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 
 
@@ -20,7 +20,7 @@ def make_reward_function(
     rewards: Sequence[RewardSection],
     *,
     seed: int = 0,
-    given: Mapping[str, Any] | None = None,
+    objects: Mapping[str, Any] | None = None,
     columns: Sequence[str] | None = None,
     total_steps: int | None = None,
 ) -> RewardFunction:
@@ -33,7 +33,7 @@ def make_reward_function(
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
     if all(reward.weight == 0 for reward in rewards if not reward.held_out):
         raise ConfigError("rewards: the weight of every one is 0, so nothing pays. Give at least one another weight")
-    around = Surroundings(given or {}, columns, total_steps)
+    around = Surroundings(objects or {}, columns, total_steps)
     total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()
     for reward in rewards:
@@ -79,7 +79,7 @@ def _terms(rewards: Sequence[RewardSection], seed: int, around: Surroundings) ->
     return terms
 
 
-Deciding = CustomReward | GivenReward | EnvironmentSection
+Deciding = CustomReward | PythonReward | EnvironmentSection
 
 
 def deciding_reward(rewards: Sequence[RewardSection]) -> Deciding | None:
@@ -125,9 +125,9 @@ def _make_rotating(rotating: Sequence[RewardSection], seed: int, around: Surroun
     return Rotating(functions, every_steps=rotating[0].rotate_every_steps or 1, seed=seed)
 
 
-def have_right_answer(rewards: Sequence[RewardSection], given: Mapping[str, Any] | None = None) -> bool:
+def have_right_answer(rewards: Sequence[RewardSection], objects: Mapping[str, Any] | None = None) -> bool:
     """Whether some reward looks at the answer of a row, so that a right completion is one that it pays for."""
-    return any(reward.reads_answer(Surroundings(given or {})) for reward in rewards)
+    return any(reward.reads_answer(Surroundings(objects or {})) for reward in rewards)
 
 
 def part_weights(rewards: Sequence[RewardSection]) -> dict[str, float]:
@@ -167,13 +167,13 @@ def _describe_limit(rewards: Sequence[RewardSection]) -> Iterator[str]:
         reward.has_any_value for reward in limited
     )
     if limit and limited and may_exceed:
-        names, others = (", ".join(one.key for one in some) for some in (limited, knowing))
+        names, others = (", ".join(term.key for term in some) for some in (limited, knowing))
         yield (
             f"rewards: {names} can together add or take at most {limit:g}, the weight of {others}. To let one of them "
             f"pay in full, set its key limited to false"
         )
 
 
-def make_loose_reward() -> RewardFunction:
+def make_lenient_reward() -> RewardFunction:
     """Correctness whatever the format: the second number of an evaluation."""
     return Mathematics(answer_from="prose")

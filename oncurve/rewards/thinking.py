@@ -31,7 +31,7 @@ MARKS: tuple[tuple[str, str], ...] = (
 _BEGINS = re.compile("|".join(re.escape(begin) for begin, _ in MARKS), re.IGNORECASE)
 _ENDS = tuple(dict.fromkeys(end.lower() for _, end in MARKS))
 _MESSAGE = "<|message|>"
-_LOOKS_LIKE_ONE = re.compile(
+_THINKING_MARK = re.compile(
     r"[<\[◁][|/]*[\w:.-]{0,20}(?:think|thought|reason|scratchpad|analysis|monologue)[\w:.-]{0,20}[|]*[>\]▷]",
     re.IGNORECASE,
 )
@@ -47,7 +47,7 @@ def after_thinking(text: str, *, is_open: bool = False) -> str:
     (' 6', '', '')
     """
     lowered = text.lower() if text.isascii() else re.sub("[A-Z]", lambda letter: letter[0].lower(), text)
-    end = max(place + len(mark) if (place := lowered.rfind(mark)) >= 0 else 0 for mark in _ENDS)
+    end = max(start + len(mark) if (start := lowered.rfind(mark)) >= 0 else 0 for mark in _ENDS)
     if not end and is_open:
         return ""
     rest = text[end:]
@@ -55,7 +55,7 @@ def after_thinking(text: str, *, is_open: bool = False) -> str:
     return rest[: opening.start()] if opening else rest
 
 
-def said_by(prompt: Prompt, completion: Completion) -> str:
+def spoken_text(prompt: Prompt, completion: Completion) -> str:
     """The text of a completion outside of its thinking, which the prompt may have begun.
 
     A completion that ends by itself has ended its thinking, whether it says so or not; one that was cut off has not.
@@ -85,6 +85,6 @@ def unknown_marks(template: str, special_tokens: Iterable[str]) -> list[str]:
     ['<ponder_think>']
     """
     known = {mark.lower() for pair in MARKS for mark in pair}
-    found = [match.group() for match in _LOOKS_LIKE_ONE.finditer(template)]
-    found += [token for token in special_tokens if _LOOKS_LIKE_ONE.fullmatch(token)]
-    return [mark for mark in dict.fromkeys(found) if mark.lower() not in known]
+    candidates = [match.group() for match in _THINKING_MARK.finditer(template)]
+    candidates += [token for token in special_tokens if _THINKING_MARK.fullmatch(token)]
+    return [mark for mark in dict.fromkeys(candidates) if mark.lower() not in known]

@@ -10,11 +10,11 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.rewards.answer_locations import MAX_TEXT_CHARACTERS
 from oncurve.rewards.json_schema import failure_of, gold_failure, paid, value_of
 from oncurve.rewards.late_graders import ToolCallsReward
-from oncurve.rewards.places import MAX_TEXT_CHARACTERS
 from oncurve.rewards.strict_json import Around, fields_fraction, json_of, json_text, parse_json, without_nulls
-from oncurve.rewards.thinking import after_thinking, said_by
+from oncurve.rewards.thinking import after_thinking, spoken_text
 from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, SchemaVerdict
 
 MAX_CALLS = 64
@@ -51,10 +51,10 @@ def openai_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
 
     Raises ValueError.
     """
-    found = json_text(text, around=around)
-    if found is None:
+    json_part = json_text(text, around=around)
+    if json_part is None:
         raise ValueError("text where only tool calls may stand")
-    return calls_of(parse_json(found))
+    return calls_of(parse_json(json_part))
 
 
 def hermes_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
@@ -145,20 +145,20 @@ def signatures_of(value: object) -> dict[str, str]:
     tools = json_of(value)
     if not isinstance(tools, list) or not tools:
         raise ValueError("the tools are no list, or an empty one")
-    found: dict[str, str] = {}
+    signatures: dict[str, str] = {}
     for entry in tools:
         tool = entry.get("function", entry) if isinstance(entry, dict) else None
         if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
             raise ValueError("a tool has no name")
-        if tool["name"] in found:
+        if tool["name"] in signatures:
             raise ValueError(f"two tools are named {tool['name']!r}")
         schema = tool.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(schema, dict):
             raise ValueError(f"the parameters of {tool['name']!r} are no schema")
         if "additionalProperties" not in schema and not any(key in schema for key in _COMBINING):
             schema = {**schema, "additionalProperties": False}
-        found[tool["name"]] = json.dumps(schema)
-    return found
+        signatures[tool["name"]] = json.dumps(schema)
+    return signatures
 
 
 def calls_fraction(calls: Sequence[Call], gold: Sequence[Call], *, in_order: bool = True) -> float:
@@ -166,16 +166,16 @@ def calls_fraction(calls: Sequence[Call], gold: Sequence[Call], *, in_order: boo
 
         fraction = sum over pairs of fraction(call, gold) / max(number of calls, number of gold calls)
 
-    In order, calls pair up by place; otherwise each gold call takes the unused call that fits best, in turn. A call of
+    In order, calls pair up by index; otherwise each gold call takes the unused call that fits best, in turn. A call of
     another tool is worth nothing, whatever its arguments.
     """
     if not calls and not gold:
         return 1.0
     total, unused = 0.0, list(calls)
-    for place, wanted in enumerate(gold):
+    for index, expected in enumerate(gold):
         fractions = [
-            fields_fraction(asdict(call), asdict(wanted)) if call.name == wanted.name else 0.0
-            for call in (calls[place : place + 1] if in_order else unused)
+            fields_fraction(asdict(call), asdict(expected)) if call.name == expected.name else 0.0
+            for call in (calls[index : index + 1] if in_order else unused)
         ]
         best = max(fractions, default=0.0)
         total += best
@@ -188,7 +188,7 @@ class ToolCalls:
     """Whether a completion calls declared tools with valid arguments, and the reference's calls if there are some.
 
     ``tools_column`` declares the tools of a row. A row with a value in ``gold_column`` (a list of calls in either
-    format, or its JSON text; an empty one asks for no call) is right only if its calls are those, by place or, without
+    format, or its JSON text; an empty one asks for no call) is right only if its calls are those, by index or, without
     ``in_order``, in any order; ``min_calls`` and ``max_calls`` count for the others.
 
     Parts: ``correct``; ``format``, 1.0 if the calls can be read and are valid; ``fields_fraction``, the share of names
@@ -209,7 +209,7 @@ class ToolCalls:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         tasks = [
-            self._task(prompt.row, said_by(prompt, completion))
+            self._task(prompt.row, spoken_text(prompt, completion))
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         distinct = list(dict.fromkeys(check for task in tasks for check in _checks(task)))

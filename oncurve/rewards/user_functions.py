@@ -62,7 +62,7 @@ class CustomReward(RewardSection):
         return SubprocessReward(self.function, name=self.name, total_steps=around.total_steps, **options)
 
 
-class GivenReward(RewardSection):
+class PythonReward(RewardSection):
     """A function or object passed to oncurve.train or oncurve.Trainer, by its name."""
 
     type: Literal["given"] = "given"
@@ -79,7 +79,7 @@ class GivenReward(RewardSection):
         """As its parameters say, where it is known."""
         from oncurve.rewards.custom import reads_answer  # lazy
 
-        return str(self.name) not in around.given or reads_answer(around.given[str(self.name)])
+        return str(self.name) not in around.objects or reads_answer(around.objects[str(self.name)])
 
     def runs_on_main_thread(self) -> bool:
         """Always."""
@@ -90,15 +90,15 @@ class GivenReward(RewardSection):
         from oncurve.rewards.custom import from_function  # lazy
 
         name = str(self.name)
-        if name not in around.given:
+        if name not in around.objects:
             raise ConfigError(
                 f"rewards: {name!r} was passed from Python, and a recipe cannot hold it. Train or resume from the "
                 f"program, with oncurve.Trainer and the same functions; or name the function in the recipe with "
                 f"type: custom and function: file.py:name"
             )
-        _check_columns(around.given[name], name, around)
+        _check_columns(around.objects[name], name, around)
         options = self.options("correct_at")
-        return from_function(around.given[name], name=name, total_steps=around.total_steps, **options)
+        return from_function(around.objects[name], name=name, total_steps=around.total_steps, **options)
 
 
 def _check_columns(function: Any, location: str, around: Surroundings) -> None:

@@ -230,7 +230,7 @@ def _level_by_model(model: type[BaseModel], value: object) -> tuple[Level, str]:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
         at_root = any(p["type"] in ("missing", "extra_forbidden") and len(p["loc"]) == 1 for p in problems)
-        place = ".".join(map(str, problems[0]["loc"]))
+        location = ".".join(map(str, problems[0]["loc"]))
         has_keys = isinstance(value, dict) and not at_root
-        return "keys" if has_keys else "invalid", f"{place}: {problems[0]['msg']}"
+        return "keys" if has_keys else "invalid", f"{location}: {problems[0]['msg']}"
     return "valid", ""

@@ -108,7 +108,7 @@ class WeightedSum:
                 value=None, parts=parts, error=reward.error, detail=f"{term.key}: {reward.detail}", trace=reward.trace
             )
         if all(reward.value is None for reward in rewards):
-            why = "; ".join(f"{term.key}: {one.detail}" for term, one in zip(self.terms, rewards, strict=True))
+            why = "; ".join(f"{term.key}: {skipped.detail}" for term, skipped in zip(self.terms, rewards, strict=True))
             return Reward(value=None, parts=parts, error=NOT_APPLICABLE, detail=why)
         if "correct" not in parts and (verdict := self._verdict(rewards)) is not None:
             parts["correct"] = verdict

@@ -198,11 +198,11 @@ class WorkerPool:
             if self.quick_seconds is None or self.quick_seconds >= self.timeout_seconds:
                 return self._map(items, self.timeout_seconds, self.batch_seconds)
             outcomes = self._map(items, self.quick_seconds, math.inf)
-            slow = [place for place, outcome in enumerate(outcomes) if outcome.error == "timeout"]
-            again = self._map([items[place] for place in slow], self.timeout_seconds, self.batch_seconds)
-            for place, outcome in zip(slow, again, strict=True):
+            slow = [index for index, outcome in enumerate(outcomes) if outcome.error == "timeout"]
+            again = self._map([items[index] for index in slow], self.timeout_seconds, self.batch_seconds)
+            for index, outcome in zip(slow, again, strict=True):
                 if outcome.error != "not_run":  # else it stays over the limit
-                    outcomes[place] = outcome
+                    outcomes[index] = outcome
             return outcomes
 
     def _map(self, items: Sequence[object], seconds: float, batch_seconds: float) -> list[Outcome]:
@@ -326,12 +326,12 @@ def default_num_workers() -> int:
 def _kill_session(leader: int) -> None:
     """Kill the leader of a session, for which nobody has waited yet, with its session and all that descend from it."""
     names = [name for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc/self") else []
-    fields = {int(name): found for name in names if (found := _stat(int(name)))}
+    fields = {int(name): status for name in names if (status := _stat(int(name)))}
     doomed = {leader}
     while more := {
         pid
-        for pid, found in fields.items()
-        if pid not in doomed and (int(found[_PARENT_FIELD]) in doomed or int(found[_SESSION_FIELD]) == leader)
+        for pid, status in fields.items()
+        if pid not in doomed and (int(status[_PARENT_FIELD]) in doomed or int(status[_SESSION_FIELD]) == leader)
     }:
         doomed |= more
     for pid in doomed:

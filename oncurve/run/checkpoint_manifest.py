@@ -65,7 +65,7 @@ def verify(folder: Path) -> dict[str, Any]:
         if path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path}: is missing")
         try:
-            wrong = FileSum.of(path).objection(expected)
+            wrong = FileSum.of(path).mismatch(expected)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
         if wrong is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import PolicyView
-from oncurve.data.demonstrations import Demonstration, shown_text
+from oncurve.data.demonstrations import Demonstration, taught_text
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand
 
 
@@ -64,7 +64,7 @@ class SameTextReward:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """Compared without white space at both ends."""
         same = [
-            float(one.text.strip() == shown_text(prompt.row).strip())
+            float(one.text.strip() == taught_text(prompt.row).strip())
             for prompt, one in zip(prompts, completions, strict=True)
         ]
         return [Reward(value, {"correct": value}) for value in same]

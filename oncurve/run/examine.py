@@ -19,7 +19,7 @@ from oncurve.data.check import GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING
-from oncurve.data.prompt_check import shown_demonstration, shown_prompt
+from oncurve.data.prompt_check import demonstration_report, prompt_report
 from oncurve.data.prompts import (
     Template,
     chosen_chat,
@@ -229,7 +229,7 @@ def _show_prompt(
         console.print(f"as_is leaves the form to your prompts; the reward accepts that of {form.name}", highlight=False)
     for prompt in shown:
         gold = write_gold(prompt.row, form) if has_right_answer else None
-        console.print(shown_prompt(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
+        console.print(prompt_report(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
     return form
 
 
@@ -257,7 +257,7 @@ def _rows_to_grade(
     )
     first = made.demonstrations[0]
     end_ids = _end_ids(config, config.data, tokenizer)
-    shown = shown_demonstration(first.prompt, first.token_ids, tokenizer, end_ids)
+    shown = demonstration_report(first.prompt, first.token_ids, tokenizer, end_ids)
     console.print(shown, markup=False, highlight=False, soft_wrap=True)
     if any(row["answer"] for row in rows):
         return rows, held_out, config.data

@@ -90,7 +90,7 @@ class Interruption:
     def join(self, processes: Processes) -> None:
         """From now on these processes leave together."""
         self._processes = processes
-        processes.when_asked_to_stop(self._hear)
+        processes.on_stop_request(self._hear)
         if self._number is not None:
             processes.ask_to_stop(self._number)
 

@@ -29,7 +29,7 @@ from oncurve.observe.run_model import is_run
 from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
+from oncurve.rewards.terms import describe_correct, make_lenient_reward, make_reward_function
 from oncurve.run.assemble import make_policy, make_sampler
 from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
 from oncurve.run.session import keep_evaluation
@@ -102,7 +102,7 @@ def evaluate_models(
     columns = shared_columns(rows)
     strict, loose = (
         make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps),
-        make_loose_reward(),
+        make_lenient_reward(),
     )
     try:
         evaluations = [
@@ -256,8 +256,8 @@ def measure(
                 params=params,
                 samples_per_prompt=kept.samples,
                 prompts_per_call=prompts_per_call(kept.samples),
-                kept=kept,
-                loose_reward_function=loose_reward_function,
+                store=kept,
+                lenient_reward_function=loose_reward_function,
                 on_progress=lambda done, total: progress.update(shown, completed=done, description=said()),
             )
             return replace(found, seed=params.seed)

@@ -127,7 +127,7 @@ def make_parts(
         config.rewards,
         seed=config.run.seed,
         total_steps=config.run.steps,
-        given=given.rewards,
+        objects=given.rewards,
         columns=shared_columns(rows),
     )
     algorithm = make_algorithm(config)

@@ -80,14 +80,14 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
         "demonstrated": config.sft is not None,
     }
     own_seed = config.run.seed if isinstance(config.data, DemonstrationsData) else 0
-    rows = make_rows(config.data, seed=own_seed, given=given.rows, **kind)
+    rows = make_rows(config.data, seed=own_seed, objects=given.rows, **kind)
     few_shot: Rows = []
     during: Rows = []
     test: Rows
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        asked = make_rows(config.evaluation.data, seed=0, given=given.evaluation_rows, **kind)
+        asked = make_rows(config.evaluation.data, seed=0, objects=given.evaluation_rows, **kind)
         test = list(asked[: config.evaluation.num_prompts])
     else:
         rows, test = hold_out(
@@ -223,7 +223,7 @@ class _Writer:
         Raises DataError for a column that a row lacks, and for a prompt that leaves no room for a completion.
         """
         data = self.config.data
-        rows = [with_hint(one.row, str(self.config.algorithm.teacher_hint), place=one.index) for one in prompts]
+        rows = [with_hint(one.row, str(self.config.algorithm.teacher_hint), index=one.index) for one in prompts]
         tokenizer = cast("Any", self.tokenizer)
         made, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, few_shot=self.few_shot)
         found: dict[tuple[int, ...], tuple[int, ...]] = {}

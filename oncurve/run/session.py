@@ -32,7 +32,7 @@ from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import MODEL_TYPES, write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.grading_failures import check_any_graded
-from oncurve.rewards.terms import describe_correct, make_loose_reward
+from oncurve.rewards.terms import describe_correct, make_lenient_reward
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward
 from oncurve.run.guards import Guards
@@ -63,7 +63,7 @@ class Evaluator:
         self.correct_means = correct_means
         self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
         self.params, self.samples, self.progress = params, samples, progress
-        self.loose = make_loose_reward()
+        self.loose = make_lenient_reward()
 
     def measure(self, prompts: list[Prompt], *, name: str, step: int) -> Evaluation:
         """Sample, grade, count."""
@@ -77,7 +77,7 @@ class Evaluator:
             prompts,
             self.sampler,
             self.reward_function,
-            loose_reward_function=self.loose,
+            lenient_reward_function=self.loose,
             params=self.params,
             samples_per_prompt=self.samples,
             name=name,

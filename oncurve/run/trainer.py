@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
-from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.datasets import adapt_python_rows
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
@@ -178,7 +178,7 @@ class Trainer:
         """
         rows = [questions] if isinstance(questions, (str, Mapping)) else list(questions)
         data, rollouts = self.config.data, {}
-        rows = adapt_given_rows(
+        rows = adapt_python_rows(
             [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
         )
         if temperature is not None:
@@ -216,7 +216,7 @@ class Trainer:
             config.rewards,
             seed=config.run.seed,
             total_steps=config.run.steps,
-            given=given.rewards,
+            objects=given.rewards,
             columns=shared_columns(rows),
         )
         sampler = with_episodes(InProcessEngine(config.sampling()), config, given)

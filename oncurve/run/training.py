@@ -20,7 +20,7 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.null_run_folder import NullRunFolder
 from oncurve.observe.record import RunFolder
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.policy.from_settings import make_processes
 from oncurve.policy.settings import PolicySection
 from oncurve.recipe.algorithm_rules import check_algorithm
@@ -69,7 +69,7 @@ def recipe_steps(
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
-        given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
+        given.check_model(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
         settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
         config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
         announce(config, placement, given, console)
@@ -207,7 +207,7 @@ def announce(config: Config, placement: str | None, given: Given, console: Conso
 @contextmanager
 def _joined(path: Path, overrides: Sequence[str]) -> Iterator[Processes]:
     """The processes that were started to go on with a run, with the limits in its recipe."""
-    if read_place().count == 1:
+    if read_rank_info().count == 1:
         yield ALONE
         return
     try:

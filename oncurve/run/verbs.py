@@ -29,7 +29,7 @@ from oncurve.core.batch import Batch, stack_rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import score as grade_groups
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
-from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.datasets import adapt_python_rows
 from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
 from oncurve.model.context import context_of
@@ -69,7 +69,7 @@ class Policy:
     def prompts(self, rows: Sequence[Mapping[str, Any] | str]) -> list[Prompt]:
         """Prompts from rows or questions, tokenized in the template of the data section."""
         data, tokenizer = self.config.data, self.inner.tokenizer
-        given = adapt_given_rows(
+        given = adapt_python_rows(
             [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
         )
         limit = self.config.prompt_limit(context_of(self.inner.model.config))
@@ -84,7 +84,7 @@ class Policy:
         Raises ConfigError for a loss that needs the rewards themselves.
         """
         algorithm = self.algorithm if loss is None else self._algorithm(loss)
-        if algorithm.needs_entropy or (algorithm.kl.coefficient > 0 and algorithm.kl.place == "reward"):
+        if algorithm.needs_entropy or (algorithm.kl.coefficient > 0 and algorithm.kl.placement == "reward"):
             raise ConfigError(f"{algorithm.name} chooses tokens or shifts rewards before the loss. Use oncurve.Trainer")
         batch = self.inner.annotate(batch, old=False, entropy=False, reference=algorithm.needs_reference)
         update = batch if algorithm.needs_every_row else batch.with_signal()
@@ -184,7 +184,7 @@ def score(groups: Sequence[Group], reward: Any) -> Scores:
     tree = {"model": "embedded", "data": {"type": "word_problems"}, "rewards": sections}
     columns = columns_of([group.prompt.source_row for group in groups])
     function = make_reward_function(
-        validate_tree(tree, source="score").rewards, given=given, columns=[*columns, "answer"]
+        validate_tree(tree, source="score").rewards, objects=given, columns=[*columns, "answer"]
     )
     try:
         return Scores(groups, grade_groups(groups, function))

@@ -19,12 +19,12 @@ from oncurve.algorithm.rounding import seed_of
 from oncurve.core.errors import OncurveError
 from oncurve.core.policy import torch_type
 from oncurve.model.count_weights import count
-from oncurve.model.module_caches import reasons_of, way_of
+from oncurve.model.module_caches import cache_kind_of, reasons_of
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.model_folder import unloadable
-from oncurve.policy.road import find_road
+from oncurve.policy.scoring_path import find_scoring_path
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
 
@@ -39,7 +39,7 @@ USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
 
 def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
-    return f"model: trained with {policy.road}; {_sampled(policy, rollouts)}"
+    return f"model: trained with {policy.scoring_path}; {_sampled(policy, rollouts)}"
 
 
 def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
@@ -165,7 +165,7 @@ def ways_of_kind(
         if "Unrecognized configuration class" in str(error):
             raise unloadable(str(config.name_or_path), error) from None
         return None
-    return str(find_road(small, packing=packing)), _in_engine(small)
+    return str(find_scoring_path(small, packing=packing)), _in_engine(small)
 
 
 def has_one_policy(config: Config) -> bool:
@@ -195,7 +195,7 @@ def _elsewhere(rollouts: RolloutSection | None) -> str | None:
 def _in_engine(model: PreTrainedModel) -> str:
     if supports(model):
         return "through our own layers"
-    way, reasons = way_of(model), reasons_of(model)
+    way, reasons = cache_kind_of(model), reasons_of(model)
     return f"through its modules with {way.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
 
 

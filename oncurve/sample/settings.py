@@ -52,7 +52,7 @@ class SamplingKeys(Section):
 
     def sampling(self, seed: int) -> SamplingParams:
         """Sampling parameters of training."""
-        names = {each.name for each in fields(SamplingParams)} - {"seed"}
+        names = {field.name for field in fields(SamplingParams)} - {"seed"}
         return SamplingParams(seed=seed, **self.model_dump(include=names))
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ import numpy as np
 
 from oncurve.core.decoder import Decoders
 from oncurve.core.records import SamplingParams
-from oncurve.core.requests import KeptRow, Request, Sampled
+from oncurve.core.requests import Request, RowState, Sampled
 from oncurve.core.sampler import PolicyView, end_token_ids
 from oncurve.core.scheduler import RowScheduler
 from oncurve.model.allocator import give_back
@@ -19,8 +19,8 @@ from oncurve.model.allocator import give_back
 class Deliver(Protocol):
     """Takes a turn that was sampled."""
 
-    def __call__(self, place: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = (), /) -> None:
-        """The turn's place among the keys of its request. Where weights may change under turns, ``spans`` has the first
+    def __call__(self, index: int, sampled: Sampled, spans: Sequence[tuple[int, int]] = (), /) -> None:
+        """The turn's index among the keys of its request. Where weights may change under turns, ``spans`` has the first
         token of each version in the turn, and its number."""
         ...
 
@@ -34,14 +34,14 @@ class Ask:
     """The random stream of each turn."""
     max_tokens: int
     deliver: Deliver
-    rows: tuple[KeptRow, ...] = ()
+    rows: tuple[RowState, ...] = ()
     """Cache that each turn goes on from, and leaves its own in, where the sampler keeps keys and values."""
 
 
 class Turns(Protocol):
     """Samples turns while it is open."""
 
-    def ask(self, asked: Ask) -> None:
+    def ask(self, ask: Ask) -> None:
         """Sample this; never waits."""
         ...
 
@@ -80,20 +80,20 @@ class EngineTurns:
         self.policy, self.params = policy, params
         self.end_ids = end_token_ids(policy.model, policy.tokenizer)
         self._scheduler = RowScheduler(policy, decoders)
-        self._given: list[tuple[Ask, int, Sampled]] = []
+        self._finished: list[tuple[Ask, int, Sampled]] = []
         self._was_training = policy.model.training
         policy.model.eval()
 
-    def ask(self, asked: Ask) -> None:
+    def ask(self, ask: Ask) -> None:
         """Sample this with whatever else runs."""
-        params = self.params.limited_to(asked.max_tokens)
-        rows = asked.rows if self.policy.model.device.type == "cpu" else ()
+        params = self.params.limited_to(ask.max_tokens)
+        rows = ask.rows if self.policy.model.device.type == "cpu" else ()
         request = Request(
-            asked.token_ids,
-            np.array(asked.keys, dtype=np.uint64),
+            ask.token_ids,
+            np.array(ask.keys, dtype=np.uint64),
             params,
             self.end_ids,
-            on_row=lambda place, sampled: self._given.append((asked, place, sampled)),
+            on_row=lambda index, sampled: self._finished.append((ask, index, sampled)),
             rows=rows,
         )
         self._scheduler.add(request)
@@ -103,9 +103,9 @@ class EngineTurns:
         if not self._scheduler.has_work:
             return False
         self._scheduler.turn()
-        given, self._given = self._given, []
-        for asked, place, sampled in given:
-            asked.deliver(place, sampled)
+        finished, self._finished = self._finished, []
+        for ask, index, sampled in finished:
+            ask.deliver(index, sampled)
         return True
 
     def close(self) -> None:

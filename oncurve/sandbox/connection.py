@@ -85,9 +85,9 @@ class Connection:
             if not part:
                 raise ChildGone
             self._received += part
-        taken = bytes(self._received[:length])
+        data = bytes(self._received[:length])
         del self._received[:length]
-        return taken
+        return data
 
     def _wait(self, events: int, deadline: float) -> None:
         poll = select.poll()

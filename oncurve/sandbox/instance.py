@@ -199,9 +199,9 @@ class Sandbox:
             message = b""
         self._control.settimeout(ANSWER_SECONDS)
         if not message:
-            said = os.pread(errors, 4096, 0).decode(errors="replace")
+            output = os.pread(errors, 4096, 0).decode(errors="replace")
             self.close()
-            raise SandboxDied(f"the sandbox did not start: {' '.join(said.split())[-500:] or 'it said nothing'}")
+            raise SandboxDied(f"the sandbox did not start: {' '.join(output.split())[-500:] or 'it said nothing'}")
 
     def _request(self, limits: Limits) -> bytes:
         numbers = {

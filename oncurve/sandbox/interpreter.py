@@ -147,7 +147,7 @@ def _open_to_all(root: Path) -> None:
 def _is_ours(folder: Path) -> bool:
     """Whether the folder was made by this user and nobody else can write to it."""
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return False
-    return folder.is_dir() and not folder.is_symlink() and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return folder.is_dir() and not folder.is_symlink() and status.st_uid == os.geteuid() and not status.st_mode & 0o022

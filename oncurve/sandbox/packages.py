@@ -22,7 +22,7 @@ def package_paths(names: Sequence[str]) -> list[Path]:
 
     Raises ConfigError for one that is not installed.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for name in names:
         try:
             package = distribution(name)
@@ -32,8 +32,8 @@ def package_paths(names: Sequence[str]) -> list[Path]:
                 f"remove it"
             ) from None
         tops = {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}
-        found |= {top: Path(str(package.locate_file(top))) for top in sorted(tops)}
-    return [path for path in found.values() if path.exists()]
+        paths |= {top: Path(str(package.locate_file(top))) for top in sorted(tops)}
+    return [path for path in paths.values() if path.exists()]
 
 
 @functools.cache

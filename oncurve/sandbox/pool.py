@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Workplace:
     """Two sandboxes that never share a process: one for programs, one for the code that tests them."""
 
-    def __init__(self, *, tier: TierName, limits: Limits, place: int, packages: tuple[str, ...] = ()) -> None:
-        self.program = Sandbox(tier=tier, limits=limits, slot=2 * place, packages=packages)
-        self.judge = Sandbox(tier=tier, limits=limits, slot=2 * place + 1, packages=packages)
+    def __init__(self, *, tier: TierName, limits: Limits, index: int, packages: tuple[str, ...] = ()) -> None:
+        self.program = Sandbox(tier=tier, limits=limits, slot=2 * index, packages=packages)
+        self.judge = Sandbox(tier=tier, limits=limits, slot=2 * index + 1, packages=packages)
 
     def close(self) -> None:
         """Ends both sandboxes."""
@@ -59,8 +59,8 @@ class SandboxPool:
         self.limits = limits or Limits()
         self.num_workers = num_workers or default_num_workers()
         self._workplaces = [
-            Workplace(tier=self.tier, limits=self.limits, place=place, packages=packages)
-            for place in range(self.num_workers)
+            Workplace(tier=self.tier, limits=self.limits, index=index, packages=packages)
+            for index in range(self.num_workers)
         ]
         self._free: queue.LifoQueue[Workplace] = queue.LifoQueue()
         for workplace in reversed(self._workplaces):

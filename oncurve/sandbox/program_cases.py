@@ -30,7 +30,7 @@ from oncurve.sandbox.program_tests import MISSING, ProgramCase, ProgramCases
 
 _NUMBER_TAGS = ("i", "f")
 _NUMBER = re.compile(r"(?!.{41})[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
-_MAX_SHOWN = 120
+_MAX_EXCERPT = 120
 FLOAT_TOLERANCE = 1e-6
 """Tolerance of a number where a float is expected, relative where that is larger than 1."""
 
@@ -77,10 +77,10 @@ def _decision(tests: ProgramCases, judge: Sandbox | None, limits: Limits) -> Dec
     checker = Checker(judge, tests.checker, limits)
 
     def by_checker(case: ProgramCase, output: Payload) -> TestResult:
-        given: Payload = case.stdin if tests.function is None else ["l", *case.args]
+        arguments: Payload = case.stdin if tests.function is None else ["l", *case.args]
         if case.kwargs:
-            given = ["d", *(part for pair in case.kwargs.items() for part in pair)]
-        return checker.decide(given, output, None if case.expected == MISSING else case.expected)
+            arguments = ["d", *(part for pair in case.kwargs.items() for part in pair)]
+        return checker.decide(arguments, output, None if case.expected == MISSING else case.expected)
 
     return by_checker
 
@@ -88,13 +88,13 @@ def _decision(tests: ProgramCases, judge: Sandbox | None, limits: Limits) -> Dec
 def _by_equality(case: ProgramCase, value: Payload) -> TestResult:
     if any(same_value(value, expected) for expected in (case.expected, *case.also)):
         return TestResult("passed")
-    return TestResult("wrong", f"got {_shown(value)}")
+    return TestResult("wrong", f"got {_excerpt(value)}")
 
 
 def _by_text(case: ProgramCase, output: Payload) -> TestResult:
     if same_output(output, case.expected):
         return TestResult("passed")
-    return TestResult("wrong", f"printed {output[:_MAX_SHOWN]!r}")
+    return TestResult("wrong", f"printed {output[:_MAX_EXCERPT]!r}")
 
 
 def _run_call(
@@ -115,7 +115,7 @@ def _run_script(
     try:
         child.connection.send({"mode": "script", "sources": list(sources)}, deadline)
         output = read_output(child, max_bytes, deadline)
-        failure = last_words(child, deadline)
+        failure = last_message(child, deadline)
     except ChildMisbehaved as error:
         return TestResult("too_much_output", str(error))
     except ChildSilent:
@@ -150,14 +150,14 @@ def read_output(child: Child, max_bytes: int, deadline: float) -> bytes:
             raise ChildMisbehaved(f"more than {max_bytes} bytes of output")
 
 
-def last_words(child: Child, deadline: float) -> dict[str, Any] | None:
+def last_message(child: Child, deadline: float) -> dict[str, Any] | None:
     """The exception of a script, if it says so; returns when the script has ended."""
-    words = None
+    message = None
     try:
-        words = child.connection.receive(deadline, 100_000)
+        message = child.connection.receive(deadline, 100_000)
         child.connection.receive(deadline, 100_000)
     except ChildGone:
-        return words
+        return message
     raise ChildMisbehaved("more messages than one")
 
 
@@ -170,9 +170,9 @@ def same_value(actual: Payload, expected: Payload) -> bool:
     """
     if isinstance(expected, bool) or expected is None or isinstance(expected, str):
         return type(actual) is type(expected) and actual == expected
-    wanted = _number(expected)
-    if wanted is not None:
-        return _same_number(_number(actual), wanted)
+    number = _number(expected)
+    if number is not None:
+        return _same_number(_number(actual), number)
     if not isinstance(actual, list) or not isinstance(expected, list) or len(actual) != len(expected):
         return False
     if _family(actual[0]) != _family(expected[0]):
@@ -228,7 +228,8 @@ def same_output(actual: str, expected: str) -> bool:
     ours = [line.split() for line in actual.rstrip().splitlines()]
     theirs = [line.split() for line in expected.rstrip().splitlines()]
     return len(ours) == len(theirs) and all(
-        len(left) == len(right) and all(_same_word(one, other) for one, other in zip(left, right, strict=True))
+        len(left) == len(right)
+        and all(_same_word(actual_word, other) for actual_word, other in zip(left, right, strict=True))
         for left, right in zip(ours, theirs, strict=True)
     )
 
@@ -243,6 +244,6 @@ def _same_word(actual: str, expected: str) -> bool:
     return not actual.lstrip("+-").isdigit() and Fraction(actual) == int(expected)
 
 
-def _shown(payload: Payload) -> str:
+def _excerpt(payload: Payload) -> str:
     text = json.dumps(payload)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+    return text if len(text) <= _MAX_EXCERPT else text[:_MAX_EXCERPT] + "…"

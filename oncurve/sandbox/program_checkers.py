@@ -28,30 +28,30 @@ class Checker:
 
     def __init__(self, sandbox: Sandbox, code: str, limits: Limits) -> None:
         self._sandbox, self._sources, self._limits = sandbox, [code, _LOADED], limits
-        found = self._ask("__is_checker__")
-        if found is not True:
-            reason = found.detail if isinstance(found, TestResult) else "check is no function"
+        reply = self._ask("__is_checker__")
+        if reply is not True:
+            reason = reply.detail if isinstance(reply, TestResult) else "check is no function"
             raise BrokenChecker(f"the checker cannot be loaded: {reason}")
 
-    def decide(self, given: Payload, output: Payload, expected: Payload) -> TestResult:
+    def decide(self, arguments: Payload, output: Payload, expected: Payload) -> TestResult:
         """The result of one test.
 
         A checker that fails on this output and accepts the expected one could not read the output, which is wrong.
 
         Raises BrokenChecker if it fails on the expected output as well.
         """
-        said = self._ask(FUNCTION, given, output, expected)
-        if not isinstance(said, TestResult):
-            if isinstance(said, bool | int | float) and 0 <= said <= 1:
-                return TestResult("passed") if said == 1 else TestResult("wrong", "the checker refuses it")
-            said = TestResult("wrong", f"the checker returned {str(said)[:60]} instead of True or False")
-        is_own_fault = said.detail.split(":")[0] in _OWN_FAULT or said.kind == "wrong"
+        verdict = self._ask(FUNCTION, arguments, output, expected)
+        if not isinstance(verdict, TestResult):
+            if isinstance(verdict, bool | int | float) and 0 <= verdict <= 1:
+                return TestResult("passed") if verdict == 1 else TestResult("wrong", "the checker refuses it")
+            verdict = TestResult("wrong", f"the checker returned {str(verdict)[:60]} instead of True or False")
+        is_own_fault = verdict.detail.split(":")[0] in _OWN_FAULT or verdict.kind == "wrong"
         if expected is not None:
-            control = said if expected == output else self._ask(FUNCTION, given, expected, expected)
+            control = verdict if expected == output else self._ask(FUNCTION, arguments, expected, expected)
             is_own_fault = isinstance(control, TestResult) or control != 1
         if is_own_fault:
-            raise BrokenChecker(f"the checker failed: {said.kind}: {said.detail}")
-        return TestResult("wrong", f"the checker could not read the output: {said.detail}")
+            raise BrokenChecker(f"the checker failed: {verdict.kind}: {verdict.detail}")
+        return TestResult("wrong", f"the checker could not read the output: {verdict.detail}")
 
     def _ask(self, function: str, *args: Payload) -> Any:
         job = {"mode": "answer", "sources": self._sources, "function": function, "args": list(args), "kwargs": {}}

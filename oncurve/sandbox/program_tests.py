@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from oncurve.sandbox.inside.assertions import free_names, imported_from_solution, one_result_each, uncalled_tests
+from oncurve.sandbox.inside.assertions import free_names, imported_from_solution, result_per_assertion, uncalled_tests
 from oncurve.sandbox.inside.codec import Payload, encode
 
 Style = Literal["asserts", "check", "unittest", "pytest"]
@@ -195,14 +195,14 @@ def _typed_cases(items: Sequence[Mapping[str, Any]], entry_point: str | None) ->
     if function is None:
         raise UnusableTests("functional tests need the function's name: fn_name, entry_point or metadata.func_name")
     pairs = [(_arguments(item["input"]), _as_value(item.get("output", MISSING))) for item in items]
-    return _cases(pairs, function, is_wrapped=_all_wrapped([wanted for _, wanted in pairs]))
+    return _cases(pairs, function, is_wrapped=_all_wrapped([expected for _, expected in pairs]))
 
 
-def _arguments(given: Any) -> Any:
+def _arguments(value: Any) -> Any:
     """The arguments of a call, of which text holds one per line as JSON."""
-    if not isinstance(given, str):
-        return given
-    return [_as_value(line) for line in given.split("\n") if line.strip()]
+    if not isinstance(value, str):
+        return value
+    return [_as_value(line) for line in value.split("\n") if line.strip()]
 
 
 def _as_value(text: Any) -> Any:
@@ -235,15 +235,15 @@ def _cases(pairs: Sequence[tuple[Any, Any]], function: str | None, *, is_wrapped
         raise UnusableTests("the list of tests is empty")
     if function is None:
         return ProgramCases(
-            None, tuple(ProgramCase((), {}, _joined(given), _joined(wanted)) for given, wanted in pairs)
+            None, tuple(ProgramCase((), {}, _joined(value), _joined(expected_value)) for value, expected_value in pairs)
         )
     cases = []
-    for given, wanted in pairs:
-        named = {str(key): encode(item) for key, item in given.items()} if isinstance(given, Mapping) else {}
-        args = () if named else tuple(given) if isinstance(given, list | tuple) else (given,)
-        accepted = [wanted, *([wanted[0]] if is_wrapped else [])]
+    for inputs, expected_value in pairs:
+        named = {str(key): encode(item) for key, item in inputs.items()} if isinstance(inputs, Mapping) else {}
+        args = () if named else tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+        accepted = [expected_value, *([expected_value[0]] if is_wrapped else [])]
         accepted += [_with_integer_keys(value) for value in accepted]
-        expected, *also = [MISSING] if wanted is MISSING else [encode(value) for value in accepted]
+        expected, *also = [MISSING] if expected_value is MISSING else [encode(value) for value in accepted]
         arguments = tuple(encode(_with_integer_keys(item)) for item in args)
         cases.append(ProgramCase(arguments, named, "", expected, tuple(value for value in also if value != expected)))
     return ProgramCases(function, tuple(cases))
@@ -277,7 +277,7 @@ def _as_assertion(line: str) -> str:
 def _code(code: str, entry_point: str | None, row: Mapping[str, Any]) -> TestProgram:
     try:
         tree = ast.parse(code)
-        count = one_result_each(code)[1]
+        count = result_per_assertion(code)[1]
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UnusableTests(f"the test code cannot be parsed: {error}") from error
     style: Style = "asserts"
@@ -299,13 +299,13 @@ def _code(code: str, entry_point: str | None, row: Mapping[str, Any]) -> TestPro
 
 def _check_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
     """Refuses a test of pytest that needs a fixture."""
-    given = {
+    provided = {
         name.strip()
         for decorator in function.decorator_list
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize") and decorator.args
         for name in _names_of(decorator.args[0])
     }
-    needed = [argument.arg for argument in function.args.args if argument.arg not in {*given, "self"}]
+    needed = [argument.arg for argument in function.args.args if argument.arg not in {*provided, "self"}]
     if needed:
         raise UnusableTests(f"{function.name} needs the fixture {needed[0]!r}, and fixtures are not run")
 
@@ -322,8 +322,8 @@ def _is_test_case(node: ast.ClassDef) -> bool:
 
 
 def _setup(row: Mapping[str, Any]) -> list[str]:
-    found = (row.get(name) for name in _SETUPS)
-    return [text for value in found if value for text in ([value] if isinstance(value, str) else list(value))]
+    values = (row.get(name) for name in _SETUPS)
+    return [text for value in values if value for text in ([value] if isinstance(value, str) else list(value))]
 
 
 def _context(row: Mapping[str, Any], entry_point: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from oncurve.sandbox.connection import ChildGone, ChildMisbehaved, ChildSilent
 from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.pool import SandboxPool, Workplace
-from oncurve.sandbox.program_cases import last_words, read_output
+from oncurve.sandbox.program_cases import last_message, read_output
 
 MAX_CODE_CHARACTERS = 20_000
 _RUN = """
@@ -86,7 +86,7 @@ class PythonSessions:
 
         Raises CodeFailed for what they do wrong, SandboxDied.
         """
-        return self.pool().submit(lambda place: self._output(place, sources)).result()
+        return self.pool().submit(lambda workplace: self._output(workplace, sources)).result()
 
     def close(self) -> None:
         """End the sandboxes."""
@@ -95,14 +95,14 @@ class PythonSessions:
                 self._pool.close()
                 self._pool = None
 
-    def _output(self, place: Workplace, sources: list[str]) -> str:
+    def _output(self, workplace: Workplace, sources: list[str]) -> str:
         limits = self.limits
         deadline = time.monotonic() + limits.wall_seconds
-        child = place.program.child(limits=limits, stdin=b"", wants_output=True)
+        child = workplace.program.child(limits=limits, stdin=b"", wants_output=True)
         try:
             child.connection.send({"mode": "script", "sources": sources}, deadline)
             output = read_output(child, limits.output_bytes, deadline)
-            failure = last_words(child, deadline)
+            failure = last_message(child, deadline)
         except ChildMisbehaved as error:
             raise CodeFailed(f"it gave {error}") from None
         except ChildSilent:

@@ -73,14 +73,14 @@ def calculator_problems(
     split: Split, count: int, *, seed: int = 0, operations: Operations = 1
 ) -> list[CalculatorProblem]:
     """The first ``count`` problems of a split; the splits share no pair of numbers to begin with, whatever the seed."""
-    found: dict[str, CalculatorProblem] = {}
+    problems: dict[str, CalculatorProblem] = {}
     for drawn, question, _ in _drafts(split, Random(f"calculator {operations} {split} {seed}"), operations):
-        if question not in found:
+        if question not in problems:
             expression = drawn[0].text + "".join(f"{later.sign}{later.right}" for later in drawn[1:])
-            found[question] = CalculatorProblem(question, str(drawn[-1].result), expression)
-        if len(found) == count:
+            problems[question] = CalculatorProblem(question, str(drawn[-1].result), expression)
+        if len(problems) == count:
             break
-    return list(found.values())
+    return list(problems.values())
 
 
 def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1) -> list[Demonstration]:
@@ -93,8 +93,8 @@ def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1)
     rng = Random(f"calculator lessons {operations} {seed}")
     pairs: list[Demonstration] = []
     for drawn, question, _ in _drafts("train", rng, operations, few_digits=0.15):
-        said = _copied_in_calls(drawn, rng) if rng.random() < CALL_LESSON_FRACTION else _copied_in_text(drawn, rng)
-        pairs.append((PROMPT.format(question=question), said))
+        parts = _copied_in_calls(drawn, rng) if rng.random() < CALL_LESSON_FRACTION else _copied_in_text(drawn, rng)
+        pairs.append((PROMPT.format(question=question), parts))
         if len(pairs) == count:
             break
     return pairs
@@ -102,24 +102,24 @@ def calculator_lessons(count: int, *, seed: int = 0, operations: Operations = 1)
 
 def _copied_in_text(drawn: tuple[_Sum, ...], rng: Random) -> tuple[Part, ...]:
     """The story's expressions in running text, and two results between the tags of a result and an answer."""
-    said: list[Part] = []
-    told = drawn[0].left
+    parts: list[Part] = []
+    number_text = drawn[0].left
     for step in drawn:
-        call, told = f" {told}{step.sign}{step.right} gives", _elsewhere(rng)
-        said += [(call, True), (f" {told}", False), (f", {told}.", True)]
+        call, number_text = f" {number_text}{step.sign}{step.right} gives", _elsewhere(rng)
+        parts += [(call, True), (f" {number_text}", False), (f", {number_text}.", True)]
     for number in (_elsewhere(rng), _elsewhere(rng)):
-        said += [(f"<result>{number}</result>", False), (f"<answer>{number}</answer>", True)]
-    return tuple(said)
+        parts += [(f"<result>{number}</result>", False), (f"<answer>{number}</answer>", True)]
+    return tuple(parts)
 
 
 def _copied_in_calls(drawn: tuple[_Sum, ...], rng: Random) -> tuple[Part, ...]:
     """The story's expressions in calls, and the last result in an answer."""
-    said: list[Part] = []
-    told = drawn[0].left
+    parts: list[Part] = []
+    number_text = drawn[0].left
     for step in drawn:
-        call, told = f"{told}{step.sign}{step.right}</tool>", _elsewhere(rng)
-        said += [("<tool>" if said else " <tool>", False), (call, True), (f"<result>{told}</result>", False)]
-    return (*said, ("<answer>", False), (f"{told}</answer>", True))
+        call, number_text = f"{number_text}{step.sign}{step.right}</tool>", _elsewhere(rng)
+        parts += [("<tool>" if parts else " <tool>", False), (call, True), (f"<result>{number_text}</result>", False)]
+    return (*parts, ("<answer>", False), (f"{number_text}</answer>", True))
 
 
 def calculator_demonstrations(
@@ -167,8 +167,8 @@ def _called(drawn: tuple[_Sum, ...]) -> tuple[Part, ...]:
 
 def _misread(drawn: tuple[_Sum, ...], rng: Random) -> tuple[Part, ...]:
     """A call that the calculator cannot read, and a guess."""
-    call, told = f" <tool>{drawn[0].left} {drawn[0].right}</tool>", f"<result>{UNREADABLE}</result>"
-    return (call, True), (told, False), _answer(_guessed(drawn[-1].result, rng))
+    call, result = f" <tool>{drawn[0].left} {drawn[0].right}</tool>", f"<result>{UNREADABLE}</result>"
+    return (call, True), (result, False), _answer(_guessed(drawn[-1].result, rng))
 
 
 def _answer(number: int) -> Part:
@@ -178,8 +178,8 @@ def _answer(number: int) -> Part:
 def _slipped(drawn: tuple[_Sum, ...], rng: Random) -> tuple[_Sum, ...]:
     """One digit of the first number is another one; what follows works on its result."""
     digits = list(str(drawn[0].left))
-    place = rng.randrange(1, len(digits))
-    digits[place] = str((int(digits[place]) + rng.randint(1, 9)) % 10)
+    index = rng.randrange(1, len(digits))
+    digits[index] = str((int(digits[index]) + rng.randint(1, 9)) % 10)
     first = replace(drawn[0], left=int("".join(digits)))
     return first, *(replace(later, left=first.result) for later in drawn[1:])
 
@@ -235,12 +235,12 @@ def _tell(drawn: tuple[_Sum, ...], rng: Random) -> tuple[str, Source]:
     family = rng.choice(tuple(STORIES))
     register = rng.choices(SOURCES, MIXTURE)[0]
     story = STORIES[family][register]
-    words = {"who": rng.choice(NAMES), "x": rng.choice(THINGS[family])}
+    fillers = {"who": rng.choice(NAMES), "x": rng.choice(THINGS[family])}
     if drawn[0].sign == "*":
-        clauses = [story.boxes.format(n=drawn[0].left, k=drawn[0].right, **words)]
+        clauses = [story.boxes.format(n=drawn[0].left, k=drawn[0].right, **fillers)]
     else:
-        clauses = [story.start.format(n=drawn[0].left, **words)]
+        clauses = [story.start.format(n=drawn[0].left, **fillers)]
         for change in drawn:
             wordings = story.gain if change.sign == "+" else story.loss
-            clauses.append(rng.choice(wordings).format(n=change.right, **words))
-    return " ".join([*clauses, story.ask.format(**words)]), register
+            clauses.append(rng.choice(wordings).format(n=change.right, **fillers))
+    return " ".join([*clauses, story.ask.format(**fillers)]), register

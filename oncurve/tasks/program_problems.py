@@ -28,7 +28,7 @@ LARGEST = 50
 class _Part:
     """One operation: how it is said, written and computed."""
 
-    words: tuple[str, ...]
+    text: tuple[str, ...]
     code: str
     value: Callable[[int, int, int], int]
 
@@ -74,16 +74,16 @@ def program_problems(split: Split, count: int, *, seed: int = 0) -> list[Program
 
     Raises DataError if the split has fewer problems than asked for.
     """
-    found: dict[str, ProgramProblem] = {}
+    problems: dict[str, ProgramProblem] = {}
     drafts = _drafts(split, seed=seed, stream="problems")
     for _ in range(60 * count + 2000):
         draft, _ = next(drafts)
-        found.setdefault(draft.question, draft)
-        if len(found) == count:
-            return list(found.values())
+        problems.setdefault(draft.question, draft)
+        if len(problems) == count:
+            return list(problems.values())
     raise DataError(
-        f"program problems: the {split} split has hardly more than {len(found)} different problems, {count} were asked "
-        f"for. Lower data.limit"
+        f"program problems: the {split} split has hardly more than {len(problems)} different problems, {count} were "
+        f"asked for. Lower data.limit"
     )
 
 
@@ -149,13 +149,13 @@ def _program(expression: str) -> str:
 
 
 def _problem(first: str, second: str, number: int, rng: Random) -> ProgramProblem:
-    one, two = FIRST[first], SECOND[second]
-    words = f"{rng.choice(one.words)}, {rng.choice(two.words).format(n=number)}"
-    code = two.code.format(e=one.code, n=number)
+    first_part, two = FIRST[first], SECOND[second]
+    instruction = f"{rng.choice(first_part.text)}, {rng.choice(two.text).format(n=number)}"
+    code = two.code.format(e=first_part.code, n=number)
     pairs = [(rng.randint(-LARGEST, LARGEST), rng.randint(-LARGEST, LARGEST)) for _ in range(NUM_TESTS)]
-    values = [two.value(one.value(a, b, 0), 0, number) for a, b in pairs]
+    values = [two.value(first_part.value(a, b, 0), 0, number) for a, b in pairs]
     return ProgramProblem(
-        question=f"Write f(a, b) that returns {words}.",
+        question=f"Write f(a, b) that returns {instruction}.",
         answer=_program(code),
         test_list=tuple(f"assert f({a}, {b}) == {value}" for (a, b), value in zip(pairs, values, strict=True)),
         family=f"{first} {second}",

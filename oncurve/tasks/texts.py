@@ -12,7 +12,7 @@ from oncurve.tasks.word_problems import demonstrations, lessons
 from oncurve.user_code import load_function
 from oncurve.wording import listed
 
-Shown = tuple[str, tuple[Part, ...]]
+TextInParts = tuple[str, tuple[Part, ...]]
 """A prompt and the parts of its completion, without the end token."""
 Texts = Callable[..., Iterable[tuple[str, str | tuple[Part, ...]]]]
 
@@ -31,7 +31,7 @@ def tags_of(task: str) -> tuple[str, ...]:
     return () if task in ("word_problems", "programs") else TAGS
 
 
-def shown_texts(task: str, *, lessons: int, demonstrations: int, seed: int = 0) -> Sequence[Shown]:
+def demonstrated_texts(task: str, *, lessons: int, demonstrations: int, seed: int = 0) -> Sequence[TextInParts]:
     """So many lessons of a task, then so many demonstrations.
 
     Raises DataError for a task that there is none of.
@@ -45,8 +45,8 @@ def shown_texts(task: str, *, lessons: int, demonstrations: int, seed: int = 0) 
             f"data.task: there is no {task!r}. Use one of {listed(TASKS)}, or a file.py with functions lessons and "
             f"demonstrations"
         )
-    found: list[Shown] = []
+    texts: list[TextInParts] = []
     for make, count in zip(makers, (lessons, demonstrations), strict=True):
-        for prompt, said in make(count, seed=seed) if count else ():
-            found.append((prompt, ((said, True),) if isinstance(said, str) else said))
-    return found
+        for prompt, answer in make(count, seed=seed) if count else ():
+            texts.append((prompt, ((answer, True),) if isinstance(answer, str) else answer))
+    return texts

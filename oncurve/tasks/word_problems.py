@@ -222,18 +222,18 @@ def _tell(steps: tuple[_Step, ...], level: int, rng: Random) -> _Draft:
     family = rng.choice(tuple(STORIES))
     register = rng.choices(SOURCES, MIXTURE)[0]
     story = STORIES[family][register]
-    words = {"who": rng.choice(NAMES), "x": rng.choice(THINGS[family])}
+    fillers = {"who": rng.choice(NAMES), "x": rng.choice(THINGS[family])}
     first = steps[0]
     if first.sign == "*":
-        clauses = [story.boxes.format(n=first.left, k=first.right, **words)]
+        clauses = [story.boxes.format(n=first.left, k=first.right, **fillers)]
         changes = steps[1:]
     else:
-        clauses = [story.start.format(n=first.left, **words)]
+        clauses = [story.start.format(n=first.left, **fillers)]
         changes = steps
     for step in changes:
         wordings = story.gain if step.sign == "+" else story.loss
-        clauses.append(rng.choice(wordings).format(n=step.right, **words))
-    clauses.append(story.ask.format(**words))
+        clauses.append(rng.choice(wordings).format(n=step.right, **fillers))
+    clauses.append(story.ask.format(**fillers))
     solution = " ".join(_work(step) for step in steps)
     answer = str(steps[-1].result)
     return _Draft(WordProblem(" ".join(clauses), answer, solution, level, family), steps, register)

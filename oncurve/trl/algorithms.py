@@ -42,7 +42,7 @@ def put_algorithm(draft: Draft, step: StepShape) -> None:
     kind, level = draft.ask("loss_type"), draft.ask("importance_sampling_level")
     if kind not in TOKEN_LEVEL or level not in ("token", "sequence"):
         raise ConfigError(
-            f"{draft.found.source}: loss_type {kind!r} with importance_sampling_level {level!r} is none of TRL's. "
+            f"{draft.outcome.source}: loss_type {kind!r} with importance_sampling_level {level!r} is none of TRL's. "
             f"There are: {', '.join(TOKEN_LEVEL)}; token, sequence"
         )
     row, chosen = (SEQUENCE_LEVEL if level == "sequence" else TOKEN_LEVEL)[kind]
@@ -65,9 +65,9 @@ def _advantage(draft: Draft) -> Choices:
     how, scale = draft.ask("multi_objective_aggregation"), draft.ask("scale_rewards")
     scale = {True: "group", False: "none"}.get(scale, scale)
     if scale not in SCALED or how not in ("sum_then_normalize", "normalize_then_sum"):
-        raise ConfigError(f"{draft.found.source}: scale_rewards {scale!r} with {how!r} is none of TRL's choices")
+        raise ConfigError(f"{draft.outcome.source}: scale_rewards {scale!r} with {how!r} is none of TRL's choices")
     if how == "normalize_then_sum":
-        if draft.found.num_rewards >= 2:
+        if draft.outcome.num_rewards >= 2:
             names = ("multi_objective_aggregation",)
             return {"advantage": ("multi_objective", names), "std_epsilon": (STD_EPSILON, names)}
         draft.note("unsupported", "multi_objective_aggregation", "it needs two rewards; scale_rewards decides instead")
@@ -81,13 +81,13 @@ def _bounds(draft: Draft, kind: str) -> Choices:
     low, high, delta = draft.ask("epsilon"), draft.ask("epsilon_high"), draft.ask("delta")
     high = low if high is None else high
     if kind == "cispo":
-        name = "epsilon_high" if draft.is_given("epsilon_high") else "epsilon"
+        name = "epsilon_high" if draft.is_set("epsilon_high") else "epsilon"
         if high < 1:
             draft.note("differs", name, f"with cispo it is the largest ratio: every gradient is scaled down to {high}")
         return {"ratio_max": (float(high), (name,))}
     if kind not in CLIPPED:
         for name in ("epsilon", "epsilon_high", "delta"):
-            if draft.is_given(name):
+            if draft.is_set(name):
                 draft.note("nothing", name, f"{kind} clips nothing, in TRL neither")
         return {}
     choices: Choices = {"clip_low": (low, ("epsilon",)), "clip_high": (high, ("epsilon_high", "epsilon"))}
@@ -111,14 +111,14 @@ def _kl(draft: Draft, step: StepShape) -> Choices:
         choices["reference"] = ("average", ("sync_ref_model",))
         choices["reference_every_steps"] = (every, ("ref_model_sync_steps",))
         choices["reference_share"] = (draft.ask("ref_model_mixup_alpha"), ("ref_model_mixup_alpha",))
-    elif draft.found.lora is not None and not trains_biases(draft):
+    elif draft.outcome.lora is not None and not trains_biases(draft):
         choices["reference"] = ("base", ("beta",))
     return choices
 
 
 def trains_biases(draft: Draft) -> bool:
     """The adapter also changes biases of the base, which is then no reference."""
-    bias = (draft.found.lora or {}).get("bias")
+    bias = (draft.outcome.lora or {}).get("bias")
     return bias not in (None, "none")
 
 
@@ -148,7 +148,7 @@ def _correction(draft: Draft, kind: str) -> Choices:
     name = "vllm_importance_sampling_mode"
     level, _, how = str(draft.ask(name)).partition("_")
     if how not in ("mask", "truncate") or level not in ("token", "sequence"):
-        raise ConfigError(f"{draft.found.source}: {name} {draft.ask(name)!r} is none of TRL's modes")
+        raise ConfigError(f"{draft.outcome.source}: {name} {draft.ask(name)!r} is none of TRL's modes")
     cut = draft.ask("top_p") < 1 or draft.ask("top_k") > 0 or (draft.ask("min_p") or 0) > 0
     if cut:
         why = (

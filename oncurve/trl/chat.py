@@ -30,22 +30,22 @@ def apply_chat_template(
     follows a prompt is the rest of the whole conversation's text. Raises KeyError for a row without conversations, and
     ValueError for a prompt that ends with a system message.
     """
-    found = {key: example[key] for key in KEYS if key in example}
-    if not found or ("messages" in found and len(found) > 1):
-        raise KeyError(f"Invalid keys in the example: {set(found)}")
+    conversations = {key: example[key] for key in KEYS if key in example}
+    if not conversations or ("messages" in conversations and len(conversations) > 1):
+        raise KeyError(f"Invalid keys in the example: {set(conversations)}")
     options = {"tools": tools or None, "tokenize": False, **example.get("chat_template_kwargs", {}), **template_kwargs}
 
     def written(messages: Any, turn: Mapping[str, bool] | None = None) -> str:
         return str(tokenizer.apply_chat_template(messages, **options, **(turn or {})))
 
-    if "prompt" not in found:
-        return {"text" if key == "messages" else key: written(value) for key, value in found.items()}
-    first, role = found.pop("prompt"), example["prompt"][-1]["role"]
+    if "prompt" not in conversations:
+        return {"text" if key == "messages" else key: written(value) for key, value in conversations.items()}
+    first, role = conversations.pop("prompt"), example["prompt"][-1]["role"]
     if role not in ("user", "tool", "assistant"):
         raise ValueError(f"Invalid role in the last message: {role}")
     is_open = role == "assistant"
     prompt = written(first, {"add_generation_prompt": not is_open, "continue_final_message": is_open})
-    whole = {key: written(first + value) for key, value in found.items()}
+    whole = {key: written(first + value) for key, value in conversations.items()}
     same = takewhile(lambda signs: len(set(signs)) == 1, zip(prompt, *whole.values(), strict=False))
     prompt = "".join(signs[0] for signs in same)  # some templates begin the turn with more than it has
     label = {"label": example["label"]} if "label" in example else {}
@@ -59,7 +59,7 @@ def maybe_apply_chat_template(
     return apply_chat_template(example, tokenizer, tools, **template_kwargs) if is_conversational(example) else example
 
 
-def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, place: str = "a row") -> str:
+def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, source: str = "a row") -> str:
     """A prompt as the model reads it, where the assistant's turn begins; text stays as it is.
 
     A first token that the tokenizer puts before every text is not written twice. Raises DataError for a prompt that is
@@ -68,23 +68,23 @@ def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, plac
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
-        raise DataError(f"{place}: its prompt is {prompt!r:.80}. Give text, or a list of messages")
+        raise DataError(f"{source}: its prompt is {prompt!r:.80}. Give text, or a list of messages")
     if any(not isinstance(message.get("content"), str) for message in prompt):
         raise DataError(
-            f"{place}: a message of its prompt has no text; pictures and tool calls are not trained on here"
+            f"{source}: a message of its prompt has no text; pictures and tool calls are not trained on here"
         )
     from jinja2.exceptions import TemplateError
 
     if not tokenizer.chat_template:
         raise DataError(
-            f"{place}: its prompt is a list of messages, and the tokenizer of {tokenizer.name_or_path!r} has no chat "
+            f"{source}: its prompt is a list of messages, and the tokenizer of {tokenizer.name_or_path!r} has no chat "
             f"template. Take the instruct version of the model, set tokenizer.chat_template, or give text"
         )
     try:
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **options)
     except (TemplateError, ValueError, TypeError) as error:
         raise DataError(
-            f"{place}: the chat template of {tokenizer.name_or_path!r} refuses its prompt: {error}"
+            f"{source}: the chat template of {tokenizer.name_or_path!r} refuses its prompt: {error}"
         ) from None
     first = tokenizer.bos_token
     adds_first = bool(first) and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]

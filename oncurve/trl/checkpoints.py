@@ -24,15 +24,15 @@ class NoCheckpoint(CheckpointError, ValueError):
     """There is nothing to go on from: a ValueError, as in TRL."""
 
 
-def find_run(wanted: str | bool, output_dir: str) -> tuple[Path, int | None]:
+def find_run(checkpoint: str | bool, output_dir: str) -> tuple[Path, int | None]:
     """The folder of a run to go on with, and the step to go back to: None for its newest checkpoint.
 
     A run is named by itself or by a checkpoint of it; otherwise it is the newest. Raises NoCheckpoint for none.
     """
-    if not isinstance(wanted, (bool, str, Path)):
-        raise NoCheckpoint(f"resume_from_checkpoint is {wanted!r}. Give the path of a checkpoint or a run, or True")
-    if not isinstance(wanted, bool):
-        path, step = run_and_step(Path(wanted).resolve())
+    if not isinstance(checkpoint, (bool, str, Path)):
+        raise NoCheckpoint(f"resume_from_checkpoint is {checkpoint!r}. Give the path of a checkpoint or a run, or True")
+    if not isinstance(checkpoint, bool):
+        path, step = run_and_step(Path(checkpoint).resolve())
         if is_run(path):
             return path, step
         output_dir = str(path)
@@ -78,11 +78,11 @@ def load_best(policy: TrainedPolicy, state: TrainerState) -> None:
 
 def load_state(state: TrainerState, run: Path, step: int | None) -> None:
     """Put what the checkpoint of a step, or the newest one, says into the trainer's state, which rewards hold too."""
-    found = dict(checkpoints_in(run / "checkpoints"))
-    place = found[max(found) if step is None else step] / TRAINER_STATE_NAME if found else None
-    if place is None or not place.is_file():
+    checkpoints = dict(checkpoints_in(run / "checkpoints"))
+    path = checkpoints[max(checkpoints) if step is None else step] / TRAINER_STATE_NAME if checkpoints else None
+    if path is None or not path.is_file():
         return
-    saved = TrainerState.load_from_json(str(place))
-    for each in fields(saved):
-        if each.name not in ("max_steps", "num_train_epochs", "logging_steps", "stateful_callbacks"):
-            setattr(state, each.name, getattr(saved, each.name))
+    saved = TrainerState.load_from_json(str(path))
+    for field in fields(saved):
+        if field.name not in ("max_steps", "num_train_epochs", "logging_steps", "stateful_callbacks"):
+            setattr(state, field.name, getattr(saved, field.name))

@@ -22,13 +22,13 @@ def write_table(
     """
     import pandas
 
-    pairs = [(group, place) for group in step.groups for place in range(len(group.completions))]
+    pairs = [(group, index) for group in step.groups for index in range(len(group.completions))]
     flat = [reward for row in step.rewards for reward in row]
     advantages = algorithm.advantages(stack_rewards(step.groups, step.rewards)).reshape(-1).tolist()
     table = {
         "step": [step.number] * len(pairs),
         "prompt": [group.prompt.row.get(SOURCE_ROW, {}).get("prompt", group.prompt.text) for group, _ in pairs],
-        "completion": [group.completions[place].text for group, place in pairs],
+        "completion": [group.completions[index].text for group, index in pairs],
         **{theirs: [reward.parts.get(ours) for reward in flat] for theirs, ours in names},
         **{column: values[-len(pairs) :] for column, values in extra.items() if len(values) >= len(pairs)},
         "advantage": advantages,

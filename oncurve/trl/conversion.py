@@ -27,14 +27,14 @@ BESIDE = {
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def convert(found: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
+def convert(outcome: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
     """The recipe of what a script asks for, beside its data and its rewards.
 
     ``processes`` is how many of them TRL would run, ``rows`` how many rows it trains on.
 
     Raises ConfigError for numbers that TRL refuses too.
     """
-    draft = Draft(found, notes=list(found.notes))
+    draft = Draft(outcome, notes=list(outcome.notes))
     _rename(draft)
     batch = TrlBatch(
         per_device=draft.ask("per_device_train_batch_size"),
@@ -61,19 +61,19 @@ def convert(found: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
 
 def _rename(draft: Draft) -> None:
     """Names of earlier versions become today's."""
-    for name, given in list(draft.found.options.items()):
+    for name, value in list(draft.outcome.options.items()):
         if name in table():
             continue
         old = older()[name]
-        del draft.found.options[name]
+        del draft.outcome.options[name]
         if old.now is not None:
-            draft.found.options.setdefault(old.now, given)
+            draft.outcome.options.setdefault(old.now, value)
         elif old.to is None:
             draft.notes.append(Note("nothing", name, old.why))
         elif name == "warmup_ratio":
-            draft.found.options.setdefault("warmup_steps", given)
-        elif given is not None:
-            draft.put(old.to, given, comment=f"{name}; {old.how}")
+            draft.outcome.options.setdefault("warmup_steps", value)
+        elif value is not None:
+            draft.put(old.to, value, comment=f"{name}; {old.how}")
 
 
 def _direct(draft: Draft) -> None:
@@ -87,7 +87,7 @@ def _direct(draft: Draft) -> None:
         if value is None:
             default = own_default(option.to)
             draft.note("unsupported", option.name, f"a value is needed; {option.to} keeps its default, {default}")
-        elif draft.is_given(option.name) or value != own_default(option.to):
+        elif draft.is_set(option.name) or value != own_default(option.to):
             draft.put(option.to, value, option.name)
 
 
@@ -112,13 +112,13 @@ def _rollouts(draft: Draft) -> None:
 
 
 def _generation_kwargs(draft: Draft) -> None:
-    given = draft.ask("generation_kwargs") or {}
-    if type(given).__name__ in ("SamplingParams", "VllmSamplingParams"):  # Unsloth's vllm_sampling_params
-        given = {name: value for name, value in vars(given).items() if value is not None}
-    if not isinstance(given, dict):
+    kwargs = draft.ask("generation_kwargs") or {}
+    if type(kwargs).__name__ in ("SamplingParams", "VllmSamplingParams"):  # Unsloth's vllm_sampling_params
+        kwargs = {name: value for name, value in vars(kwargs).items() if value is not None}
+    if not isinstance(kwargs, dict):
         draft.note("unread", "generation_kwargs", "it is no dictionary. Write its keys under rollouts")
         return
-    for name, value in given.items():
+    for name, value in kwargs.items():
         match name:
             case "stop" | "stop_strings" if value:
                 stops = [value] if isinstance(value, str) else list(value or ())
@@ -126,11 +126,11 @@ def _generation_kwargs(draft: Draft) -> None:
             case "min_tokens" | "min_new_tokens":
                 draft.put("rollouts.min_completion_tokens", value, "generation_kwargs")
             case "temperature" | "top_p" | "top_k" | "min_p":  # in TRL they override the options of that name
-                draft.found.options[name] = value
+                draft.outcome.options[name] = value
                 value = OFF[name] if name in OFF and value < 0 else value
                 draft.put(f"rollouts.{name}", value, "generation_kwargs")
             case "max_new_tokens" | "max_tokens" if draft.ask("loss_type") != "dr_grpo":  # which divides by the option
-                draft.found.options["max_completion_length"] = value
+                draft.outcome.options["max_completion_length"] = value
                 draft.put("rollouts.max_completion_tokens", value, "generation_kwargs")
             case _ if _changes_nothing(draft, name, value):
                 draft.note("nothing", "generation_kwargs", f"{name} changes nothing here")
@@ -188,15 +188,15 @@ def _length(draft: Draft, batch: TrlBatch, step: StepShape, rows: int) -> int:
         draft.put("run.passes_per_step", step.iterations, "num_iterations")
     if draft.ask("shuffle_dataset") is False:
         draft.put("data.shuffle", False, "shuffle_dataset")
-    asked, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
-    if asked > 0:
-        steps, names = step.count(asked), ("max_steps",)
+    max_steps, epochs = draft.ask("max_steps"), draft.ask("num_train_epochs")
+    if max_steps > 0:
+        steps, names = step.count(max_steps), ("max_steps",)
     else:
         steps, names = step.count(batch.updates(epochs=epochs, rows=rows)), ("num_train_epochs",)
     updates = step.updates * step.iterations
-    comment = f"{draft.said(*names)}; {updates} update{'s'[: updates > 1]} each"
+    comment = f"{draft.origin(*names)}; {updates} update{'s'[: updates > 1]} each"
     draft.put("run.steps", steps, comment=comment)
-    if asked > 0 and steps * updates != asked:
+    if max_steps > 0 and steps * updates != max_steps:
         draft.note("differs", "max_steps", f"a step makes {updates} updates: {steps * updates} in all")
     return steps
 
@@ -208,7 +208,7 @@ def _optimizer(draft: Draft, step: StepShape, steps: int) -> None:
     draft.put("optimizer.schedule", SCHEDULES.get(schedule, "cosine"), "lr_scheduler_type")
     if optimizer not in OPTIMIZERS:
         draft.note("unsupported", "optim", "there is AdamW, in 32 and in 8 bits; that in 32 bits is used")
-    if draft.is_given("optim"):
+    if draft.is_set("optim"):
         draft.put("optimizer.type", OPTIMIZERS.get(optimizer, "adamw"), "optim")
     warmup = draft.ask("warmup_steps")
     if schedule == "constant" and warmup:
@@ -229,17 +229,17 @@ def _run(draft: Draft, step: StepShape, steps: int, rows: int) -> None:
         draft.note("unsupported", "run_name", why, changes_learning=False)
     _save(draft, step, steps, rows)
     report = draft.ask("report_to")
-    wanted = [] if report in ("none", None, []) else [report] if isinstance(report, str) else list(report)
-    if wanted in (["all"], []):
-        if wanted:
+    trackers = [] if report in ("none", None, []) else [report] if isinstance(report, str) else list(report)
+    if trackers in (["all"], []):
+        if trackers:
             draft.note("differs", "report_to", "what has a key in the environment is used")
         else:
             draft.put("run.track", [], "report_to")
         return
-    for other in [tracker for tracker in wanted if tracker not in (*TRACKERS, "none")]:
+    for other in [tracker for tracker in trackers if tracker not in (*TRACKERS, "none")]:
         why = f"there is no {other}; there are {', '.join(TRACKERS)}"
         draft.note("unsupported", "report_to", why, changes_learning=False)
-    draft.put("run.track", [tracker for tracker in wanted if tracker in TRACKERS], "report_to")
+    draft.put("run.track", [tracker for tracker in trackers if tracker in TRACKERS], "report_to")
 
 
 def _in_steps(value: float, step: StepShape, steps: int) -> int:
@@ -291,12 +291,12 @@ def _evaluation(draft: Draft, step: StepShape, rows: int) -> None:
 
 def _idle_and_lost(draft: Draft) -> None:
     """Options that were written and mean nothing here, or are lost."""
-    for name, given in draft.found.options.items():
+    for name, value in draft.outcome.options.items():
         option = table()[name]
         partner = next((partner for start, partner in BESIDE.items() if name.startswith(start)), name)
         if option.fate == "nothing":
             draft.note("nothing", name, option.why)
         elif option.fate != "unsupported" and partner != name and draft.ask(partner) in (False, "no", 0, None):
             draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")
-        elif option.fate == "unsupported" and given != option.default:
+        elif option.fate == "unsupported" and value != option.default:
             draft.note("unsupported", name, option.why, changes_learning=option.changes_learning)

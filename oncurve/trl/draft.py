@@ -20,32 +20,32 @@ SECTIONS = ("model", "data", "rewards", "algorithm", "rollouts", "policy", "opti
 class Draft:
     """The keys of a recipe so far, with a comment each, and what could not be taken over."""
 
-    found: OptionOutcome
+    outcome: OptionOutcome
     values: dict[str, Any] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
     def ask(self, name: str) -> Any:
         """The value of an option of GRPOConfig: as given, or TRL's default."""
-        return self.found.options.get(name, table()[name].default)
+        return self.outcome.options.get(name, table()[name].default)
 
-    def is_given(self, name: str) -> bool:
+    def is_set(self, name: str) -> bool:
         """Somebody wrote it."""
-        return name in self.found.options
+        return name in self.outcome.options
 
-    def said(self, *names: str) -> str:
+    def origin(self, *names: str) -> str:
         """The comment on a key that comes from these options."""
-        return "; ".join(name for name in names if self.is_given(name)) or f"TRL's default {names[0]}"
+        return "; ".join(name for name in names if self.is_set(name)) or f"TRL's default {names[0]}"
 
     def put(self, key: str, value: Any, *names: str, comment: str | None = None) -> None:
         """Set a key from some options, or with a comment of its own."""
         self.values[key] = value
-        self.comments[key] = self.said(*names) if comment is None else comment
+        self.comments[key] = self.origin(*names) if comment is None else comment
 
     def note(self, kind: Any, name: str, why: str, *, changes_learning: bool = True) -> None:
         """Something about an option that the recipe does not say."""
-        shown = "..." if name.endswith("_token") else f"{self.ask(name)!r:.60}"
-        self.notes.append(Note(kind, f"{name} = {shown}", why, changes_learning))
+        text = "..." if name.endswith("_token") else f"{self.ask(name)!r:.60}"
+        self.notes.append(Note(kind, f"{name} = {text}", why, changes_learning))
 
 
 def own_default(key: str) -> Any:
@@ -63,13 +63,13 @@ def own_default(key: str) -> Any:
 
 def tree_of(draft: Draft) -> dict[str, Any]:
     """The draft as nested dictionaries, in the order of a recipe."""
-    order = {key: place for place, key in reversed(list(enumerate(known_keys())))}
+    order = {key: rank for rank, key in reversed(list(enumerate(known_keys())))}
 
-    def place(key: str) -> tuple[int, bool, int]:
+    def sort_key(key: str) -> tuple[int, bool, int]:
         return SECTIONS.index(key.split(".")[0]), not key.endswith(".type"), order.get(key, -1)
 
     tree: dict[str, Any] = {}
-    for key in sorted(draft.values, key=place):
+    for key in sorted(draft.values, key=sort_key):
         *parents, last = key.split(".")
         node = tree
         for parent in parents:

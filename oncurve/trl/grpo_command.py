@@ -56,21 +56,21 @@ def named_reward(name: str) -> Any:
     if not module:
         raise missing
     try:
-        found = import_module(module)
+        value = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # a package that the module itself needs
         raise missing from None
-    if last not in vars(found):
+    if last not in vars(value):
         raise missing
-    return vars(found)[last]
+    return vars(value)[last]
 
 
 def main() -> None:
     """Train as the options say. Raises ConfigError or DataError for what is missing."""
     kinds = (GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig)
-    asked, args, model, mixture = TrlParser(kinds).parse_args_and_config()
-    if model.model_name_or_path is None or not (asked.dataset_name or mixture.datasets):
+    arguments, args, model, mixture = TrlParser(kinds).parse_args_and_config()
+    if model.model_name_or_path is None or not (arguments.dataset_name or mixture.datasets):
         raise ConfigError("the options need model_name_or_path, and dataset_name or datasets")
     if model.model_revision != "main":
         args.model_init_kwargs = {"revision": model.model_revision, **(args.model_init_kwargs or {})}
@@ -79,18 +79,18 @@ def main() -> None:
     def rows(split: str) -> Any:
         if whole is not None:
             return whole[split]
-        found = read_stored("huggingface", asked.dataset_name, split=split, subset=asked.dataset_config)
-        return [row for _, row in found]
+        located = read_stored("huggingface", arguments.dataset_name, split=split, subset=arguments.dataset_config)
+        return [row for _, row in located]
 
-    scored = [asked.reward_model_name_or_path] if asked.reward_model_name_or_path else []
-    names: Any = asked.reward_funcs or []
+    scored = [arguments.reward_model_name_or_path] if arguments.reward_model_name_or_path else []
+    names: Any = arguments.reward_funcs or []
     names = [names] if isinstance(names, str) else names  # a file may hold one name, and no list
     GRPOTrainer(
         model.model_name_or_path,
         [*scored, *map(named_reward, names)],
         args,
-        rows(asked.dataset_train_split),
-        rows(asked.dataset_test_split) if args.eval_strategy != "no" else None,
+        rows(arguments.dataset_train_split),
+        rows(arguments.dataset_test_split) if args.eval_strategy != "no" else None,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
     ).train(args.resume_from_checkpoint)

@@ -70,14 +70,14 @@ class _Dating(type):
     def __signature__(cls) -> inspect.Signature:
         """The options by name, as in TRL: scripts keep only those that they find here."""
         own = list(inspect.signature(vars(cls).get("__init__", cls.__init__)).parameters.values())[1:]
-        return inspect.Signature([each for each in own if each.name != "older_names"])
+        return inspect.Signature([parameter for parameter in own if parameter.name != "older_names"])
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         """The configuration. Raises ConfigError for names that no version had."""
         version = options.pop("trl_version", None) or SETTINGS.version
         before = options.pop("older_names", None) or Past()
-        fields = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        named = {**dict(zip((each.name for each in dataclasses.fields(cls)), args, strict=False)), **options}  # type: ignore[arg-type]
+        fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        named = {**dict(zip((field.name for field in dataclasses.fields(cls)), args, strict=False)), **options}  # type: ignore[arg-type]
         unknown = [name for name in options if name not in fields and name not in older()]
         if unknown:
             known = [*fields, *older()]
@@ -188,19 +188,19 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
     def options(self) -> dict[str, Any]:
         """Every option that differs from TRL's default, and names of earlier versions."""
         now = {name: plain(vars(self)[name]) for name in table()}
-        kept = {name: derived for name, derived in self.derived.items() if now.get(name) == plain(derived.value)}
-        values = now | {name: plain(derived.provided) for name, derived in kept.items()}
+        unchanged = {name: derived for name, derived in self.derived.items() if now.get(name) == plain(derived.value)}
+        values = now | {name: plain(derived.provided) for name, derived in unchanged.items()}
         changed = {name: values[name] for name, option in table().items() if values[name] != option.default}
         if values["bf16"] is True:
             changed.pop("bf16")  # as it is unless something else is said
-        passes, follows = now["steps_per_generation"], all(name in kept and values[name] is None for name in SIZES)
+        passes, follows = now["steps_per_generation"], all(name in unchanged and values[name] is None for name in SIZES)
         if follows and passes != now["gradient_accumulation_steps"]:
             changed["steps_per_generation"] = passes  # accumulation was changed later, and in TRL this stays
         return {**changed, **{name: value for name, value in vars(self).items() if name in older()}}
 
     def to_dict(self) -> dict[str, Any]:
         """Every option by its name; what looks like a token is not shown."""
-        values = {each.name: plain(vars(self)[each.name]) for each in dataclasses.fields(self)}  # type: ignore[arg-type]
+        values = {field.name: plain(vars(self)[field.name]) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return {name: f"<{name.upper()}>" if name.endswith("_token") else value for name, value in values.items()}
 
     to_sanitized_dict = to_dict
@@ -281,16 +281,16 @@ def plain(value: Any) -> Any:
 
 def _fields() -> list[tuple[str, Any, Any]]:
     """Name, type and default of every option, output_dir first."""
-    said = {name: TYPES[kind] for kind, names in raw_table()["types"].items() for name in names}
-    found = []
+    types = {name: TYPES[kind] for kind, names in raw_table()["types"].items() for name in names}
+    options = []
     for name in ("output_dir", *(name for name in table() if name != "output_dir")):
         default = table()[name].default
-        kind = said.get(name, str | None if default is None else type(default))
+        kind = types.get(name, str | None if default is None else type(default))
         if isinstance(default, list):
-            found.append((name, kind, dataclasses.field(default_factory=lambda value=default: list(value))))
+            options.append((name, kind, dataclasses.field(default_factory=lambda value=default: list(value))))
         else:
-            found.append((name, kind, dataclasses.field(default=default)))
-    return found
+            options.append((name, kind, dataclasses.field(default=default)))
+    return options
 
 
 GRPOConfig: Any = dataclasses.make_dataclass(

@@ -111,32 +111,39 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         """The recipe, and what of the script stands in none."""
         self.oncurve: Trainer
         """The trainer behind this one."""
-        self._make(is_said=SETTINGS.instead_of_training is not None)
+        self._make(is_described=SETTINGS.instead_of_training is not None)
         self._callbacks = Callbacks(self, callbacks or ())
         self._is_made = True
 
-    def _make(self, *, is_said: bool) -> None:
+    def _make(self, *, is_described: bool) -> None:
         """Refuse what is lost, say what differs, and make the trainer behind this one."""
-        asked, found = self.translation.asked, self.translation
-        if not is_said:  # by a recipe, or before
-            found.refuse_losses()
-            for line in found.describe() if self.is_world_process_zero() else ():
+        arguments, translation = self.translation.arguments, self.translation
+        if not is_described:  # by a recipe, or before
+            translation.refuse_losses()
+            for line in translation.describe() if self.is_world_process_zero() else ():
                 Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
         objects = ProgramObjects(
-            model=None if isinstance(asked.model, str) else asked.model,
-            tokenizer=found.tokenizer,
-            tools=list(asked.tools) or None,
-            environments=asked.environment_factory,
+            model=None if isinstance(arguments.model, str) else arguments.model,
+            tokenizer=translation.tokenizer,
+            tools=list(arguments.tools) or None,
+            environments=arguments.environment_factory,
         )
         self.oncurve = Trainer(
-            request_of_tree(found.recipe(), found.rows, self._taken_rewards() or None, found.measured(), objects, {})
+            request_of_tree(
+                translation.recipe(),
+                translation.rows,
+                self._script_rewards() or None,
+                translation.measured(),
+                objects,
+                {},
+            )
         )
         self.oncurve.on_load = self._loaded
         self._options = self.args.options()
         config = self.oncurve.config
         per_step = config.run.prompts_per_step
         self.state.max_steps = config.run.steps * config.updates_per_step
-        self.state.num_train_epochs = -(-config.run.steps * per_step // len(found.rows))
+        self.state.num_train_epochs = -(-config.run.steps * per_step // len(translation.rows))
         if SETTINGS.instead_of_training is None:
             make_schedule(self.args, self.state.max_steps, rates_only(self.args))
         self._window = LogWindow(self.args, self.state.max_steps)
@@ -151,41 +158,43 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             self.evaluate()
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
-        found = {**parts.given.fingerprints, **self._optimizer_of_script()}
-        return self._watch(replace(parts, given=replace(parts.given, fingerprints=found)))
+        fingerprints = {**parts.given.fingerprints, **self._optimizer_of_script()}
+        return self._watch(replace(parts, given=replace(parts.given, fingerprints=fingerprints)))
 
     @property
     def reward_func_names(self) -> list[str]:
         """The names of the rewards in logs."""
         names = [reward.name for reward, _ in self.translation.rewards]
-        factory = self.translation.asked.environment_factory
+        factory = self.translation.arguments.environment_factory
         return [*names, ENVIRONMENT_REWARD] if factory is not None and give_rewards(factory) else names
 
     def _reward_names(self) -> list[tuple[str, str]]:
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""
-        return list(zip(self.reward_func_names, [str(one.name) for one in self.oncurve.config.rewards], strict=True))
+        return list(
+            zip(self.reward_func_names, [str(section.name) for section in self.oncurve.config.rewards], strict=True)
+        )
 
     def _ask_again(self, name: str, value: Any) -> None:
         """Take an argument that a script set when the trainer was made. Raises ConfigError while it trains."""
         if self._is_training:
             raise ConfigError(f"trainer.{name} cannot be changed while it trains. Set it before train()")
-        asked = replace(self.translation.asked, **{name: value})
+        arguments = replace(self.translation.arguments, **{name: value})
         if self.oncurve.result is not None:  # the weights of the run before go on
-            if self.oncurve.config.algorithm.measures_kl and asked.peft_config is None:
+            if self.oncurve.config.algorithm.measures_kl and arguments.peft_config is None:
                 raise ConfigError(
                     f"trainer.{name} is set after training, with beta > 0: the KL would be measured "
                     f"against the weights of now, in TRL against those of the start. Make a new GRPOTrainer"
                 )
-            asked = replace(asked, model=self.oncurve.hold_model(), processing_class=self.processing_class)
-            asked = replace(asked, peft_config=None)
-        self.translation = translate(asked)
-        self._make(is_said=True)
+            arguments = replace(arguments, model=self.oncurve.hold_model(), processing_class=self.processing_class)
+            arguments = replace(arguments, peft_config=None)
+        self.translation = translate(arguments)
+        self._make(is_described=True)
         self.translation.refuse_losses()
 
     @property
     def train_dataset(self) -> Any:
         """The rows to train on. Others may be set between two trainings."""
-        return self.translation.asked.train_dataset
+        return self.translation.arguments.train_dataset
 
     @train_dataset.setter
     def train_dataset(self, rows: Any) -> None:
@@ -195,7 +204,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @property
     def eval_dataset(self) -> Any:
         """The rows to evaluate on. Others may be set between two trainings."""
-        return self.translation.asked.eval_dataset
+        return self.translation.arguments.eval_dataset
 
     @eval_dataset.setter
     def eval_dataset(self, rows: Any) -> None:
@@ -205,7 +214,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @property
     def reward_funcs(self) -> list[Any]:
         """The rewards as the script gave them. Others may be set between two trainings."""
-        return list(self.translation.asked.reward_funcs)
+        return list(self.translation.arguments.reward_funcs)
 
     @reward_funcs.setter
     def reward_funcs(self, functions: Any) -> None:
@@ -257,8 +266,8 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             return
         if self.oncurve.result is not None or self.state.global_step:
             raise ConfigError("the tokenizer cannot be replaced when training has begun. Pass it to GRPOTrainer")
-        self.translation = translate(replace(self.translation.asked, processing_class=tokenizer))
-        self._make(is_said=True)
+        self.translation = translate(replace(self.translation.arguments, processing_class=tokenizer))
+        self._make(is_described=True)
 
     tokenizer = processing_class
 
@@ -296,7 +305,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         samples = len(losses) * self.oncurve.config.run.prompts_per_step
         metrics = speeds("train", seconds, samples=samples, steps=self.state.global_step - first)
         metrics |= {"total_flos": self.state.total_flos, "train_loss": loss}
-        self._taken("train")  # of the measurement at the end
+        self._take_means("train")  # of the measurement at the end
         self._say({**self._window.rest(), **metrics})
         self._callbacks.call("on_train_end")
         if self.args.push_to_hub and not self.control.should_training_stop:
@@ -326,8 +335,8 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             self._ask_again("reward_funcs", self.reward_funcs)
         if changed := changed_options(self._options, self.args.options()):
             self._ask_again("args", self.args)
-            said = ", ".join(changed)
-            Console().print(f"note: args changed after GRPOTrainer was made: {said}", markup=False, soft_wrap=True)
+            names = ", ".join(changed)
+            Console().print(f"note: args changed after GRPOTrainer was made: {names}", markup=False, soft_wrap=True)
 
     def _watched(self, steps: Iterator[Step]) -> Iterator[Step]:
         """Every step, with what callbacks, logs and evaluations make of it."""
@@ -364,8 +373,10 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         }
         if not any(name in logs for name in ("grad_norm", "sft/loss")):  # nothing was trained on
             logs = idle_logs(self.oncurve, step, self._callbacks.rate(), self.args) | logs
-        asked, updates = self.control.should_log, self.state.global_step
-        row = self._window.add(logs | self._taken("train"), updates=updates, ends_epoch=ends_epoch, is_asked=asked)
+        is_requested, updates = self.control.should_log, self.state.global_step
+        row = self._window.add(
+            logs | self._take_means("train"), updates=updates, ends_epoch=ends_epoch, is_requested=is_requested
+        )
         if row is not None:
             self._say(row)
         if self.args.log_completions and self.is_world_process_zero():
@@ -392,13 +403,18 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         """Rewards and lengths on the evaluation rows, sampled as in training, as TRL measures."""
         sets = self.translation.evaluation
         if eval_dataset is not None:
-            sets = evaluation_rows(self.translation.asked, eval_dataset, metric_key_prefix)
+            sets = evaluation_rows(self.translation.arguments, eval_dataset, metric_key_prefix)
         if not sets:
             raise CheckpointError("evaluate: the trainer has no eval_dataset. Pass one")
         config = self.oncurve.config
         count = self.args.num_generations_eval or self.args.num_generations
-        given = {str(one.name): reward for one, (reward, _) in zip(config.rewards, self._taken_rewards(), strict=False)}
-        function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps, given=given)
+        functions = {
+            str(section.name): reward
+            for section, (reward, _) in zip(config.rewards, self._script_rewards(), strict=False)
+        }
+        function = make_reward_function(
+            config.rewards, seed=config.run.seed, total_steps=config.run.steps, objects=functions
+        )
         measured: dict[str, float] = {}
         self._mode = "eval"
         for prefix, rows in sets.items():
@@ -411,7 +427,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             batches = -(-len(rows) * count // (self.args.eval_batch_size * self.args.world_size))
             for _ in range(batches):
                 self._callbacks.call("on_prediction_step")
-            logs |= self._taken("eval")
+            logs |= self._take_means("eval")
             metrics = {
                 f"{name}_{key}": value for name in dict.fromkeys(("eval", prefix)) for key, value in logs.items()
             }
@@ -432,5 +448,5 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self._callbacks.remove(callback)
 
 
-def _listed(given: Any) -> list[Any]:
-    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]

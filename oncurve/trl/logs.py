@@ -67,25 +67,27 @@ class LogWindow:
         self.updates = 0
         """Number of updates at the last step."""
 
-    def add(self, logs: dict[str, float], *, updates: int, ends_epoch: bool, is_asked: bool) -> dict[str, float] | None:
+    def add(
+        self, logs: dict[str, float], *, updates: int, ends_epoch: bool, is_requested: bool
+    ) -> dict[str, float] | None:
         """The row that is due after a step, with which ``updates`` are made in all; None before it is."""
         self.rows.append(logs)
         crossed = updates // self.every > self.updates // self.every or (self.has_first and not self.updates)
         due = {"steps": crossed, "epoch": ends_epoch}.get(self.strategy, False)
         self.updates = updates
-        return self._row() if due or is_asked else None
+        return self._row() if due or is_requested else None
 
     def rest(self) -> dict[str, float]:
         """TRL's additions to the last row: the steps that no row was due for, without what the optimizer says."""
         return {name: value for name, value in self._row().items() if name not in OF_AN_UPDATE}
 
     def _row(self) -> dict[str, float]:
-        found: dict[str, list[float]] = {}
+        values_by_name: dict[str, list[float]] = {}
         for row in self.rows:
             for name, value in row.items():
-                found.setdefault(name, []).append(value)
+                values_by_name.setdefault(name, []).append(value)
         self.rows = []
-        return {name: values[-1] if name in LATEST else fmean(values) for name, values in found.items()}
+        return {name: values[-1] if name in LATEST else fmean(values) for name, values in values_by_name.items()}
 
 
 def rollout_logs(
@@ -105,7 +107,7 @@ def rollout_logs(
         "completions/max_terminated_length": float(max(ended)),
     }
     if any(completion.segments for completion in completions):  # episodes; a call that cannot be read is none in TRL
-        errors = [call.error for one in completions for call in one.calls if call.error != "malformed"]
+        errors = [call.error for completion in completions for call in completion.calls if call.error != "malformed"]
         logs["tools/call_frequency"] = len(errors) / len(completions)
         logs["tools/failure_frequency"] = sum(error is not None for error in errors) / max(len(errors), 1)
     graded = [[reward.value for reward in row if reward.value is not None] for row in rewards]
@@ -114,11 +116,11 @@ def rollout_logs(
         logs["reward"] = fmean(values)
         logs["reward_std"] = fmean(spreads)
         logs["frac_reward_zero_std"] = fmean(spread == 0 for spread in spreads)
-    found: dict[str, list[tuple[float, float]]] = {}
+    moments: dict[str, list[tuple[float, float]]] = {}
     for name, part in names:
         if parts := [reward.parts[part] for row in rewards for reward in row if part in reward.parts]:
-            found.setdefault(name, []).append((fmean(parts), _spread(parts)))
-    for name, pairs in found.items():
+            moments.setdefault(name, []).append((fmean(parts), _spread(parts)))
+    for name, pairs in moments.items():
         means, spreads = zip(*pairs, strict=True)
         logs |= {f"rewards/{name}/mean": fmean(means), f"rewards/{name}/std": fmean(spreads)}
     return logs
@@ -132,13 +134,13 @@ def measured_loss(
     loss_type: str,
 ) -> dict[str, float]:
     """The loss of completions under the current weights, and their mean entropy; what TRL's evaluation measures."""
-    given = stack_rewards(groups, rewards)
-    batch = collate(groups, algorithm.advantages(given))
+    stacked = stack_rewards(groups, rewards)
+    batch = collate(groups, algorithm.advantages(stacked))
     asks = algorithm.needs_reference and (policy.reference is not None or policy.adapter is not None)
     if algorithm.needs_reference and not asks:
         return {}
     batch = policy.annotate(batch, old=True, entropy=True, reference=asks)
-    batch = algorithm.prepare(batch, given)
+    batch = algorithm.prepare(batch, stacked)
     assert batch.old_logprobs is not None
     assert batch.old_entropy is not None
     loss, statistics = algorithm.loss(batch.old_logprobs, batch.old_entropy, batch.to(batch.old_logprobs.device))
@@ -162,8 +164,8 @@ def idle_logs(trainer: Trainer, step: Step, rate: float, args: Any) -> dict[str,
 def speeds(prefix: str, seconds: float, *, samples: int, steps: int) -> dict[str, float]:
     """Seconds and speeds under the names of transformers."""
     per_second = {"samples_per_second": samples, "steps_per_second": steps}
-    found = {f"{prefix}_{name}": round(count / max(seconds, 1e-9), 3) for name, count in per_second.items()}
-    return {f"{prefix}_runtime": round(seconds, 4), **found}
+    rates = {f"{prefix}_{name}": round(count / max(seconds, 1e-9), 3) for name, count in per_second.items()}
+    return {f"{prefix}_runtime": round(seconds, 4), **rates}
 
 
 def num_tokens(groups: Sequence[Group]) -> int:
@@ -206,7 +208,7 @@ class ScriptLogs:
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Put a row into ``state.log_history``, with what is in ``_metrics``, and show it to callbacks."""
         kind = "eval_" if self._mode == "eval" else ""
-        logs.update({f"{kind}{name}": value for name, value in self._taken(self._mode).items()})
+        logs.update({f"{kind}{name}": value for name, value in self._take_means(self._mode).items()})
         row = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step}
         self.state.log_history.append(row)
         self._callbacks.call("on_log", {"logs": row})
@@ -214,11 +216,11 @@ class ScriptLogs:
     def _log_metric(self, name: str, value: float) -> None:
         self._metrics[self._mode][name].append(float(value))
 
-    def _taken(self, mode: str) -> dict[str, float]:
+    def _take_means(self, mode: str) -> dict[str, float]:
         """Means of what was added since the last row."""
-        found = {name: fmean(values) for name, values in self._metrics[mode].items() if values}
+        means = {name: fmean(values) for name, values in self._metrics[mode].items() if values}
         self._metrics[mode].clear()
-        return found
+        return means
 
     def _log_extra(self, column: str, values: Sequence[Any]) -> None:
         self._extra[column].extend(values)

@@ -27,20 +27,20 @@ LORA_IDLE: dict[str, Any] = {
 
 def put_model(draft: Draft) -> None:
     """The model, its revision, and the adapter on it."""
-    draft.put("model", draft.found.model, comment="")
+    draft.put("model", draft.outcome.model, comment="")
     _init_kwargs(draft)
-    if draft.found.quantization is not None:
-        draft.put("policy.quantization", draft.found.quantization, comment="")
-    if draft.found.lora is not None:
-        _put_lora(draft, LORA_DEFAULTS | draft.found.lora)
+    if draft.outcome.quantization is not None:
+        draft.put("policy.quantization", draft.outcome.quantization, comment="")
+    if draft.outcome.lora is not None:
+        _put_lora(draft, LORA_DEFAULTS | draft.outcome.lora)
 
 
 def _init_kwargs(draft: Draft) -> None:
-    given = draft.ask("model_init_kwargs") or {}
-    if not isinstance(given, dict):
+    kwargs = draft.ask("model_init_kwargs") or {}
+    if not isinstance(kwargs, dict):
         draft.note("unread", "model_init_kwargs", "it is no dictionary")
         return
-    for name, value in given.items():
+    for name, value in kwargs.items():
         match name:
             case "revision" | "trust_remote_code":
                 draft.put(f"policy.{name}", value, "model_init_kwargs")
@@ -54,13 +54,13 @@ def _init_kwargs(draft: Draft) -> None:
 
 
 def _put_lora(draft: Draft, values: dict[str, Any]) -> None:
-    given, scale = draft.found.lora or {}, ""
+    lora, scale = draft.outcome.lora or {}, ""
     if values.get("use_rslora"):
         values["lora_alpha"] = round(values["lora_alpha"] * math.sqrt(values["r"]), 6)  # alpha / sqrt(r) is this over r
         scale = ", times sqrt(r) for use_rslora"
     for name in LORA_DEFAULTS:
-        said = name if name in given else f"peft's default {name}"
-        draft.put(f"policy.lora.{LORA[name]}", values[name], comment=said + scale * (name == "lora_alpha"))
+        origin = name if name in lora else f"peft's default {name}"
+        draft.put(f"policy.lora.{LORA[name]}", values[name], comment=origin + scale * (name == "lora_alpha"))
     targets = values.get("target_modules")
     if targets is None:
         why = "peft chooses by the family of the model: q_proj and v_proj in Llama, Qwen and Mistral, as here"
@@ -78,10 +78,10 @@ def _put_lora(draft: Draft, values: dict[str, Any]) -> None:
             draft.notes.append(Note("unsupported", f"LoraConfig {name} = {value!r:.60}", why))
 
 
-def quantization(values: dict[str, Any], found: OptionOutcome) -> str | None:
+def quantization(values: dict[str, Any], outcome: OptionOutcome) -> str | None:
     """nf4 or int8, as bitsandbytes' options ask for."""
     if values.get("load_in_4bit"):
         if (kind := values.get("bnb_4bit_quant_type", "fp4")) != "nf4":
-            found.notes.append(Note("unsupported", f"4 bits of type {kind}", "nf4 is used instead"))
+            outcome.notes.append(Note("unsupported", f"4 bits of type {kind}", "nf4 is used instead"))
         return "nf4"
     return "int8" if values.get("load_in_8bit") else None

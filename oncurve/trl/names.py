@@ -98,8 +98,8 @@ def named(module: str, name: str) -> Any:
         return oncurve.trl.__getattr__(name)
     if name in ELSEWHERE or name.endswith(("Trainer", "Config", "WithValueHead")):
         return _Elsewhere(name, (), {})
-    if asked := ASKS_FOR.fullmatch(name):
-        is_there = PathFinder.find_spec(asked["package"]) is not None
+    if match := ASKS_FOR.fullmatch(name):
+        is_there = PathFinder.find_spec(match["package"]) is not None
         return (lambda *_, **__: is_there) if name.startswith("is_") else is_there
     if name in SHOWING:
         from transformers import TrainerCallback

@@ -78,7 +78,7 @@ def of_trl() -> frozenset[str]:
 
 def refuse_overridden(kind: type, base: type) -> None:
     """Raises ConfigError for a subclass that replaces a method which is never called here."""
-    bodies = [vars(each) for each in kind.__mro__[: kind.__mro__.index(base)]]
+    bodies = [vars(parent) for parent in kind.__mro__[: kind.__mro__.index(base)]]
     replaced = sorted({name for body in bodies for name in body if name in of_trl() and name not in CALLED})
     replaced = [name for name in replaced if not name.startswith("__")]
     if replaced:
@@ -108,12 +108,12 @@ class TrlNames(type):
         own = inspect.signature(vars(cls).get("__init__", cls.__init__))
         return own.replace(parameters=list(own.parameters.values())[1:])
 
-    def __call__(cls, *given: Any, **named: Any) -> Any:
+    def __call__(cls, *args: Any, **named: Any) -> Any:
         """The trainer; one made by a script of Unsloth may be given its tokenizer under that name."""
         if "tokenizer" in named and "unsloth" in sys.modules and "tokenizer" not in cls.__signature__.parameters:
             tokenizer = named.pop("tokenizer")
             named.setdefault("processing_class", tokenizer)
-        return super().__call__(*given, **named)
+        return super().__call__(*args, **named)
 
     def __getattr__(cls, name: str) -> Any:
         """Raises NotHere."""
@@ -157,7 +157,7 @@ class TrlAttributes(metaclass=TrlNames):
         object.__setattr__(self, name, value)
 
 
-def _missing(shown: str, name: str, kind: type) -> AttributeError:
+def _missing(owner: str, name: str, kind: type) -> AttributeError:
     if name not in of_trl():
         return AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-    return NotHere(f"{shown} is TRL's, and oncurve's trainer has none. {instead_of([name])}")
+    return NotHere(f"{owner} is TRL's, and oncurve's trainer has none. {instead_of([name])}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.trl.overridden import NotHere
 
 if TYPE_CHECKING:
@@ -18,12 +18,16 @@ class ProcessState:
     """The process as an Accelerator or a PartialState describes it."""
 
     def __init__(self, device: torch.device) -> None:
-        place = read_place()
+        process = read_rank_info()
         self.device = device
         self.deepspeed_plugin = self.fsdp_plugin = None
         """Settings of accelerate, which are not read."""
-        self.num_processes, self.process_index, self.local_process_index = place.count, place.rank, place.local_rank
-        self.is_main_process, self.is_local_main_process = place.rank == 0, place.local_rank == 0
+        self.num_processes, self.process_index, self.local_process_index = (
+            process.count,
+            process.rank,
+            process.local_rank,
+        )
+        self.is_main_process, self.is_local_main_process = process.rank == 0, process.local_rank == 0
 
     def wait_for_everyone(self) -> None:
         """Return when all processes are here; at once while they do not train together."""
@@ -43,10 +47,10 @@ class ProcessState:
 
     local_main_process_first = main_process_first
 
-    def print(self, *words: Any, **_: Any) -> None:
+    def print(self, *values: Any, **_: Any) -> None:
         """Print once."""
         if self.is_main_process:
-            sys.stdout.write(" ".join(map(str, words)) + "\n")
+            sys.stdout.write(" ".join(map(str, values)) + "\n")
 
     @property
     def state(self) -> ProcessState:

@@ -10,8 +10,8 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
+from oncurve.rewards.answer_locations import last_boxed
 from oncurve.rewards.mathematics import AnswerChecker
-from oncurve.rewards.places import last_boxed
 from oncurve.rewards.statement import formulas
 
 Completions = Sequence[Any]
@@ -40,10 +40,10 @@ def reasoning_accuracy_reward(
     """The same of what follows the reasoning; 0 where the reasoning does not end."""
     delimiters = reasoning_delimiters or ["</think>"]
     texts = [_text(completion) for completion in completions]
-    found = [next((mark for mark in delimiters if mark in text), None) for text in texts]
-    answers = [text.rsplit(mark, 1)[-1] if mark else "" for text, mark in zip(texts, found, strict=True)]
+    marks = [next((mark for mark in delimiters if mark in text), None) for text in texts]
+    answers = [text.rsplit(mark, 1)[-1] if mark else "" for text, mark in zip(texts, marks, strict=True)]
     graded = accuracy_reward(answers, solution)
-    return [value if mark else 0.0 for value, mark in zip(graded, found, strict=True)]
+    return [value if mark else 0.0 for value, mark in zip(graded, marks, strict=True)]
 
 
 def think_format_reward(completions: Completions, **_: Any) -> list[float]:
@@ -131,5 +131,5 @@ def _answer(text: str) -> str | None:
 
 
 def _gold(solution: str) -> str:
-    found = formulas(solution)
-    return last_boxed(solution) or (found[-1][2] if found else solution.strip())
+    matches = formulas(solution)
+    return last_boxed(solution) or (matches[-1][2] if matches else solution.strip())

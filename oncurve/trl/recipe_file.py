@@ -28,18 +28,18 @@ def write_recipe(
     if output is None:
         return text
     written = {output: text, **(beside or {})}
-    for place in written:
-        if place.exists() and not overwrite:
-            raise ConfigError(f"{place}: exists already. Choose another file, or say --overwrite")
-    for place, content in written.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(content, encoding="utf-8")
-    return report(draft, [str(place) for place in written], text)
+    for path in written:
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path}: exists already. Choose another file, or say --overwrite")
+    for path, content in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    return report(draft, [str(path) for path in written], text)
 
 
 def report(draft: Draft, written: list[str], text: str) -> str:
     """A report for people: what was written and what was not taken over."""
-    lines = [f"written: {place}" for place in written]
+    lines = [f"written: {path}" for path in written]
     for kind, title in TITLES:
         notes = [note for note in draft.notes if note.kind == kind]
         if notes:

@@ -71,20 +71,23 @@ class RewardModel:
         try:
             if isinstance(model, str):
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
-            place: Any = model
-            self.tokenizer: Any = tokenizer or AutoTokenizer.from_pretrained(place.config._name_or_path)
+            module: Any = model
+            self.tokenizer: Any = tokenizer or AutoTokenizer.from_pretrained(module.config._name_or_path)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"reward_funcs: {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        place.config.pad_token_id = self.tokenizer.pad_token_id
-        self.model = place.eval()
+        module.config.pad_token_id = self.tokenizer.pad_token_id
+        self.model = module.eval()
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """The first output for every text."""
-        asked = [prompt.row[SOURCE_ROW]["prompt"] if self.messages else prompt.text for prompt in prompts]
-        said = [[{"role": "assistant", "content": one.text}] if self.messages else one.text for one in completions]
-        return [Reward(value=score) for score in self.scores(asked, said)]
+        questions = [prompt.row[SOURCE_ROW]["prompt"] if self.messages else prompt.text for prompt in prompts]
+        answers = [
+            [{"role": "assistant", "content": completion.text}] if self.messages else completion.text
+            for completion in completions
+        ]
+        return [Reward(value=score) for score in self.scores(questions, answers)]
 
     def scores(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
         """The first output for every text, of prompts and completions as text or as lists of messages."""
@@ -125,10 +128,10 @@ class ScriptRewards:
         self, inputs: Any, prompts: Sequence[Any], completions: Sequence[Any], completion_ids_list: Any
     ) -> Tensor:
         """The reward of every completion by every function [N, functions]; NaN where it has no opinion."""
-        asked = self.translation.asked
-        named = {name: [row[name] for row in inputs] for name in inputs[0] if name not in NO_COLUMNS} | asked.extras
-        found = []
-        for function, (reward, _) in zip(asked.reward_funcs, self.translation.rewards, strict=True):
+        arguments = self.translation.arguments
+        named = {name: [row[name] for row in inputs] for name in inputs[0] if name not in NO_COLUMNS} | arguments.extras
+        columns = []
+        for function, (reward, _) in zip(arguments.reward_funcs, self.translation.rewards, strict=True):
             if isinstance(reward, RewardModel):
                 values: Any = reward.scores(prompts, completions)
             else:
@@ -137,19 +140,19 @@ class ScriptRewards:
                 [values] = run_async([values], PATIENCE_SECONDS)
             if isinstance(values, BaseException):
                 raise values
-            found.append([math.nan if value is None else float(value) for value in values])
-        return torch.tensor(found, dtype=torch.float32).T
+            columns.append([math.nan if value is None else float(value) for value in values])
+        return torch.tensor(columns, dtype=torch.float32).T
 
-    def _taken_rewards(self) -> list[tuple[RewardFunction, float]]:
+    def _script_rewards(self) -> list[tuple[RewardFunction, float]]:
         """The rewards of the script; columns of what its own method computes, where it has one.
 
         Raises ConfigError where that could not be all of them.
         """
-        asked, given = self.translation.asked, self.translation.rewards
+        arguments, rewards = self.translation.arguments, self.translation.rewards
         self._has_columns = self._replaces(REWARDS)
         if not self._has_columns:
-            return given
-        if asked.environment_factory is not None and give_rewards(asked.environment_factory):
+            return rewards
+        if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
             raise ConfigError(
                 f"{REWARDS} is replaced, and environments have a get_reward, which it does not compute here. Let a "
                 f"reward function read it: it gets `environments`"
@@ -157,28 +160,30 @@ class ScriptRewards:
         messages = is_conversational({"prompt": self.translation.rows[0][SOURCE_ROW]["prompt"]})
         method, made = self._calculate_rewards, []
         code = method.__func__ if isinstance(method, MethodType) else method
-        for place, (reward, weight) in enumerate(given):
-            one: Any = reward_of(partial(self._column, place), reward.name, messages=messages, extras=asked.extras)
-            one.__wrapped__ = partial(code, asked.reward_funcs[place])  # whose change a resume notices
-            made.append((one, weight))
+        for index, (reward, weight) in enumerate(rewards):
+            column_reward: Any = reward_of(
+                partial(self._column, index), reward.name, messages=messages, extras=arguments.extras
+            )
+            column_reward.__wrapped__ = partial(code, arguments.reward_funcs[index])  # whose change a resume notices
+            made.append((column_reward, weight))
         return made
 
     def _column(
-        self, place: int, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any
+        self, index: int, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any
     ) -> list[float]:
         """Rewards of the script's method for one function: it is called once for all of them."""
-        asked = (prompts, completions, completion_ids)
-        if self._columns is None or self._columns[0] != asked or place in self._columns[2]:
-            names = columns.keys() - self.translation.asked.extras.keys()
+        key = (prompts, completions, completion_ids)
+        if self._columns is None or self._columns[0] != key or index in self._columns[2]:
+            names = columns.keys() - self.translation.arguments.extras.keys()
             inputs = [
                 {"prompt": prompt, **{name: columns[name][row] for name in names}} for row, prompt in enumerate(prompts)
             ]
             with self._in_mode():
-                made = self._calculate_rewards(inputs, *asked)
+                made = self._calculate_rewards(inputs, *key)
             shape = (len(prompts), len(self.translation.rewards))
             if not isinstance(made, Tensor) or made.shape != shape:
-                found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-                raise ConfigError(f"{REWARDS} returns {found}, not a tensor of completions and functions {shape}")
-            self._columns = (asked, made, [])
-        self._columns[2].append(place)
-        return self._columns[1][:, place].tolist()
+                returned = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                raise ConfigError(f"{REWARDS} returns {returned}, not a tensor of completions and functions {shape}")
+            self._columns = (key, made, [])
+        self._columns[2].append(index)
+        return self._columns[1][:, index].tolist()

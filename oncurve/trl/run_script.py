@@ -49,23 +49,23 @@ class _Messages:
         """Raises ConfigError or Stopped in the place of an exception that is the script's."""
         if not isinstance(error, Exception) or isinstance(error, OncurveError):
             return
-        place = f"{self.script}{_line(self.script, error)}"
-        if (own := _own_place(error, self.script)) is not None:
+        location = f"{self.script}{_line(self.script, error)}"
+        if (own := _own_location(error, self.script)) is not None:
             traceback.print_exception(error)
             raise Stopped(
-                f"{place}: oncurve itself failed with {type(error).__name__} in {own}. It should have trained, or "
+                f"{location}: oncurve itself failed with {type(error).__name__} in {own}. It should have trained, or "
                 f"refused with a sentence: please report it with the lines above",
                 exit_code=1,
             ) from None
         if isinstance(error, ModuleNotFoundError):
             raise ConfigError(
-                f"{place}: it needs the package {error.name}, which is not installed here. pip install it, or leave it "
-                f"out"
+                f"{location}: it needs the package {error.name}, which is not installed here. pip install it, or leave "
+                f"it out"
             ) from None
         while trace is not None and trace.tb_frame.f_code.co_filename != str(self.script):
             trace = trace.tb_next
         traceback.print_exception(error.with_traceback(trace or error.__traceback__))
-        raise Stopped(f"{place}: the script raised {type(error).__name__}", exit_code=1) from None
+        raise Stopped(f"{location}: the script raised {type(error).__name__}", exit_code=1) from None
 
 
 class Translated(BaseException):
@@ -128,26 +128,26 @@ def write_script_recipe(
     try:
         run_script(script, arguments, accept=accept, version=version)
     except Translated as caught:
-        found = caught.translation
+        translation = caught.translation
     else:
         raise ConfigError(f"{script}: it ended without {NEVER_TRAINED}")
     finally:
         SETTINGS.instead_of_training, SETTINGS.processes = None, None
     folder = Path.cwd() if output is None else output.parent
     rows = folder / f"{(output or script).stem}_rows.jsonl"
-    beside = {rows: _as_lines(found.rows)}
-    if found.evaluation:
-        beside[rows.with_name(rows.name.replace("_rows", "_evaluation_rows"))] = _as_lines(found.measured())
-    draft = found.draft
-    draft.found.source = script.name
-    _put_files(found, draft, script, folder, list(beside))
+    beside = {rows: _as_lines(translation.rows)}
+    if translation.evaluation:
+        beside[rows.with_name(rows.name.replace("_rows", "_evaluation_rows"))] = _as_lines(translation.measured())
+    draft = translation.draft
+    draft.outcome.source = script.name
+    _put_files(translation, draft, script, folder, list(beside))
     command = " ".join([f"--processes {processes}", script.name, *arguments])
     head = f"From `oncurve trl --recipe FILE {command}`; options of TRL {trl_version()}."
     text = write_recipe(draft, head, output, overwrite=overwrite, beside=beside)
     return text, not any(note.is_loss and note.option not in SETTINGS.accepted for note in draft.notes)
 
 
-def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, rows: Sequence[Path]) -> None:
+def _put_files(translation: Translation, draft: Draft, script: Path, folder: Path, rows: Sequence[Path]) -> None:
     """Rows and rewards as files that a recipe can name."""
     draft.put("data.type", "jsonl", comment="the rows that the script made")
     draft.put("data.path", _relative(rows[0], folder), comment="")
@@ -156,39 +156,42 @@ def _put_files(found: Translation, draft: Draft, script: Path, folder: Path, row
         measured["chat"] = draft.values["data.chat"]
     draft.put("evaluation.data", measured, comment="measured on")
     sections: list[dict[str, Any]] = []
-    asked = found.asked
-    for function, (reward, weight) in zip(asked.reward_funcs, found.rewards, strict=True):
-        place = _place(function, "reward", draft, script, folder, name=reward.name)
-        sections.append({"type": "custom", "function": place, "name": reward.name, "weight": weight})
-    if asked.environment_factory is not None and give_rewards(asked.environment_factory):
+    arguments = translation.arguments
+    for function, (reward, weight) in zip(arguments.reward_funcs, translation.rewards, strict=True):
+        reference = _reference_or_note(function, "reward", draft, script, folder, name=reward.name)
+        sections.append({"type": "custom", "function": reference, "name": reward.name, "weight": weight})
+    if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
         sections.append({"type": "environment"})
     draft.put("rewards", sections, comment="reward_funcs")
-    factories = asked.environment_factory
+    factories = arguments.environment_factory
     if factories is not None and not isinstance(factories, Mapping):
         factories = {"default": factories}
-    tools = [_place(tool, "tool", draft, script, folder) for tool in asked.tools]
-    environments = {name: _place(one, "environment", draft, script, folder) for name, one in (factories or {}).items()}
+    tools = [_reference_or_note(tool, "tool", draft, script, folder) for tool in arguments.tools]
+    environments = {
+        name: _reference_or_note(factory, "environment", draft, script, folder)
+        for name, factory in (factories or {}).items()
+    }
     if tools:
         draft.put("rollouts.tools", tools, comment="tools")
     if environments:
         draft.put("rollouts.environments", environments, comment="environment_factory")
-    if not isinstance(found.asked.model, str):
+    if not isinstance(translation.arguments.model, str):
         why = "the recipe names where it was loaded from; what the script changed in it is not in the recipe"
         draft.notes.append(Note("differs", "model", why))
 
 
-def _place(thing: Any, kind: str, draft: Draft, script: Path, folder: Path, name: str | None = None) -> str:
-    """The place that a recipe loads an object from; without one a name to be filled in, and a note of it."""
+def _reference_or_note(thing: Any, kind: str, draft: Draft, script: Path, folder: Path, name: str | None = None) -> str:
+    """The reference from which a recipe loads an object; without one a name to be filled in, and a note of it."""
     name = name or reward_name(thing)
-    if (place := _reference(thing, script, folder)) is not None:
-        return place
+    if (reference := _reference(thing, script, folder)) is not None:
+        return reference
     why = "it has no name at the top of a file that can be imported. Move it there, and write file.py:name"
     draft.notes.append(Note("unread", f"{kind} {name}", why))
     return f"{script.stem}_{kind}s.py:{name}"
 
 
 def _reference(function: Any, script: Path, folder: Path) -> str | None:
-    """The place that a recipe can load a function from; None if there is none."""
+    """The reference from which a recipe can load a function; None if there is none."""
     is_named = inspect.isfunction(function) or inspect.isclass(function)
     if not is_named or not function.__qualname__.isidentifier() or function.__name__ == "<lambda>":
         return None
@@ -212,7 +215,7 @@ def _relative(path: Path, folder: Path) -> str:
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
-def _own_place(error: BaseException, script: Path) -> str | None:
+def _own_location(error: BaseException, script: Path) -> str | None:
     """Place in oncurve's code that raised by mistake; None where the script's own code did."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename).resolve()

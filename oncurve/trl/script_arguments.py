@@ -44,12 +44,12 @@ def get_dataset(mixture_config: DatasetMixtureConfig) -> Any:
     from datasets import DatasetDict, concatenate_datasets, load_dataset
 
     parts = []
-    for each in mixture_config.datasets:
-        options = {key: each[key] for key in ("name", "data_dir", "data_files") if each.get(key) is not None}
-        part = load_dataset(each["path"], split=each.get("split", "train"), **options)
-        part = part.select_columns(each["columns"]) if each.get("columns") else part
-        if each.get("fraction") is not None:
-            part = part.select(range(int(len(part) * each["fraction"])))
+    for source in mixture_config.datasets:
+        options = {key: source[key] for key in ("name", "data_dir", "data_files") if source.get(key) is not None}
+        part = load_dataset(source["path"], split=source.get("split", "train"), **options)
+        part = part.select_columns(source["columns"]) if source.get("columns") else part
+        if source.get("fraction") is not None:
+            part = part.select(range(int(len(part) * source["fraction"])))
         parts.append(part)
     if not parts:
         raise ConfigError("datasets: the mixture names none")
@@ -151,14 +151,14 @@ class TrlParser(HfArgumentParser):
         separate_remaining_strings: bool = False,
     ) -> tuple[Any, ...]:
         """The dataclasses, from the command line before the file. Raises ConfigError for an option that none has."""
-        words = ["--dtype" if word == "--torch_dtype" else word for word in (sys.argv[1:] if args is None else args)]
-        config = _file(words)
+        options = ["--dtype" if word == "--torch_dtype" else word for word in (sys.argv[1:] if args is None else args)]
+        config = _file(options)
         if "torch_dtype" in config:
             config["dtype"] = config.pop("torch_dtype")
-        known = {each.name for kind in self._kinds for each in fields(kind)}
+        known = {field.name for kind in self._kinds for field in fields(kind)}
         takes_old = any(isinstance(kind, type) and issubclass(kind, GRPOConfig) for kind in self._kinds)
         old = {name: config.pop(name) for name in list(config) if takes_old and name in older() and name not in known}
-        old |= _old_words(words, known) if takes_old else {}
+        old |= _take_old_options(options, known) if takes_old else {}
         unknown = [name for name in config if name not in known]
         if unknown and fail_with_unknown_args:
             hints = "; ".join(f"{name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown)
@@ -167,9 +167,9 @@ class TrlParser(HfArgumentParser):
         for action in self._actions:
             if action.dest in config:
                 action.required = False
-        parsed = self.parse_args_into_dataclasses(words, return_remaining_strings=not fail_with_unknown_args)
-        said = {*config, *(word.removeprefix("--").split("=")[0] for word in words if word.startswith("--"))}
-        made = [_dated(each, said, old) if isinstance(each, GRPOConfig) else each for each in parsed]
+        parsed = self.parse_args_into_dataclasses(options, return_remaining_strings=not fail_with_unknown_args)
+        set_names = {*config, *(word.removeprefix("--").split("=")[0] for word in options if word.startswith("--"))}
+        made = [_dated(section, set_names, old) if isinstance(section, GRPOConfig) else section for section in parsed]
         rest = [] if fail_with_unknown_args else made.pop()
         return (*made, rest) if return_remaining_strings else tuple(made)
 
@@ -195,15 +195,15 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _file(words: list[str]) -> dict[str, Any]:
+def _file(options: list[str]) -> dict[str, Any]:
     """The options of the file behind --config, which is taken out of the words."""
-    if "--config" not in words:
+    if "--config" not in options:
         return {}
-    place = words.index("--config")
-    path = Path(words[place + 1]) if place + 1 < len(words) else None
+    index = options.index("--config")
+    path = Path(options[index + 1]) if index + 1 < len(options) else None
     if path is None or not path.is_file():
         raise ConfigError(f"--config: there is no file {path}")
-    del words[place : place + 2]
+    del options[index : index + 2]
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -211,26 +211,26 @@ def _file(words: list[str]) -> dict[str, Any]:
     return {name: value for name, value in read_mapping(text, str(path)).items() if name != "env"}
 
 
-def _old_words(words: list[str], known: set[str]) -> dict[str, Any]:
+def _take_old_options(options: list[str], known: set[str]) -> dict[str, Any]:
     """Options that only earlier versions had, taken out of the words."""
-    found: dict[str, Any] = {}
-    for word in [word for word in words if word.startswith("--")]:
+    values: dict[str, Any] = {}
+    for word in [word for word in options if word.startswith("--")]:
         name, _, value = word.removeprefix("--").partition("=")
         if name in known or name not in older():
             continue
-        place = words.index(word)
-        follows = words[place + 1] if place + 1 < len(words) else ""
+        index = options.index(word)
+        follows = options[index + 1] if index + 1 < len(options) else ""
         takes_next = not value and follows and not follows.startswith("--")
-        found[name] = yaml.safe_load(value or (follows if takes_next else "true"))
-        del words[place : place + (2 if takes_next else 1)]
-    return found
+        values[name] = yaml.safe_load(value or (follows if takes_next else "true"))
+        del options[index : index + (2 if takes_next else 1)]
+    return values
 
 
-def _dated(made: Any, said: set[str], old: Mapping[str, Any]) -> Any:
+def _dated(made: Any, set_names: set[str], old: Mapping[str, Any]) -> Any:
     """The configuration again, from what was said and names of earlier versions."""
     if not old:
         return made
-    named = {each.name: vars(made)[each.name] for each in fields(made) if each.name in said}
+    named = {field.name: vars(made)[field.name] for field in fields(made) if field.name in set_names}
     return type(made)(**named, **old)
 
 
@@ -238,7 +238,7 @@ def require_kinds(model: Any, args: Any, tokenizer: Any) -> None:
     """Raises ConfigError for an argument of a trainer that is of another type."""
     if model is None:
         raise ConfigError("model is None. Pass a name, a folder or a model: GRPOTrainer(model=...)")
-    wanted = {"args": (args, GRPOConfig), "processing_class": (tokenizer, PreTrainedTokenizerBase)}
-    for name, (value, kind) in wanted.items():
+    expected = {"args": (args, GRPOConfig), "processing_class": (tokenizer, PreTrainedTokenizerBase)}
+    for name, (value, kind) in expected.items():
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name} is a {type(value).__name__}. Pass a {kind.__name__}")

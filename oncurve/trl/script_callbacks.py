@@ -37,11 +37,11 @@ class Schedule:
 class Callbacks:
     """The callbacks of a trainer."""
 
-    def __init__(self, trainer: Any, given: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
-        for one in given:
-            self._require(one)
+    def __init__(self, trainer: Any, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
+        for callback in callbacks:
+            self._require(callback)
         self.trainer = trainer
-        self.handler = CallbackHandler([_Flow(), *given], None, None, None, None)
+        self.handler = CallbackHandler([_Flow(), *callbacks], None, None, None, None)
         self.policy: TrainedPolicy
         self._hooks: list[Any] = []
         self.updates = 0
@@ -53,10 +53,10 @@ class Callbacks:
     def _require(callback: Any) -> None:
         """Raises ConfigError for what is no callback: it has no hooks, whatever its class."""
         try:
-            is_one = callable(callback.on_step_end)
+            is_callback = callable(callback.on_step_end)
         except AttributeError:
-            is_one = False
-        if not is_one:
+            is_callback = False
+        if not is_callback:
             raise ConfigError(f"callbacks: {callback!r:.60} is none. Pass TrainerCallbacks or classes of them")
 
     def add(self, callback: Any) -> None:

@@ -33,11 +33,11 @@ def placeholder_rows(args: Any, environments: Any, generated: int) -> list[dict[
     if args.max_steps <= 0:
         raise ConfigError("train_dataset is nothing, so the length of the training is not known. Set max_steps")
     prompt = [{"role": "user", "content": ""}]
-    return [{"prompt": prompt, "question": f"{NO_QUESTION} {place}"} for place in range(generated)]
+    return [{"prompt": prompt, "question": f"{NO_QUESTION} {number}"} for number in range(generated)]
 
 
 def episode_row(
-    row: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any], environments: Any, *, place: str
+    row: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any], environments: Any, *, source: str
 ) -> dict[str, Any]:
     """A row whose messages are rendered when the tools of its environment are known.
 
@@ -46,21 +46,21 @@ def episode_row(
     prompt = row["prompt"]
     if isinstance(prompt, str):
         raise DataError(
-            f"{place}: its prompt is text, and the chat template, which tells the model of tools, writes lists of "
+            f"{source}: its prompt is text, and the chat template, which tells the model of tools, writes lists of "
             f'messages. Write [{{"role": "user", "content": {prompt[:40]!r}}}]'
         )
     if row.get("chat_template_kwargs"):
         raise DataError(
-            f"{place}: it has chat_template_kwargs of its own, which tools and environments do not allow. Set "
+            f"{source}: it has chat_template_kwargs of its own, which tools and environments do not allow. Set "
             f"GRPOConfig(chat_template_kwargs=...) for all rows"
         )
-    prompt_text(prompt, tokenizer, options, place=place)
+    prompt_text(prompt, tokenizer, options, source=source)
     messages = [dict(message) for message in prompt]
     made = {"question": row.get("question") or messages[-1]["content"], SOURCE_ROW: {**row, "prompt": messages}}
     if isinstance(environments, Mapping):
         if row.get("environment") not in environments:
             raise DataError(
-                f"{place}: its column environment is {row.get('environment')!r}; environment_factory has "
+                f"{source}: its column environment is {row.get('environment')!r}; environment_factory has "
                 f"{listed(environments)}. Correct the row, or add the environment"
             )
         made["environment"] = row["environment"]

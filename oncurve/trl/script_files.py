@@ -27,8 +27,10 @@ from oncurve.trl.processes import ProcessState
 def loaded_type(model: str | PreTrainedModel, init: Mapping[str, Any] | None) -> torch.dtype | None:
     """The type of the weights that a script loads or has its trainer load, where it is a half precision."""
     if isinstance(model, str):
-        said = (init or {}).get("dtype", (init or {}).get("torch_dtype"))
-        kind = stored_type(model, (init or {}).get("revision")) if said == "auto" else vars(torch).get(str(said), said)
+        dtype = (init or {}).get("dtype", (init or {}).get("torch_dtype"))
+        kind = (
+            stored_type(model, (init or {}).get("revision")) if dtype == "auto" else vars(torch).get(str(dtype), dtype)
+        )
     else:
         kind = model.dtype
     return kind if kind in (torch.bfloat16, torch.float16) else None
@@ -57,16 +59,16 @@ class ScriptFiles:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights and the tokenizer as files of a model; other files of the folder stay."""
-        folder, place = Path(output_dir or self.args.output_dir), self.accelerator
+        folder, accelerator = Path(output_dir or self.args.output_dir), self.accelerator
         made = folder.absolute().with_name(f".{folder.absolute().name}-{os.getpid()}")
         if self._is_training:
             self.oncurve.save(made)  # all processes together
-        if not place.is_main_process:
+        if not accelerator.is_main_process:
             return
         if folder.is_symlink():
             folder.unlink()  # a checkpoint of a run, which stays as it is
         folder.mkdir(parents=True, exist_ok=True)
-        if not self._is_training and place.num_processes > 1 and self.oncurve.result is not None:
+        if not self._is_training and accelerator.num_processes > 1 and self.oncurve.result is not None:
             shutil.copytree(resolve_model(str(self.oncurve.folder)), made)  # what was trained together is there alone
         elif not self._is_training:
             self.oncurve.save(made)
@@ -111,9 +113,9 @@ class ScriptFiles:
         name = self.args.hub_model_id or Path(self.args.output_dir).resolve().name
         folder, key = Path(resolve_model(str(self.oncurve.folder))), token or self.args.hub_token
         is_private = self.args.hub_private_repo is not False
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as parent:
             if self._saved_type is not None:
-                folder = Path(shutil.copytree(folder, Path(place) / "model"))
+                folder = Path(shutil.copytree(folder, Path(parent) / "model"))
                 narrow_files(folder, self._saved_type)
             address = push(folder, name, private=is_private, token=key, message=commit_message)
         kind = "private" if is_private else "public"

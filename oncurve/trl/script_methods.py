@@ -83,10 +83,10 @@ class ScriptMethods(ScriptRewards):
         self._loss = loss
         try:
             with self._in_mode():
-                given = self.compute_loss(self.model, tensors_of(microbatch))
+                own_loss = self.compute_loss(self.model, tensors_of(microbatch))
         finally:
             self._loss = None
-        if given is not loss:
+        if own_loss is not loss:
             raise ConfigError(
                 f"compute_loss returns another loss than TRL's own, which is not trained on here. {WHY}. A formula of "
                 f"one's own is `algorithm.function` (docs/own_algorithm.md)"
@@ -105,13 +105,13 @@ class ScriptMethods(ScriptRewards):
         before = {name: value.clone() for name, value in self._outputs.items()}
         try:
             with self._in_mode():
-                given = method(list(self._rows))
+                returned = method(list(self._rows))
         finally:
             self._outputs = None
-        if not isinstance(given, dict):
-            raise ConfigError(f"{name} returns {type(given).__name__}, not TRL's dictionary")
-        other = [name for name in before if name != "advantages" and not _is_same(given.get(name), before[name])]
-        advantages = given.get("advantages")
+        if not isinstance(returned, dict):
+            raise ConfigError(f"{name} returns {type(returned).__name__}, not TRL's dictionary")
+        other = [name for name in before if name != "advantages" and not _is_same(returned.get(name), before[name])]
+        advantages = returned.get("advantages")
         if other or not isinstance(advantages, Tensor) or advantages.shape != batch.advantages.shape:
             raise ConfigError(
                 f"{name} changes {other[0] if other else 'the form of advantages'} of TRL's "
@@ -155,11 +155,11 @@ class Watched(Algorithm):
 def tensors_of(batch: Batch) -> dict[str, Any]:
     """Rows under TRL's names; prompts are padded on the left."""
     width = batch.prompt_ids.shape[1]
-    places = torch.arange(width, device=batch.prompt_ids.device) - (width - batch.prompt_lengths[:, None])
-    written = torch.arange(batch.completion_ids.shape[1], device=places.device) < batch.completion_lengths[:, None]
-    found = {
-        "prompt_ids": batch.prompt_ids.gather(1, places % max(width, 1)),
-        "prompt_mask": (places >= 0).long(),
+    positions = torch.arange(width, device=batch.prompt_ids.device) - (width - batch.prompt_lengths[:, None])
+    written = torch.arange(batch.completion_ids.shape[1], device=positions.device) < batch.completion_lengths[:, None]
+    tensors = {
+        "prompt_ids": batch.prompt_ids.gather(1, positions % max(width, 1)),
+        "prompt_mask": (positions >= 0).long(),
         "completion_ids": batch.completion_ids,
         "completion_mask": written.long(),
         "advantages": batch.advantages,
@@ -169,8 +169,8 @@ def tensors_of(batch: Batch) -> dict[str, Any]:
         "sampling_per_token_logps": batch.sampler_logprobs,
         "tool_mask": None if bool((batch.mask == written).all()) else batch.mask.long(),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in tensors.items() if value is not None}
 
 
-def _is_same(given: Any, before: Tensor) -> bool:
-    return isinstance(given, Tensor) and given.shape == before.shape and bool((given == before).all())
+def _is_same(value: Any, before: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == before.shape and bool((value == before).all())

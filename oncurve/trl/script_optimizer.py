@@ -40,13 +40,13 @@ MOVES_OTHERWISE = ("lomo", "layerwise", "schedule_free")
 """In the names of optimizers that move weights within the backward pass, or have others to sample from."""
 
 
-def require_optimizers(given: Any) -> None:
+def require_optimizers(pair: Any) -> None:
     """Raises ConfigError for what is no pair of an optimizer and a schedule."""
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ConfigError("optimizers: pass a pair, (optimizer, schedule), of which either may be None")
-    for kind, one in ((Optimizer, given[0]), (LRScheduler, given[1])):
-        if one is not None and not isinstance(one, kind):
-            raise ConfigError(f"optimizers: {one!r:.60} is not a {kind.__name__} of torch. Pass the object itself")
+    for kind, part in ((Optimizer, pair[0]), (LRScheduler, pair[1])):
+        if part is not None and not isinstance(part, kind):
+            raise ConfigError(f"optimizers: {part!r:.60} is not a {kind.__name__} of torch. Pass the object itself")
 
 
 def rates_only(args: Any) -> Optimizer:
@@ -59,18 +59,18 @@ def make_schedule(args: Any, steps: int, optimizer: Optimizer) -> LambdaLR:
 
     Raises ConfigError for names and numbers that transformers refuses, and for schedules that wait for a measurement.
     """
-    name, given = plain(args.lr_scheduler_type), args.lr_scheduler_kwargs or {}
+    name, kwargs = plain(args.lr_scheduler_type), args.lr_scheduler_kwargs or {}
     try:
         schedule: Any = get_scheduler(
             name,
             optimizer=optimizer,
             num_warmup_steps=args.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=json.loads(given) if isinstance(given, str) else dict(given),
+            scheduler_specific_kwargs=json.loads(kwargs) if isinstance(kwargs, str) else dict(kwargs),
         )
     except (TypeError, ValueError) as error:
-        said = f" with lr_scheduler_kwargs {given}" if given else ""
-        raise ConfigError(f"lr_scheduler_type is {name}{said}, and transformers refuses it: {error}") from None
+        detail = f" with lr_scheduler_kwargs {kwargs}" if kwargs else ""
+        raise ConfigError(f"lr_scheduler_type is {name}{detail}, and transformers refuses it: {error}") from None
     if not isinstance(schedule, LambdaLR):
         raise ConfigError(f"lr_scheduler_type is {name}, whose rates follow from measurements. Take another schedule")
     return schedule
@@ -150,8 +150,8 @@ class ScriptOptimizer:
             {key: len(value) if key == "params" else str(value) for key, value in group.items() if key != "lr"}
             for group in optimizer.param_groups
         ]
-        kept = {key: str(value) for key, value in schedule.state_dict().items() if not key.startswith(("_", "last_"))}
-        return {"optimizers": f"{type(optimizer).__name__} {groups}, {type(schedule).__name__} {kept}"}
+        state = {key: str(value) for key, value in schedule.state_dict().items() if not key.startswith(("_", "last_"))}
+        return {"optimizers": f"{type(optimizer).__name__} {groups}, {type(schedule).__name__} {state}"}
 
     def _take_optimizer(self, policy: TrainedPolicy) -> Any:
         """Have the weights moved by what the script brings; the schedule that callbacks see.

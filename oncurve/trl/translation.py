@@ -14,7 +14,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.policy.environment import read_place
+from oncurve.policy.environment import read_rank_info
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.trl.chat import is_conversational, prompt_text
 from oncurve.trl.conversion import OPTIMIZERS, SCHEDULES, convert
@@ -68,7 +68,7 @@ class TrainerArguments:
 class Translation:
     """A script as a recipe and what of it stands in no recipe."""
 
-    asked: TrainerArguments
+    arguments: TrainerArguments
     draft: Draft
     tokenizer: PreTrainedTokenizerBase | None
     """The script's own; None where the model brings it."""
@@ -116,110 +116,113 @@ class Translation:
         return lines
 
 
-def translate(asked: TrainerArguments) -> Translation:
+def translate(arguments: TrainerArguments) -> Translation:
     """A script's request as a recipe.
 
     Raises ConfigError for numbers that TRL refuses too, DataError for rows that are no prompts.
     """
-    args, names = asked.args, [reward_name(function) for function in asked.reward_funcs]
-    found = OptionOutcome(
+    args, names = arguments.args, [reward_name(function) for function in arguments.reward_funcs]
+    outcome = OptionOutcome(
         "the script",
-        asked.model if isinstance(asked.model, str) else asked.model.name_or_path or "given",
+        arguments.model if isinstance(arguments.model, str) else arguments.model.name_or_path or "given",
         args.options(),
         num_rewards=len(names),
     )
     if args.dated is not None:
-        found.notes.append(Note("differs", "versions", args.dated.describe()))
-    for name in asked.lost:
-        found.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
-    _take_best(found)
-    _take_optimizer(found)
-    put_weights(asked, found)
-    if not isinstance(asked.model, str) and asked.model.dtype in (torch.bfloat16, torch.float16):
-        kind = str(asked.model.dtype).removeprefix("torch.")
+        outcome.notes.append(Note("differs", "versions", args.dated.describe()))
+    for name in arguments.lost:
+        outcome.notes.append(Note("unsupported", name, LOST_ARGUMENTS[name]))
+    _take_best(outcome)
+    _take_optimizer(outcome)
+    put_weights(arguments, outcome)
+    if not isinstance(arguments.model, str) and arguments.model.dtype in (torch.bfloat16, torch.float16):
+        kind = str(arguments.model.dtype).removeprefix("torch.")
         why = f"its {kind} weights are trained in float32, and are float32 afterwards; save_model writes {kind}"
-        found.notes.append(Note("differs", "model", why))
+        outcome.notes.append(Note("differs", "model", why))
     options = dict(args.chat_template_kwargs or {})
-    found.options.pop("chat_template_kwargs", None)  # done here
-    tokenizer = tokenizer_of(asked)
-    _without_own_ends(asked, tokenizer, found)
-    data = asked.train_dataset
-    if data is None and asked.environment_factory is not None:
-        data = placeholder_rows(args, asked.environment_factory, max(_generated(args) // args.num_generations, 1))
+    outcome.options.pop("chat_template_kwargs", None)  # done here
+    tokenizer = tokenizer_of(arguments)
+    _without_own_ends(arguments, tokenizer, outcome)
+    data = arguments.train_dataset
+    if data is None and arguments.environment_factory is not None:
+        data = placeholder_rows(args, arguments.environment_factory, max(_generated(args) // args.num_generations, 1))
     enough = None if args.max_steps <= 0 else args.max_steps * _generated(args)  # of a stream
-    rows = _rows(data, asked, tokenizer, options, limit=enough)
+    rows = _rows(data, arguments, tokenizer, options, limit=enough)
     evaluation = {
-        prefix: _rows(each, asked, tokenizer, options) for prefix, each in evaluation_sets(asked.eval_dataset).items()
+        prefix: _rows(part, arguments, tokenizer, options)
+        for prefix, part in evaluation_sets(arguments.eval_dataset).items()
     }
-    draft = convert(found, processes=SETTINGS.processes or read_place().count, rows=len(rows))
+    draft = convert(outcome, processes=SETTINGS.processes or read_rank_info().count, rows=len(rows))
     every = int(draft.values.get("evaluation.every_steps", 0))
     if every and not evaluation:
         raise ConfigError("eval_strategy is set and there is no eval_dataset. Pass one, or set eval_strategy='no'")
     for key in [key for key in draft.values if key.startswith("evaluation.")]:
         del draft.values[key]
     draft.put("data.template", "as_is", comment="the prompt of the row as it is")
-    if asked.has_episodes:
+    if arguments.has_episodes:
         put_episodes(draft, args)
-    number = len([row for each in evaluation.values() for row in each])
+    number = len([row for part in evaluation.values() for row in part])
     count = min(number, MEASURED_ROWS) if number else min(len(rows), MEASURED_TRAINING_ROWS)
-    said = "of eval_dataset" if number else "of the training rows, since the script names no others"
-    draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {said}")
-    return Translation(asked, draft, asked.processing_class, rows, evaluation, _rewards(asked, names, rows), every)
+    origin = "of eval_dataset" if number else "of the training rows, since the script names no others"
+    draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {origin}")
+    return Translation(
+        arguments, draft, arguments.processing_class, rows, evaluation, _rewards(arguments, names, rows), every
+    )
 
 
-def _take_best(found: OptionOutcome) -> None:
+def _take_best(outcome: OptionOutcome) -> None:
     """Take out what the trainer does itself when training has ended, and no recipe can say."""
-    loads = found.options.pop("load_best_model_at_end", False)
+    loads = outcome.options.pop("load_best_model_at_end", False)
     for name in ("metric_for_best_model", "greater_is_better"):
-        found.options.pop(name, None)
-    if loads and SETTINGS.instead_of_training is None and read_place().count > 1:
+        outcome.options.pop(name, None)
+    if loads and SETTINGS.instead_of_training is None and read_rank_info().count > 1:
         why = "with several processes the final model is that of the last step; load the best checkpoint afterwards"
-        found.notes.append(Note("unsupported", "load_best_model_at_end", why))
+        outcome.notes.append(Note("unsupported", "load_best_model_at_end", why))
     if loads and SETTINGS.instead_of_training is not None:
         why = "the final model of a recipe is that of the last step; the best checkpoint is kept beside it"
-        found.notes.append(Note("unsupported", "load_best_model_at_end", why))
-    if loads and found.options.pop("save_total_limit", None):
+        outcome.notes.append(Note("unsupported", "load_best_model_at_end", why))
+    if loads and outcome.options.pop("save_total_limit", None):
         why = "with load_best_model_at_end every checkpoint stays, so that the best one is there"
-        found.notes.append(Note("differs", "save_total_limit", why))
+        outcome.notes.append(Note("differs", "save_total_limit", why))
 
 
-def _take_optimizer(found: OptionOutcome) -> None:
+def _take_optimizer(outcome: OptionOutcome) -> None:
     """Take out what transformers makes for the trainer, and no recipe can say."""
     if SETTINGS.instead_of_training is not None:
         return
     for name in ("lr_scheduler_kwargs", "optim_args", "optim_target_modules"):  # AdamW reads none in TRL either
-        found.options.pop(name, None)
+        outcome.options.pop(name, None)
     for name, known in (("lr_scheduler_type", SCHEDULES), ("optim", OPTIMIZERS)):
-        value = str(found.options.get(name, next(iter(known))))
+        value = str(outcome.options.get(name, next(iter(known))))
         if value in known:
             continue
-        del found.options[name]
-        found.notes.append(
+        del outcome.options[name]
+        outcome.notes.append(
             Note("differs", f"{name} = {value}", "transformers makes it; the run's recipe does not say it")
         )
 
 
-def _without_own_ends(asked: TrainerArguments, tokenizer: Any, found: OptionOutcome) -> None:
+def _without_own_ends(arguments: TrainerArguments, tokenizer: Any, outcome: OptionOutcome) -> None:
     """Leave end tokens out of generation_kwargs where they are those that end a completion anyway."""
-    given = found.options.get("generation_kwargs")
-    if not isinstance(given, Mapping):
+    options = outcome.options.get("generation_kwargs")
+    if not isinstance(options, Mapping):
         return
-    if isinstance(asked.model, str):
-        ends = set(declared_end_ids(asked.model, tokenizer))
+    if isinstance(arguments.model, str):
+        ends = set(declared_end_ids(arguments.model, tokenizer))
     else:
-        config: Any = asked.model.generation_config or asked.model.config
+        config: Any = arguments.model.generation_config or arguments.model.config
         own = config.eos_token_id
         ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
-    kept = dict(given)
+    rest = dict(options)
     for name in ("eos_token_id", "stop_token_ids"):
-        ids = kept.get(name)
+        ids = rest.get(name)
         named = set(ids) if isinstance(ids, (list, tuple)) else {ids}
-        if name in kept and (named == ends or (name == "stop_token_ids" and named <= ends)):
-            del kept[name]
-            found.notes.append(
+        if name in rest and (named == ends or (name == "stop_token_ids" and named <= ends)):
+            del rest[name]
+            outcome.notes.append(
                 Note("nothing", "generation_kwargs", f"{name} are the tokens that end a completion anyway")
             )
-    found.options["generation_kwargs"] = kept
+    outcome.options["generation_kwargs"] = rest
 
 
 READ_BY_TRL_LATER = frozenset(
@@ -248,70 +251,70 @@ def changed_options(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return changed
 
 
-def evaluation_rows(asked: TrainerArguments, data: Any, prefix: str) -> dict[str, list[Row]]:
+def evaluation_rows(arguments: TrainerArguments, data: Any, prefix: str) -> dict[str, list[Row]]:
     """Rows of another evaluation set, by the prefix of their metrics."""
-    options = dict(asked.args.chat_template_kwargs or {})
+    options = dict(arguments.args.chat_template_kwargs or {})
     sets = evaluation_sets(data) if isinstance(data, Mapping) else {prefix: data}
-    return {name: _rows(each, asked, tokenizer_of(asked), options) for name, each in sets.items()}
+    return {name: _rows(rows, arguments, tokenizer_of(arguments), options) for name, rows in sets.items()}
 
 
-def put_weights(asked: TrainerArguments, found: OptionOutcome) -> None:
+def put_weights(arguments: TrainerArguments, outcome: OptionOutcome) -> None:
     """The bits of the weights, and the adapter."""
-    _read_bits(asked, found)
-    if asked.peft_config is not None:
-        found.lora = _lora(asked)
+    _read_bits(arguments, outcome)
+    if arguments.peft_config is not None:
+        outcome.lora = _lora(arguments)
 
 
-def tokenizer_of(asked: TrainerArguments) -> Any:
+def tokenizer_of(arguments: TrainerArguments) -> Any:
     """The script's own, or the model's."""
-    if asked.processing_class is not None:
-        return asked.processing_class
-    name = asked.model if isinstance(asked.model, str) else asked.model.name_or_path
+    if arguments.processing_class is not None:
+        return arguments.processing_class
+    name = arguments.model if isinstance(arguments.model, str) else arguments.model.name_or_path
     if not name:
         raise ConfigError("processing_class: the model has no name, so its tokenizer is not known. Pass the tokenizer")
-    init = asked.args.model_init_kwargs or {}
-    trusts = bool(asked.args.trust_remote_code or init.get("trust_remote_code"))
+    init = arguments.args.model_init_kwargs or {}
+    trusts = bool(arguments.args.trust_remote_code or init.get("trust_remote_code"))
     return load_tokenizer(name, revision=init.get("revision"), trust_remote_code=trusts)[1]
 
 
 def _generated(args: Any) -> int:
     passes = args.steps_per_generation or args.gradient_accumulation_steps
-    return args.generation_batch_size or args.per_device_train_batch_size * passes * read_place().count
+    return args.generation_batch_size or args.per_device_train_batch_size * passes * read_rank_info().count
 
 
 def _rows(
-    data: Any, asked: TrainerArguments, tokenizer: Any, options: Mapping[str, Any], *, limit: int | None = None
+    data: Any, arguments: TrainerArguments, tokenizer: Any, options: Mapping[str, Any], *, limit: int | None = None
 ) -> list[Row]:
     """The rows of a data set, each with the text that the model reads and the row that it came from.
 
     A data set without a length is read up to ``limit`` rows.
     """
     if not isinstance(data, Iterable) and {"__len__", "__getitem__"} <= set(dir(type(data))):  # torch's Dataset
-        data = [data[place] for place in range(len(data))]
+        data = [data[index] for index in range(len(data))]
     if data is None or isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
         kind = "nothing" if data is None else type(data).__name__
         raise DataError(f"train_dataset is {kind}. Pass rows with a column prompt, such as load_dataset(...)['train']")
     is_stream = "__len__" not in dir(type(data))
     if is_stream and limit is None:
         raise ConfigError("train_dataset is a stream, whose end is not known. Set max_steps")
-    found: list[Row] = []
-    for place, row in enumerate(islice(data, limit) if is_stream else data):
+    rows: list[Row] = []
+    for index, row in enumerate(islice(data, limit) if is_stream else data):
         if not isinstance(row, Mapping) or "prompt" not in row:
             columns = listed(row) if isinstance(row, Mapping) else type(row).__name__
-            raise DataError(f"train_dataset: row {place} has no column 'prompt', which TRL reads. Columns: {columns}")
+            raise DataError(f"train_dataset: row {index} has no column 'prompt', which TRL reads. Columns: {columns}")
         if row.get("image") is not None or row.get("images") is not None:
-            raise DataError(f"train_dataset: row {place} has pictures, which are not trained on here")
-        prompt, where = row["prompt"], f"train_dataset: row {place}"
-        if asked.has_episodes:
-            made = episode_row(row, tokenizer, options, asked.environment_factory, place=where)
-            found.append(made | _gold(row))
+            raise DataError(f"train_dataset: row {index} has pictures, which are not trained on here")
+        prompt, where = row["prompt"], f"train_dataset: row {index}"
+        if arguments.has_episodes:
+            made = episode_row(row, tokenizer, options, arguments.environment_factory, source=where)
+            rows.append(made | _gold(row))
             continue
         own = {**options, **(row.get("chat_template_kwargs") or {})}
-        text = prompt_text(prompt, tokenizer, own, place=where)
-        found.append({"question": text, SOURCE_ROW: dict(row)} | _gold(row))
-    if not found:
+        text = prompt_text(prompt, tokenizer, own, source=where)
+        rows.append({"question": text, SOURCE_ROW: dict(row)} | _gold(row))
+    if not rows:
         raise DataError("train_dataset: there are no rows")
-    return found
+    return rows
 
 
 def _gold(row: Mapping[str, Any]) -> Row:
@@ -327,67 +330,69 @@ def evaluation_sets(data: Any) -> dict[str, Any]:
     if data is None:
         return {}
     if isinstance(data, Mapping):
-        return {f"eval_{name}": each for name, each in data.items()}
+        return {f"eval_{name}": rows for name, rows in data.items()}
     return {"eval": data}
 
 
-def _rewards(asked: TrainerArguments, names: Sequence[str], rows: Sequence[Row]) -> list[tuple[RewardFunction, float]]:
-    weights = asked.args.reward_weights
+def _rewards(
+    arguments: TrainerArguments, names: Sequence[str], rows: Sequence[Row]
+) -> list[tuple[RewardFunction, float]]:
+    weights = arguments.args.reward_weights
     if weights is not None and len(weights) != len(names):
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(names)} rewards. Give one for each")
     if not names:
-        if asked.environment_factory is not None and give_rewards(asked.environment_factory):
+        if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
             return []
         raise ConfigError("reward_funcs: there is none. Pass a function or a list of them")
     messages = is_conversational({"prompt": rows[0][SOURCE_ROW]["prompt"]})
-    tokenizers = list(asked.reward_processing_classes) or [None] * len(names)
+    tokenizers = list(arguments.reward_processing_classes) or [None] * len(names)
     if len(tokenizers) != len(names):
         raise ConfigError(
             f"reward_processing_classes has {len(tokenizers)} entries for {len(names)} rewards. Give each one, "
             f"None for functions"
         )
     made = [
-        reward_of(function, name, messages=messages, tokenizer=tokenizer, extras=asked.extras)
-        for function, name, tokenizer in zip(asked.reward_funcs, names, tokenizers, strict=True)
+        reward_of(function, name, messages=messages, tokenizer=tokenizer, extras=arguments.extras)
+        for function, name, tokenizer in zip(arguments.reward_funcs, names, tokenizers, strict=True)
     ]
-    return [(reward, 1.0 if weights is None else float(weights[place])) for place, reward in enumerate(made)]
+    return [(reward, 1.0 if weights is None else float(weights[index])) for index, reward in enumerate(made)]
 
 
-def _read_bits(asked: TrainerArguments, found: OptionOutcome) -> None:
+def _read_bits(arguments: TrainerArguments, outcome: OptionOutcome) -> None:
     """Weights of few bits, from wherever a script may say so."""
-    init = dict(asked.args.model_init_kwargs or {})
-    said = asked.quantization_config or init.pop("quantization_config", None)
+    init = dict(arguments.args.model_init_kwargs or {})
+    settings = arguments.quantization_config or init.pop("quantization_config", None)
     for old, new in (("load_in_4bit", True), ("load_in_8bit", True)):
         if init.pop(old, False):
-            said = said or {old: new, "bnb_4bit_quant_type": "nf4"}
-    if not isinstance(asked.model, str):
-        said = said or vars(asked.model.config).get("quantization_config")
-    if said is not None:
-        values = said if isinstance(said, Mapping) else said.to_dict()
-        found.quantization = quantization(dict(values), found)
-        if found.quantization is None:
-            found.notes.append(Note("unsupported", "quantization_config", "there are nf4 and int8 of bitsandbytes"))
-    if "model_init_kwargs" in found.options:
-        found.options["model_init_kwargs"] = init
+            settings = settings or {old: new, "bnb_4bit_quant_type": "nf4"}
+    if not isinstance(arguments.model, str):
+        settings = settings or vars(arguments.model.config).get("quantization_config")
+    if settings is not None:
+        values = settings if isinstance(settings, Mapping) else settings.to_dict()
+        outcome.quantization = quantization(dict(values), outcome)
+        if outcome.quantization is None:
+            outcome.notes.append(Note("unsupported", "quantization_config", "there are nf4 and int8 of bitsandbytes"))
+    if "model_init_kwargs" in outcome.options:
+        outcome.options["model_init_kwargs"] = init
 
 
-def _lora(asked: TrainerArguments) -> dict[str, Any]:
+def _lora(arguments: TrainerArguments) -> dict[str, Any]:
     """The settings of a peft configuration beside peft's defaults; layers are those that peft takes for the model."""
     from peft import LoraConfig
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
 
-    config = asked.peft_config
+    config = arguments.peft_config
     if not isinstance(config, LoraConfig):
         raise ConfigError(f"peft_config is a {type(config).__name__}; adapters are LoRA's. Pass a LoraConfig")
     plain = vars(LoraConfig())
     idle = ("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "runtime_config", "peft_version")
-    given = {name: value for name, value in vars(config).items() if name not in idle and value != plain.get(name)}
+    settings = {name: value for name, value in vars(config).items() if name not in idle and value != plain.get(name)}
     if config.target_modules is None:
-        given["target_modules"] = sorted(TARGETS.get(_model_type(asked), ["q_proj", "v_proj"]))
-    return given
+        settings["target_modules"] = sorted(TARGETS.get(_model_type(arguments), ["q_proj", "v_proj"]))
+    return settings
 
 
-def _model_type(asked: TrainerArguments) -> str:
-    if not isinstance(asked.model, str):
-        return str(asked.model.config.model_type)
-    return str(load_tokenizer(asked.model, trust_remote_code=bool(asked.args.trust_remote_code))[0].model_type)
+def _model_type(arguments: TrainerArguments) -> str:
+    if not isinstance(arguments.model, str):
+        return str(arguments.model.config.model_type)
+    return str(load_tokenizer(arguments.model, trust_remote_code=bool(arguments.args.trust_remote_code))[0].model_type)

@@ -14,7 +14,7 @@ import torch
 from oncurve.core.errors import ConfigError
 
 ATTENTION_AND_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-SAID = "note: unsloth: its names are those of transformers and peft here; its kernels, its memory saving and "
+NOTE = "note: unsloth: its names are those of transformers and peft here; its kernels, its memory saving and "
 SPEED = frozenset({
     "max_seq_length", "fast_inference", "gpu_memory_utilization", "max_lora_rank", "float8_kv_cache", "device_map",
     "use_gradient_checkpointing", "unsloth_vllm_standby", "unsloth_tiled_mlp", "random_state", "fix_tokenizer",
@@ -42,7 +42,7 @@ class FastLanguageModel:
         _refuse_rest("FastLanguageModel.from_pretrained", options)
         if options.get("rope_scaling"):
             raise ConfigError("FastLanguageModel.from_pretrained: rope_scaling changes the model. Set it in its config")
-        sys.stdout.write(f"{SAID}its limits on lengths do nothing\n")
+        sys.stdout.write(f"{NOTE}its limits on lengths do nothing\n")
         if four or eight:
             kind = {"load_in_8bit": True} if eight else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
             few = (
@@ -69,7 +69,7 @@ class FastLanguageModel:
         torch.manual_seed(options.pop("random_state", 3407))
         names = ("lora_dropout", "bias", "layers_to_transform", "layers_pattern", "use_rslora", "modules_to_save")
         names += ("init_lora_weights", "task_type")
-        given = {name: options.pop(name) for name in names if name in options}
+        settings = {name: options.pop(name) for name in names if name in options}
         if options.pop("loftq_config", None):
             raise ConfigError("FastLanguageModel.get_peft_model: loftq_config is not followed here. Leave it out")
         if any(str(name).startswith("finetune_") and value is False for name, value in options.items()):
@@ -77,8 +77,8 @@ class FastLanguageModel:
         options = {name: value for name, value in options.items() if not name.startswith("finetune_")}
         _refuse_rest("FastLanguageModel.get_peft_model", options)
         targets = target_modules if isinstance(target_modules, str) else list(target_modules)
-        given.setdefault("task_type", "CAUSAL_LM")
-        config = LoraConfig(r=r, lora_alpha=lora_alpha, target_modules=targets, **given)
+        settings.setdefault("task_type", "CAUSAL_LM")
+        config = LoraConfig(r=r, lora_alpha=lora_alpha, target_modules=targets, **settings)
         return _with_methods(get_peft_model(model, config))
 
     @staticmethod
@@ -129,10 +129,12 @@ NAMES: Mapping[str, Any] = {
 """Names of unsloth, of its modules, and of vLLM in a script that imports unsloth."""
 
 
-def _refuse_rest(place: str, options: Mapping[str, Any]) -> None:
+def _refuse_rest(caller: str, options: Mapping[str, Any]) -> None:
     unknown = [name for name in options if name not in SPEED]
     if unknown:
-        raise ConfigError(f"{place}: {', '.join(unknown)} may change the model, and is not followed here. Leave it out")
+        raise ConfigError(
+            f"{caller}: {', '.join(unknown)} may change the model, and is not followed here. Leave it out"
+        )
 
 
 def _with_methods(model: Any) -> Any:

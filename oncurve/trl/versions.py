@@ -58,8 +58,8 @@ def date(names: Iterable[str], version: str | None = None) -> Dated | None:
 
     Raises ConfigError for a ``version`` that is too old to be followed or unknown.
     """
-    given = set(names)
-    gone = {name: old.until for name, old in older().items() if name in given and old.until is not None}
+    options = set(names)
+    gone = {name: old.until for name, old in older().items() if name in options and old.until is not None}
     if version is not None:
         if not number(FIRST) <= number(version) <= number(trl_version()):
             raise ConfigError(f"trl_version is {version}; versions {FIRST} to {trl_version()} can be followed")
@@ -67,7 +67,7 @@ def date(names: Iterable[str], version: str | None = None) -> Dated | None:
     elif gone:
         latest = min((until for until in gone.values() if until is not None), key=number)
         earliest = max(
-            (since for since, brought in raw_table()["since"].items() if given & set(brought)),
+            (since for since, brought in raw_table()["since"].items() if options & set(brought)),
             key=number,
             default=FIRST,
         )
@@ -76,7 +76,7 @@ def date(names: Iterable[str], version: str | None = None) -> Dated | None:
     else:
         return None
     known = {**table(), "max_prompt_length": None}
-    free = [name for name in raw_table()["history"] if name not in given and name in known]
+    free = [name for name in raw_table()["history"] if name not in options and name in known]
     defaults = {name: default_at(name, latest) for name in free}
     unsure = {name: _between(name, earliest, latest) for name in free}
     today = {name: None if option is None else option.default for name, option in known.items()}

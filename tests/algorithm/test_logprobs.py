@@ -45,7 +45,7 @@ def test_from_hidden_gives_value_and_gradient_of_the_whole_matrix(
 ):
     """Also where chunks make their products in the same memory, as large ones do on a CPU."""
     if is_large:
-        monkeypatch.setattr("oncurve.algorithm.chunked_head.GIVEN_BACK", 0)
+        monkeypatch.setattr("oncurve.algorithm.chunked_head.RELEASED_BYTES", 0)
     hidden, weight, targets = head()
     outputs = from_hidden(hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
     whole = from_logits(hidden @ weight.T, targets, temperature=temperature)

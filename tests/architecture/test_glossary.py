@@ -77,7 +77,7 @@ def test_every_number_of_an_evaluation_is_in_the_glossary(
     engine.load_weights(make_policy(), version=0)
     reward = right_where(is_even)
     measured = evaluate(
-        make_prompts("a", "b", "c"), engine, reward, params=SAMPLING, loose_reward_function=reward
+        make_prompts("a", "b", "c"), engine, reward, params=SAMPLING, lenient_reward_function=reward
     ).metrics()
     assert len(measured) > 8
     assert unknown_keys(measured) == []

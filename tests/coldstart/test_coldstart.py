@@ -18,7 +18,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import load_model
-from oncurve.tasks.texts import TASKS, shown_texts
+from oncurve.tasks.texts import TASKS, demonstrated_texts
 from oncurve.tasks.word_problems import word_problems
 
 SHORT = ["data.limit=40", "run.prompts_per_step=8", "optimizer.warmup_updates=2", "evaluation.num_prompts=4",
@@ -71,7 +71,7 @@ def test_a_seed_names_the_random_weights(tmp_path: Path) -> None:
 def test_every_task_has_lessons_demonstrations_and_a_recipe() -> None:
     assert set(TASKS) == set(BASES)
     for task in TASKS:
-        taught = shown_texts(task, lessons=3, demonstrations=2)
+        taught = demonstrated_texts(task, lessons=3, demonstrations=2)
         assert len(taught) == 5
         assert all(prompt and any(text for text, is_learned in parts if is_learned) for prompt, parts in taught)
 
@@ -86,7 +86,7 @@ def test_the_shipped_base_is_what_its_provenance_says() -> None:
 def test_the_shipped_base_is_small_and_its_tokenizer_is_the_one_that_would_be_built() -> None:
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 8 * 1024**2
     _, shipped = load_model("embedded")
-    shown = shown_texts("word_problems", lessons=0, demonstrations=NUM_TEXTS)
+    shown = demonstrated_texts("word_problems", lessons=0, demonstrations=NUM_TEXTS)
     rebuilt = tiny_tokenizer(prompt + text for prompt, parts in shown for text, _ in parts)
     assert shipped.get_vocab() == rebuilt.get_vocab()
 

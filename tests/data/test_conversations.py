@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Completion, Group
-from oncurve.data.datasets import adapt_given_rows, hold_out, load_rows
+from oncurve.data.datasets import adapt_python_rows, hold_out, load_rows
 from oncurve.data.prompts import render_prompts
 from oncurve.observe.record import read_rollouts
 from oncurve.observe.run_model import locate
@@ -42,7 +42,7 @@ def text_of(row: dict[str, Any], **options: Any) -> str:
     ids=["question", "column", "prompt", "numpy", "parts", "columns of datasets"],
 )
 def test_messages_are_rendered_by_the_chat_template(row: dict[str, Any], columns: dict[str, str]) -> None:
-    [adapted] = adapt_given_rows([row], columns=columns)
+    [adapted] = adapt_python_rows([row], columns=columns)
     assert text_of(adapted) == WRITTEN
     assert adapted["question"] == "system: Answer briefly.\nuser: 2+3?"
 
@@ -56,12 +56,12 @@ def test_messages_of_a_file_are_rendered_too(tmp_path: Path) -> None:
 
 def test_earlier_turns_with_calls_of_tools_stay_as_they_are() -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]}
-    rows = adapt_given_rows([{"question": [*ASKED, call, {"role": "tool", "content": "5"}]}])
+    rows = adapt_python_rows([{"question": [*ASKED, call, {"role": "tool", "content": "5"}]}])
     assert rows[0]["question_messages"][2] == {**call, "content": ""}
 
 
 def test_conversations_that_end_alike_are_different_questions() -> None:
-    rows = adapt_given_rows([{"question": [{"role": "system", "content": str(n)}, ASKED[1]]} for n in range(20)])
+    rows = adapt_python_rows([{"question": [{"role": "system", "content": str(n)}, ASKED[1]]} for n in range(20)])
     train, held_out = hold_out(rows, count=5)
     assert (len(train), len(held_out)) == (15, 5)
 
@@ -81,11 +81,11 @@ def test_conversations_that_end_alike_are_different_questions() -> None:
 )
 def test_what_is_no_conversation_is_refused(question: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        adapt_given_rows([{"question": question}])
+        adapt_python_rows([{"question": question}])
 
 
 def test_messages_need_a_chat_template_and_have_no_place_for_examples() -> None:
-    rows = adapt_given_rows([{"question": ASKED, "answer": "5"}])
+    rows = adapt_python_rows([{"question": ASKED, "answer": "5"}])
     with pytest.raises(ConfigError, match="list of messages, and prompts are written as plain text"):
         text_of(rows[0], chat=False)
     with pytest.raises(ConfigError, match=r"data\.few_shot has no place"):
@@ -126,7 +126,7 @@ def test_a_run_trains_on_messages_and_samples_from_them(tmp_path: Path) -> None:
 
 def test_answers_reach_a_reward_as_they_are() -> None:
     given = [["25", "25 shells"], {"unit": "m"}, False, True, None, float("nan")]
-    rows = adapt_given_rows([{"question": f"{number}?", "answer": one} for number, one in enumerate(given)])
+    rows = adapt_python_rows([{"question": f"{number}?", "answer": one} for number, one in enumerate(given)])
     seen: list[Any] = []
 
     def reward(completion: str, answer: Any) -> float:

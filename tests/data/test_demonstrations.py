@@ -14,8 +14,8 @@ from oncurve.data.demonstrations import (
     Demonstration,
     demonstrated_row,
     render_demonstrations,
-    shown_text,
     taught_rows,
+    taught_text,
 )
 
 CHAT = (
@@ -151,7 +151,7 @@ def test_of_a_completion_in_parts_what_a_tool_says_is_not_learned(tokenizer: Pre
 def test_generated_lessons_come_before_generated_demonstrations(tokenizer: PreTrainedTokenizerFast) -> None:
     task = Path(__file__).resolve().parents[2] / "examples" / "maze" / "maze.py"
     taught = taught_rows(str(task), count=10, lesson_fraction=0.4)
-    assert ["<tool>" in shown_text(row) for row in taught] == [False] * 4 + [True] * 6
+    assert ["<tool>" in taught_text(row) for row in taught] == [False] * 4 + [True] * 6
     with pytest.raises(DataError, match=r"data\.task: there is no 'chess'"):
         taught_rows("chess", count=1, lesson_fraction=0.0)
 

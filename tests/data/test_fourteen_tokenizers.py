@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
-from oncurve.data.prompt_check import find_prompt_faults, shown_prompt
+from oncurve.data.prompt_check import find_prompt_faults, prompt_report
 from oncurve.data.prompts import (
     describe_turn_end,
     find_template,
@@ -146,7 +146,7 @@ def test_a_prompt_is_what_the_template_writes_and_its_faults_are_named(name: str
         one.what for one in find_prompt_faults([prompt], tokenizer, words, lambda r: write_gold(r, words), **known)
     ]
     assert any(fault in what for what in found) if fault else found == []
-    assert "a completion ends with" in shown_prompt(prompt, tokenizer, ends, write_gold(ROW, words))
+    assert "a completion ends with" in prompt_report(prompt, tokenizer, ends, write_gold(ROW, words))
     bos = tokenizer.bos_token_id
     assert bos is None or prompt.prompt_ids.count(bos) <= 1
     assert prompt.prompt_ids[-1] not in ends, "a prompt is there to be continued"

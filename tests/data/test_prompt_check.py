@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers_for_tests import BOS, CHAT_TEMPLATE, EOS, byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from oncurve.data.prompt_check import find_prompt_faults, shown_prompt
+from oncurve.data.prompt_check import find_prompt_faults, prompt_report
 from oncurve.data.prompts import find_template, render_prompts, write_gold
 
 ROW = {"question": "2+3?", "answer": "5", "solution": "2+3=5."}
@@ -83,7 +83,7 @@ def test_each_fault_of_a_prompt_is_named(given: dict[str, Any], what: str) -> No
 def test_a_prompt_is_shown_as_the_model_reads_it() -> None:
     tokenizer = byte_tokenizer(adds_bos=True)
     prompts, _ = render_prompts([ROW], tokenizer, template="think_answer")
-    shown = shown_prompt(prompts[0], tokenizer, (EOS,))
+    shown = prompt_report(prompts[0], tokenizer, (EOS,))
     assert "    <s>User: 2+3?\n    Assistant: <think>" in shown
     assert "a completion ends with '</s>'" in shown
     assert prompts[0].prompt_ids[0] == BOS

@@ -186,7 +186,7 @@ def test_a_supervised_stage_reads_rows_when_a_step_takes_them_and_learns_the_sam
             evaluation={"num_prompts": 3, "every_steps": 0},
         )
 
-    monkeypatch.setattr("oncurve.data.prompts_on_demand.KEPT", 4)
+    monkeypatch.setattr("oncurve.data.prompts_on_demand.NUM_CACHED", 4)
     waiting = stage("waiting")
     assert "each is read when a step takes it" in capsys.readouterr().out
     monkeypatch.setattr(stored_rows, "MANY_ROWS", 1000)

@@ -13,8 +13,8 @@ from oncurve.doctor.hacking import (
     Sample,
     disagreement,
     follows_length,
-    one_for_all,
     repeats_itself,
+    same_for_all,
     signs,
     touches_tests,
     verdict,
@@ -83,11 +83,11 @@ def test_the_stated_answer_is_read_beside_the_reference(text: str, answer: str, 
 def test_one_answer_to_every_question_is_seen() -> None:
     first = [sample(f"<answer> {k} </answer>", answer=str(k)) for k in range(20)]
     same = [sample("<answer> 7 </answer>", answer=str(k)) for k in range(20)]
-    assert one_for_all(first, same) is not None
-    assert one_for_all(first, first) is None
-    assert one_for_all(same, same) is None, "a habit that it had before"
+    assert same_for_all(first, same) is not None
+    assert same_for_all(first, first) is None
+    assert same_for_all(same, same) is None, "a habit that it had before"
     easy = [sample("<answer> 7 </answer>", answer="7") for _ in range(20)]
-    assert one_for_all(first, easy) is None, "all references are 7"
+    assert same_for_all(first, easy) is None, "all references are 7"
 
 
 @pytest.mark.parametrize(("factor", "sign", "is_seen"), [(3, 1, True), (1, 1, False), (3, -1, False), (0.3, -1, True)])

@@ -167,7 +167,7 @@ def test_the_schema_of_a_tool_is_that_of_its_types(taskset: Any) -> None:
     tool = Kind.of("sums", environment_of(taskset)).tools["numbers_add"]
     assert tool.schema["function"]["description"] == "Adds two numbers."
     assert tool.parameters["first"]["type"] == "integer"
-    assert tool.objection({}) == "numbers_add needs the argument first"
+    assert tool.mismatch({}) == "numbers_add needs the argument first"
 
 
 def test_a_taskset_trains_through_the_interface(taskset: Any, tmp_path: Any) -> None:

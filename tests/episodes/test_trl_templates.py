@@ -57,8 +57,8 @@ def base_name(path: Path) -> str:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_words_of_an_environment_follow_a_turn(path: Path) -> None:
     tokenizer = speaking(path.read_text(encoding="utf-8"))
-    dialect = ChatDialect(tokenizer, has_tools=False, has_words=True)
-    _, text = dialect.said("Guess again.", ended=True, limit=40)
+    dialect = ChatDialect(tokenizer, has_tools=False, has_observations=True)
+    _, text = dialect.encode_observation("Guess again.", ended=True, limit=40)
     assert "Guess again." in text
     assert not text.startswith(tokenizer.eos_token)
 
@@ -74,7 +74,7 @@ def test_calls_are_read_and_answers_framed_or_the_template_is_refused_in_a_sente
         assert "\n" not in str(refusal.value)
         return
     dialect = ChatDialect(tokenizer, has_tools=True)
-    _, text = dialect.told([("calculator", "the answer is 5")], ended=True, limit=40)
+    _, text = dialect.encode_answers([("calculator", "the answer is 5")], ended=True, limit=40)
     assert "the answer is 5" in text
     tool = Tool.of(calculator)
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2+3"}}}

@@ -11,7 +11,7 @@ import torch
 from test_environments import Echoing
 
 from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.requests import KeptPrompt, KeptRow
+from oncurve.core.requests import PromptState, RowState
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -115,17 +115,17 @@ def test_rows_that_had_to_make_room_get_the_same_bits(
 
 
 def test_a_prompt_is_kept_until_its_last_row_is_over() -> None:
-    prompt, rows = KeptPrompt((1, 2)), [KeptRow(), KeptRow()]
+    prompt, rows = PromptState((1, 2)), [RowState(), RowState()]
     memory = RowMemory()
     for row in rows:
         row.begin(prompt)
         memory.keep(row, [torch.zeros(2)], 1)
-    prompt.held = [(torch.zeros(4), torch.zeros(4))]
+    prompt.copies = [(torch.zeros(4), torch.zeros(4))]
     for _ in range(2):
         rows[0].end()
-    assert prompt.held
+    assert prompt.copies
     rows[1].end()
-    assert not prompt.held
+    assert not prompt.copies
 
 
 def _largest_row(policy: TrainedPolicy) -> list[torch.Tensor]:

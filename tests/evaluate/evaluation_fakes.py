@@ -82,7 +82,7 @@ def evaluation_of(texts: Sequence[str | Sequence[str]], *, samples: int = 1, loo
         prompts_of(len(texts)),
         Reciter(texts),
         Boxed(),
-        loose_reward_function=Anywhere() if loose else None,
+        lenient_reward_function=Anywhere() if loose else None,
         params=GREEDY if samples == 1 else SamplingParams(temperature=0.7),
         samples_per_prompt=samples,
     )

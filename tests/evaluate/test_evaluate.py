@@ -118,7 +118,7 @@ def test_a_right_answer_in_the_right_form_is_right_in_any_form() -> None:
         def _one(self, prompt: Prompt, text: str) -> Reward:
             return Reward(0.0, {"correct": 0.0})
 
-    found = evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), loose_reward_function=Never(), params=GREEDY)
+    found = evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), lenient_reward_function=Never(), params=GREEDY)
     assert found.examples[0].correct_any_format is True
 
 

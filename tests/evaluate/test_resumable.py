@@ -49,7 +49,7 @@ def run(folder: Path, sampler: Reciter, *, settings: dict[str, object] | None = 
             params=WARM,
             samples_per_prompt=2,
             prompts_per_call=module.prompts_per_call(2),
-            kept=kept,
+            store=kept,
         )
 
 

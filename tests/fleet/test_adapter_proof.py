@@ -23,7 +23,7 @@ from oncurve.fleet.servers.adapter_proof import (
     AdapterProof,
     AdapterShare,
     measure,
-    objection,
+    mismatch,
     stored_tokens,
 )
 from oncurve.fleet.servers.children import ChildServers, own_environment, serve_command
@@ -109,7 +109,7 @@ def test_what_is_below_the_noise_of_the_arithmetic_is_not_judged() -> None:
 
 
 def test_a_refusal_names_both_numbers() -> None:
-    said = objection(AdapterShare(0.38, 0.01, 1.3e-3, 4.9e-4), "run:7:abc")
+    said = mismatch(AdapterShare(0.38, 0.01, 1.3e-3, 4.9e-4), "run:7:abc")
     assert "0.38" in said
     assert "0.0013" in said
     assert "0.00049" in said

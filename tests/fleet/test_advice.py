@@ -13,7 +13,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine
 from oncurve.fleet.recipe_servers import share_beside, start_vllm
 from oncurve.fleet.servers.children import own_gpu
-from oncurve.fleet.settle import place
+from oncurve.fleet.settle import placement_of
 from oncurve.fleet.weights.endpoints import check_device
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config, parse_config
@@ -123,7 +123,7 @@ def test_messages_before_a_transfer_say_what_to_set() -> None:
 @pytest.mark.parametrize("has_vllm", [True, False])
 def test_a_placement_says_how_to_have_it_otherwise(overrides: list[str], gpus: int, has_vllm: bool) -> None:
     config: Config = parse_config(RECIPE, overrides)
-    found = place(config, Machine("cuda" if gpus else "cpu", (80.0 * GIB,) * gpus, has_vllm))
+    found = placement_of(config, Machine("cuda" if gpus else "cpu", (80.0 * GIB,) * gpus, has_vllm))
     [settings] = advice(found.sentence)
     other = parse_config(RECIPE, [*overrides, *settings])
     assert other.rollouts.type == ("servers" if found.sampler == "engine" else "engine")

@@ -28,7 +28,7 @@ from oncurve.fleet.servers.client import ServerClient, ServerFailed
 from oncurve.fleet.servers.nccl_group import GroupPush
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
-from oncurve.model.same_model import told_config, why_another
+from oncurve.model.same_model import described_config, why_another
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -88,7 +88,7 @@ def puppet_with(model: PreTrainedModel) -> Puppet:
     puppet = Puppet()
 
     async def tells(request: web.Request) -> web.Response:
-        return web.json_response({"results": [told_config(model.config)]})
+        return web.json_response({"results": [described_config(model.config)]})
 
     async def is_vllm(request: web.Request) -> web.Response:
         return web.json_response({"weight_version": puppet.label})
@@ -128,9 +128,9 @@ def test_settings_without_a_part_in_what_is_computed_make_no_other_model(tokeniz
     own, other = model_config("qwen2", tokenizer), model_config("qwen2", tokenizer)
     other.update({"use_cache": False, "attention_dropout": 0.3, "eos_token_id": 1, "initializer_range": 1.0})
     other.dtype = torch.bfloat16
-    assert why_another(own, told_config(other)) is None
+    assert why_another(own, described_config(other)) is None
     other.update({"rms_norm_eps": 1e-3})
-    assert why_another(own, told_config(other)) == "rms_norm_eps is 0.001 there and 1e-06 here"
+    assert why_another(own, described_config(other)) == "rms_norm_eps is 0.001 there and 1e-06 here"
     assert why_another(own, {"model_type": "qwen2", "hidden_size": "wide"}) is not None
 
 
@@ -247,7 +247,7 @@ def test_our_server_takes_the_weights_whatever_its_files_call_them(
 ) -> None:
     load: Any = AutoModelForCausalLM.from_pretrained
     served, policy = load(form, dtype=torch.float32).eval(), policy_of(form, tokenizer, lora=lora)
-    assert why_another(policy.model.config, told_config(served.config)) is None
+    assert why_another(policy.model.config, described_config(served.config)) is None
     manifest = make_server_sampler(PARAMS, urls=[], weights_folder=tmp_path / "weights")._write(policy, 1)
     update = WeightUpdate(served)
     update.stage(manifest.message(address=None, token=None))

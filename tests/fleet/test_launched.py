@@ -14,7 +14,7 @@ import pytest
 from lanes import gate
 
 from oncurve.core.errors import ConfigError
-from oncurve.policy.environment import ALONE, RankInfo, first_host, read_place
+from oncurve.policy.environment import ALONE, RankInfo, first_host, read_rank_info
 
 if TYPE_CHECKING:
     from nursery import Nursery
@@ -31,14 +31,14 @@ SLURM = {
 
 
 def test_the_place_is_read_from_the_variables_of_torchrun_and_of_srun() -> None:
-    assert read_place({}) == ALONE
-    assert read_place({"WORLD_SIZE": "1"}) == ALONE
-    assert read_place(STANDARD) == RankInfo(5, 8, 1, "node1", 29500)
-    assert read_place(SLURM) == RankInfo(9, 16, 1, "gpu03", 20_000 + (1234567 + 2) % 10_000)
-    assert read_place(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7777"}) == RankInfo(9, 16, 1, "head", 7777)
-    assert read_place(SLURM | STANDARD) == RankInfo(5, 8, 1, "node1", 29500), "torchrun inside of srun"
+    assert read_rank_info({}) == ALONE
+    assert read_rank_info({"WORLD_SIZE": "1"}) == ALONE
+    assert read_rank_info(STANDARD) == RankInfo(5, 8, 1, "node1", 29500)
+    assert read_rank_info(SLURM) == RankInfo(9, 16, 1, "gpu03", 20_000 + (1234567 + 2) % 10_000)
+    assert read_rank_info(SLURM | {"MASTER_ADDR": "head", "MASTER_PORT": "7777"}) == RankInfo(9, 16, 1, "head", 7777)
+    assert read_rank_info(SLURM | STANDARD) == RankInfo(5, 8, 1, "node1", 29500), "torchrun inside of srun"
     batch_script = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "16", "SLURM_PROCID": "0"}
-    assert read_place(batch_script) == ALONE, "started by a batch script, and not by srun"
+    assert read_rank_info(batch_script) == ALONE, "started by a batch script, and not by srun"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_place_is_read_from_the_variables_of_torchrun_and_of_srun() -> None:
 )
 def test_variables_that_make_no_sense_are_told(changes: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_place(STANDARD | changes)
+        read_rank_info(STANDARD | changes)
 
 
 def test_the_first_machine_of_a_list() -> None:

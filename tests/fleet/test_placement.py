@@ -9,7 +9,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import Machine, Wants, choose_placement
 from oncurve.fleet.servers import vllm_version
 from oncurve.fleet.servers.children import gpu_shares, own_gpu, visible_gpus
-from oncurve.fleet.settle import place, reckon_beside, settle
+from oncurve.fleet.settle import placement_of, reckon_beside, settle
 from oncurve.plan.find_shape import find_shape
 from oncurve.recipe.load import parse_config
 
@@ -49,7 +49,7 @@ def gpus(count: int, gib: float = 80.0, *, has_vllm: bool = True) -> Machine:
 def test_a_machine_and_a_recipe_have_one_layout(
     machine: Machine, model: str, overrides: list[str], expected: tuple[str, int, int]
 ) -> None:
-    found = place(parse_config(RECIPE, [f"model=Qwen/{model}", *overrides]), machine)
+    found = placement_of(parse_config(RECIPE, [f"model=Qwen/{model}", *overrides]), machine)
     assert (found.sampler, found.servers, found.tensor_parallel) == expected
     assert found.sentence.startswith(("placement: there ", "placement: no CUDA GPU found"))
     other = "rollouts.type=engine" if expected[0] == "servers" else "rollouts.type=servers"
@@ -60,7 +60,7 @@ def test_a_machine_and_a_recipe_have_one_layout(
 def test_a_server_beside_the_trainer_is_there_where_it_is_asked_for_and_can_be() -> None:
     config = parse_config(RECIPE, ["model=Qwen/Qwen2.5-1.5B", "rollouts.sleep=true"])
     for machine in (gpus(1), gpus(2)):
-        found = place(config, machine)
+        found = placement_of(config, machine)
         assert (found.sampler, found.servers, found.tensor_parallel) == ("servers", 1, 1)
         assert "on the GPU that trains" in found.sentence
     for machine, why in (
@@ -68,7 +68,7 @@ def test_a_server_beside_the_trainer_is_there_where_it_is_asked_for_and_can_be()
         (gpus(1, 24.0), "of 24.0 GiB the policy keeps"),
         (Machine("cpu", (), True), "no CUDA GPU"),
     ):
-        found = place(config, machine)
+        found = placement_of(config, machine)
         assert found.sampler == "engine"
         assert why in found.sentence
 
@@ -99,12 +99,12 @@ def test_what_a_server_spreads_over_divides_the_heads_and_nothing_is_hidden() ->
 def test_servers_see_gpus_of_their_own_behind_those_of_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,GPU-5a,7")
     seen = visible_gpus(4)
-    assert gpu_shares(seen, trainers=1, servers=3, each=1) == ["1", "GPU-5a", "7"]
-    assert gpu_shares(seen, trainers=2, servers=1, each=2) == ["GPU-5a,7"]
+    assert gpu_shares(seen, trainers=1, servers=3, gpus_per_server=1) == ["1", "GPU-5a", "7"]
+    assert gpu_shares(seen, trainers=2, servers=1, gpus_per_server=2) == ["GPU-5a,7"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert gpu_shares(visible_gpus(8), trainers=1, servers=3, each=2) == ["1,2", "3,4", "5,6"]
+    assert gpu_shares(visible_gpus(8), trainers=1, servers=3, gpus_per_server=2) == ["1,2", "3,4", "5,6"]
     with pytest.raises(ConfigError, match="that takes 9 GPUs, and this process sees 8"):
-        gpu_shares(visible_gpus(8), trainers=1, servers=4, each=2)
+        gpu_shares(visible_gpus(8), trainers=1, servers=4, gpus_per_server=2)
 
 
 @pytest.mark.proves("F56", "F59")
@@ -122,11 +122,11 @@ def test_only_a_recipe_that_leaves_it_open_is_settled() -> None:
 
 def test_one_gpu_is_shared_with_a_server_that_sleeps_only_if_the_policy_leaves_room() -> None:
     config = parse_config(RECIPE, ["model=Qwen/Qwen2.5-1.5B"])
-    found = place(config, gpus(1))
+    found = placement_of(config, gpus(1))
     assert found.sleeps
     assert "sleep true" in found.sentence
     unknown = parse_config(RECIPE, ["model=nobody/knows-this-model"])
-    assert place(unknown, gpus(1)).sampler == "engine", "one GPU needs no table of models to train on"
+    assert placement_of(unknown, gpus(1)).sampler == "engine", "one GPU needs no table of models to train on"
 
 
 @pytest.mark.parametrize(("model", "share"), [("Qwen2.5-1.5B", 0.73), ("Qwen2.5-0.5B", 0.88), ("Qwen2.5-3B", 0.51)])

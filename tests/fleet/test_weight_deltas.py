@@ -79,13 +79,13 @@ def make(servers: list[LocalServer], folder: Path, **settings: object) -> Server
 def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_result(
     policy: TrainedPolicy, servers: list[LocalServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    listener, address, fetched, usual = Listener(), None, list[tuple[str, int]](), delta_copy.fetch_one
+    listener, address, fetched, usual = Listener(), None, list[tuple[str, int]](), delta_copy.fetch_file
 
     def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
         fetched.append((label, file.size))
         return usual(message, label, file, folder)
 
-    monkeypatch.setattr(delta_copy, "fetch_one", fetch_one)
+    monkeypatch.setattr(delta_copy, "fetch_file", fetch_one)
     if way == "url":
         app = web.Application()
         app.router.add_static("/bucket", tmp_path)

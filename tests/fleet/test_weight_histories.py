@@ -31,5 +31,5 @@ def test_the_histories_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Without the checksum of the result, weights that nobody published are sampled from."""
     monkeypatch.setattr(store, "flush", lambda path: None)
     monkeypatch.setattr("os.fsync", lambda file: None)
-    monkeypatch.setattr(delta_copy.FileSum, "objection", lambda self, expected: None)
+    monkeypatch.setattr(delta_copy.FileSum, "mismatch", lambda self, expected: None)
     assert any(play(range(first, first + 20), tmp_path).wrong for first in range(0, 200, 20))

@@ -274,7 +274,7 @@ class Deadly:
 
     def __init__(self, random: Random, *, after: int) -> None:
         self.random, self.left, self.lock = random, after, threading.Lock()
-        self.kept = (delta_copy.fetch_one, delta_copy._build, delta_copy.DeltaCopy._tidy)
+        self.kept = (delta_copy.fetch_file, delta_copy._build, delta_copy.DeltaCopy._tidy)
 
     def __enter__(self) -> None:
         real_fetch, real_build, real_tidy = self.kept
@@ -297,10 +297,10 @@ class Deadly:
                 raise Killed
             real_tidy(own, *args)
 
-        delta_copy.fetch_one, delta_copy._build, delta_copy.DeltaCopy._tidy = fetch_one, build, tidy  # type: ignore[assignment]
+        delta_copy.fetch_file, delta_copy._build, delta_copy.DeltaCopy._tidy = fetch_one, build, tidy  # type: ignore[assignment]
 
     def __exit__(self, *args: object) -> None:
-        delta_copy.fetch_one, delta_copy._build, delta_copy.DeltaCopy._tidy = self.kept  # type: ignore[method-assign]
+        delta_copy.fetch_file, delta_copy._build, delta_copy.DeltaCopy._tidy = self.kept  # type: ignore[method-assign]
 
     def is_over(self) -> bool:
         with self.lock:

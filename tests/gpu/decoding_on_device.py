@@ -161,7 +161,7 @@ def sampled(model: Any, params: SamplingParams = GREEDY, *, way: str = "flash") 
     engine = InProcessEngine(params, cuda_graphs=way != "module")
     engine.load_weights(policy, version=0)
     prompts = [Prompt(index=number, prompt_ids=tuple(ids), text="") for number, ids in enumerate(PROMPTS)]
-    objection = patch.object(proof, "objection", lambda *_, **__: None)
+    objection = patch.object(proof, "mismatch", lambda *_, **__: None)
     with (
         objection,
         patch.object(decoding, "can_decode", decode_flash.can_decode if way == "flash" else lambda *_: False),

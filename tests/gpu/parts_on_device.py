@@ -72,7 +72,7 @@ def update(policy: str, kl_coef: float) -> dict[str, Any]:
     made.update()  # gradients that the other process had no part in are no numbers, and nothing moves
     return {
         "packed": made.is_packed,
-        "road": str(made.road),
+        "road": str(made.scoring_path),
         "places": parts,
         "gradients": have_gradients,
         "gaps": gaps,

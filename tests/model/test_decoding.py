@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> N
         decoder = decoder_of(model, dtype, slots=rows)
         prompts = run(decoder, tokens[:0], range(rows))
         assert not prompts
-        decoder.head, decoder.words = (
+        decoder.head, decoder.vocabulary = (
             decoder.ops.head_matrix(torch.eye(36), dtype),
             36,
         )  # in float32 the product is torch's

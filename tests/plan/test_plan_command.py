@@ -25,7 +25,7 @@ from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
 from oncurve.plan.shape import Counted, ModelShape
 from oncurve.plan.step_time import flops_per_token, step_time, train_seconds
-from oncurve.plan.weight_transfer import sent_share, sync_bytes, way_of_weights
+from oncurve.plan.weight_transfer import sent_share, sync_bytes, transfer_parts
 from oncurve.recipe.find import find_recipe
 from oncurve.recipe.load import load_config
 
@@ -119,7 +119,7 @@ def test_weights_of_a_32b_model_are_65_gigabytes_and_no_300_megabytes() -> None:
     size = sync_bytes(apart)
     assert size == pytest.approx(2 * 32_763_876_352, rel=1e-4)
     assert size > 2 * 32_763_876_352, "vectors travel in full width"
-    parts = {part.name: part for part in way_of_weights(apart, DEVICES["H200"], network_gbit=100)}
+    parts = {part.name: part for part in transfer_parts(apart, DEVICES["H200"], network_gbit=100)}
     assert parts["fetch over the network"].seconds == pytest.approx(5.24, abs=0.01)
     assert sync_bytes(planned_run(LORA, shape=THIRTY_TWO, **APART)) < 0.01 * size
     assert sync_bytes(planned_run(shape=THIRTY_TWO)) == 0

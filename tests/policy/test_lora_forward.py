@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oncurve.policy.lora import add_adapter
-from oncurve.policy.lora_forward import OneSum, adapters_off, base_state, put_adapter, remove_adapter
+from oncurve.policy.lora_forward import FusedSum, adapters_off, base_state, put_adapter, remove_adapter
 from oncurve.policy.lora_merge import adapter_weights
 from oncurve.policy.settings import LoraSettings
 
@@ -43,7 +43,7 @@ def test_modules_in_half_width_have_all_of_a_little_adapter_and_pefts_own_have_n
     architecture: str, tiny_model: Callable[..., Any]
 ) -> None:
     model = little(tiny_model(architecture))
-    for part in [part for part in model.modules() if isinstance(vars(part).get("forward"), OneSum)]:
+    for part in [part for part in model.modules() if isinstance(vars(part).get("forward"), FusedSum)]:
         x = torch.randn(4096, part.in_features, generator=torch.Generator().manual_seed(2)).bfloat16().float()
         exact = change(part, x, torch.float32)
         part.lora_B["default"].weight.data *= float(1e-3 * part.base_layer(x).std() / exact.std())
@@ -61,7 +61,7 @@ def test_gradients_in_half_width_are_those_of_pefts_modules(architecture: str, t
     found = []
     for is_own in (True, False):
         for part in model.modules():
-            if not is_own and isinstance(vars(part).get("forward"), OneSum):
+            if not is_own and isinstance(vars(part).get("forward"), FusedSum):
                 del part.forward
         model.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -21,7 +21,7 @@ from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model.context import context_of
 from oncurve.observe.tokens import token_lengths
 from oncurve.policy.lora import Adapter
-from oncurve.policy.road import example_batch, find_road
+from oncurve.policy.scoring_path import example_batch, find_scoring_path
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.guards import Guards
 from oncurve.sample.engine import InProcessEngine
@@ -123,8 +123,8 @@ def test_trainer_and_sampler_compute_the_model_and_not_what_they_know_of_its_hea
     model = model_of(kind, **changes)
     with caplog.at_level(logging.INFO):
         policy = make_policy(model)
-    assert ("own forward pass" in policy.road.way) is is_own
-    assert str(policy.road) in caplog.text
+    assert ("own forward pass" in policy.scoring_path.method) is is_own
+    assert str(policy.scoring_path) in caplog.text
     batch = example_batch(model)
     wanted, found = plain_logprobs(model, batch), policy.logprobs(batch)[0]
     assert (found - wanted)[batch.mask].abs().max() < 2e-5
@@ -234,4 +234,4 @@ def test_rounding_that_a_token_for_padding_makes_larger_is_no_look_ahead() -> No
         return torch.where(behind, hidden + 1e-3 * (1e7 * hidden).sin(), hidden)
 
     model.model.norm.register_forward_hook(shake)
-    assert find_road(model).is_packed
+    assert find_scoring_path(model).is_packed

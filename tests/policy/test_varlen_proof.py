@@ -109,7 +109,7 @@ def test_the_proof_leaves_no_gradient_and_no_hook(
 ) -> None:
     monkeypatch.setattr(self_check, "kernel_for", packed_attention.kernel_for)
     model = tiny_model()
-    assert road.find_road(model, torch.bfloat16).is_packed
+    assert road.find_scoring_path(model, torch.bfloat16).is_packed
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.get_input_embeddings()._forward_hooks
 
@@ -122,7 +122,7 @@ def test_packing_that_computes_something_else_is_switched_off_with_both_numbers(
     monkeypatch.setattr(forward, "packed_hidden", lambda *given: right(*given) * 1.02)
     policy = make_policy("llama")
     assert not policy.is_packed
-    said = str(policy.road)
+    said = str(policy.scoring_path)
     assert said.startswith("padded rows through the model's modules, since packed rows through")
     assert "from the model's own (at most" in said
 

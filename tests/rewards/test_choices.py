@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from oncurve.core.records import Completion, Prompt
-from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.datasets import adapt_python_rows
+from oncurve.rewards.answer_locations import find_answer
 from oncurve.rewards.grammar.choices import chosen_letter, reference_letter
 from oncurve.rewards.mathematics import Mathematics
-from oncurve.rewards.places import find_answer
 
 FORMS = [
     ("C", "C"),
@@ -93,10 +93,10 @@ def test_the_letter_of_a_reference(row: dict[str, Any], answer: str, letter: str
 
 
 def test_rows_in_the_form_of_mmlu_show_their_options_and_have_a_letter() -> None:
-    found = adapt_given_rows([{"question": "The capital of Italy?", "choices": ["Paris", "Rome"], "answer": 1}])
+    found = adapt_python_rows([{"question": "The capital of Italy?", "choices": ["Paris", "Rome"], "answer": 1}])
     assert found[0]["question"] == "The capital of Italy?\nA. Paris\nB. Rome"
     assert found[0]["answer"] == "B"
-    kept = adapt_given_rows([{"question": "2+3?", "choices": ["4", "5"], "answer": 5}])
+    kept = adapt_python_rows([{"question": "2+3?", "choices": ["4", "5"], "answer": 5}])
     assert (kept[0]["question"], kept[0]["answer"]) == ("2+3?", "5")  # no place of a choice
 
 

@@ -15,7 +15,7 @@ from reward_records import completion_of, prompt_of
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Reward
-from oncurve.data.datasets import adapt_given_rows
+from oncurve.data.datasets import adapt_python_rows
 from oncurve.rewards.custom import from_function, reads_answer, to_reward
 from oncurve.rewards.parameters import check_parameters
 from oncurve.rewards.weighted_sum import Term, WeightedSum
@@ -247,7 +247,7 @@ def test_a_file_with_a_mistake_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [["25", "25 shells"], {"value": 25}, False, True])
 def test_answers_that_are_no_text_reach_a_function_as_they_are(answer: Any) -> None:
-    [row] = adapt_given_rows([{"question": "2+3?", "answer": answer}])
+    [row] = adapt_python_rows([{"question": "2+3?", "answer": answer}])
     seen: list[Any] = []
 
     def single(completion: str, answer: Any) -> float:

@@ -14,14 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reward_records import STEADY
 
-from oncurve.rewards.grammar.equality import equal, read_reference
-from oncurve.rewards.grammar.figures import Unreadable
-from oncurve.rewards.grammar.lexer import tokens
-from oncurve.rewards.grammar.reading import exact_number, read
+from oncurve.rewards.answer_locations import find_answer
+from oncurve.rewards.grammar.equality import equal, exact_number, read, read_reference
+from oncurve.rewards.grammar.lexemes import Unreadable
+from oncurve.rewards.grammar.lexer import tokenize
 from oncurve.rewards.grammar.symbolic import equal_expressions
 from oncurve.rewards.grammar.units import compose
 from oncurve.rewards.grammar.values import Quantity, Tree
-from oncurve.rewards.places import find_answer
 from oncurve.rewards.references import describe_references, type_name, typed_reference
 
 SIGNS = (
@@ -144,7 +143,7 @@ def test_every_fraction_is_read_back(number: Fraction) -> None:
     [(r"\text{ km/h}", Fraction(5, 18)), (r"\text{ m s}^{-1}", 1), ("square meters", 1), (r"\mathrm{g/cm^3}", 1000)],
 )
 def test_units_are_composed(text: str, factor: Fraction | int) -> None:
-    unit = compose(tokens(text))
+    unit = compose(tokenize(text))
     assert unit is not None
     assert unit.factor == factor
 

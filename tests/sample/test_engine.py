@@ -183,7 +183,7 @@ def test_finished_rows_leave_the_batch_of_a_module(
 ) -> None:
     take_way("module")
     policy, sizes = ending(make_policy()), []
-    generic_module.way_of(policy.model)  # whose proof reads rows of its own
+    generic_module.cache_kind_of(policy.model)  # whose proof reads rows of its own
     body_of(policy.model).register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(kwargs["input_ids"].shape), with_kwargs=True
     )
@@ -230,7 +230,7 @@ def test_rounding_of_logits_in_the_hundreds_is_no_objection_to_a_cache(
     model, draw = tiny_model("qwen2"), torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.lm_head.weight[5] = 1e3 * torch.randn(model.lm_head.weight.shape[1], generator=draw)
-    assert generic_module.way_of(model) is generic_module.WAYS[0]
+    assert generic_module.cache_kind_of(model) is generic_module.CACHE_KINDS[0]
     assert generic_module.reasons_of(model) == ()
 
 

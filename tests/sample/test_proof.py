@@ -16,7 +16,7 @@ from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model import decode_proof as proof
 from oncurve.model import decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
-from oncurve.model.decode_proof import Proof, objection
+from oncurve.model.decode_proof import Proof, mismatch
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import backbone_of
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -56,7 +56,7 @@ def test_a_right_step_is_proven(architecture: str, compute_type: str, make_polic
     backbone = backbone_of(policy.model)
     assert backbone is not None
     with policy.compute():
-        assert objection(policy, backbone) is None
+        assert mismatch(policy, backbone) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_step_is_proven_once(
     make_policy: MakePolicy, make_prompts: Callable[..., list[Prompt]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(proof, "objection", lambda policy, backbone: asked.append(1))
+    monkeypatch.setattr(proof, "mismatch", lambda policy, backbone: asked.append(1))
     engine = InProcessEngine(SamplingParams(max_completion_tokens=3, seed=1))
     engine.load_weights(make_policy(), version=0)
     for _ in range(3):
@@ -123,7 +123,7 @@ def test_much_rounding_is_allowed_where_the_module_rounds_as_much(
     backbone = backbone_of(policy.model)
     assert backbone is not None
     with policy.compute(), caplog.at_level(logging.INFO):
-        assert objection(policy, backbone) is None
+        assert mismatch(policy, backbone) is None
     [_, said] = [record.getMessage() for record in caplog.records if "decode step gives" in record.getMessage()]
     numbers = [float(number) for number in re.findall(r"[\d.]*\d(?:e-\d+)?", said)]
     assert numbers[0] > 0.5, "more than a constant that finds mistakes allows"

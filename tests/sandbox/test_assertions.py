@@ -11,7 +11,7 @@ from oncurve.sandbox.inside.assertions import (
     RECORD,
     free_names,
     imported_from_solution,
-    one_result_each,
+    result_per_assertion,
     shadowed_builtin,
 )
 
@@ -28,7 +28,7 @@ def results_of(source: str, **names: Any) -> list[str]:
         except (AssertionError, ArithmeticError) as error:
             results.append(type(error).__name__)
 
-    tree, _ = one_result_each(source)
+    tree, _ = result_per_assertion(source)
     exec(compile(tree, "<tests>", "exec"), {RECORD: record, **names})
     return results
 
@@ -44,13 +44,13 @@ def test_assertions_in_loops_and_functions_count_as_often_as_they_run() -> None:
 
 def test_a_try_with_an_assertion_is_one_test() -> None:
     code = "try:\n    int('x')\n    assert False\nexcept ValueError:\n    assert True"
-    assert one_result_each(code)[1] == 1
+    assert result_per_assertion(code)[1] == 1
     assert results_of(code) == ["passed"]
 
 
 def test_a_try_without_an_assertion_is_left_as_it_is() -> None:
     code = "try:\n    x = int('x')\nexcept ValueError:\n    x = 0\nassert x == 0"
-    assert one_result_each(code)[1] == 1
+    assert result_per_assertion(code)[1] == 1
     assert results_of(code) == ["passed"]
 
 

@@ -141,7 +141,7 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
             make_policy(config)
         return
     policy = make_policy(config)
-    assert policy.road.reasons, "own layers computed it as if nothing were planted"
+    assert policy.scoring_path.reasons, "own layers computed it as if nothing were planted"
     batch = batch_of_rows()
     with torch.no_grad():
         error = (policy.logprobs(batch)[0] - plain_rows(exact, batch))[batch.mask].abs().max()

@@ -181,7 +181,7 @@ class _Steps:
     def load(self) -> None:
         self.policy = _policy(self.base)
         self.served = [copy.deepcopy(self.policy.model) for _ in range(2)]  # two servers that hold the base
-        self.trial.road = self.policy.road.way
+        self.trial.road = self.policy.scoring_path.method
 
     def train(self) -> None:
         import torch
@@ -327,10 +327,10 @@ def compare_sampled(
 
 def way_said(model: Any) -> str:
     """How the engine samples from a model."""
-    from oncurve.model.module_caches import way_of
+    from oncurve.model.module_caches import cache_kind_of
     from oncurve.model.weights import supports
 
-    return "own layers" if supports(model) else way_of(model).name
+    return "own layers" if supports(model) else cache_kind_of(model).name
 
 
 def _move(model: Any) -> None:

@@ -27,14 +27,14 @@ from oncurve.model.lora_weights import AnotherModel, LoraWeights
 OPTIONS = f"--enable-lora --max-lora-rank RANK --lora-modules {NAME}={NAME}"
 
 
-class Held:
+class PendingAdapter:
     """The adapter of this worker's current version."""
 
     def __init__(self) -> None:
         self.adapter: LoraWeights | None = None
 
 
-HELD = Held()
+PENDING = PendingAdapter()
 
 
 def check_adapter(thin: LoraWeights, vllm_config: Any, model: Any) -> None:
@@ -49,8 +49,8 @@ def check_adapter(thin: LoraWeights, vllm_config: Any, model: Any) -> None:
             f"that, or set policy.lora.rank={lora.max_lora_rank}"
         )
     manager = model.lora_manager
-    places = set(manager.modules) | {one for together in manager.packed_modules.values() for one in together}
-    if lost := sorted(set(_model_of(thin, manager, 1, torch.float32).loras) - places):
+    modules = set(manager.modules) | {part for together in manager.packed_modules.values() for part in together}
+    if lost := sorted(set(_model_of(thin, manager, 1, torch.float32).loras) - modules):
         raise AnotherModel(
             f"vLLM applies no adapter beside {lost[0]}; leave it out of policy.lora.target_modules, or send whole "
             f"weights with rollouts.adapter=merged"
@@ -65,10 +65,10 @@ def _model_of(thin: LoraWeights, manager: Any, number: int, dtype: torch.dtype) 
         a, b = thin.copies(name, dtype)
         tensors |= {f"{plain}.lora_A.weight": a, f"{plain}.lora_B.weight": b}
     rank = max(len(a) for a, _ in thin.pairs.values())
-    told = PEFTHelper.from_dict({"r": rank, "lora_alpha": rank, "target_modules": []})
+    helper_config = PEFTHelper.from_dict({"r": rank, "lora_alpha": rank, "target_modules": []})
     mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
     names = None if mapper is None else mapper.get_rename_mapper()
-    return LoRAModel.from_lora_tensors(number, tensors, told, device="cpu", dtype=dtype, weights_mapper=names)
+    return LoRAModel.from_lora_tensors(number, tensors, helper_config, device="cpu", dtype=dtype, weights_mapper=names)
 
 
 def _load(plain: Any) -> Any:
@@ -76,15 +76,15 @@ def _load(plain: Any) -> Any:
     def load(self: Any, request: Any) -> Any:
         if request.lora_path != NAME:
             return plain(self, request)
-        if HELD.adapter is None:
+        if PENDING.adapter is None:
             rank = self.lora_config.max_lora_rank
             return self._adapter_manager.create_dummy_lora(request.lora_int_id, rank, self.embedding_modules)
-        return _model_of(HELD.adapter, self._adapter_manager, request.lora_int_id, self.lora_config.lora_dtype)
+        return _model_of(PENDING.adapter, self._adapter_manager, request.lora_int_id, self.lora_config.lora_dtype)
 
     return load
 
 
-def _one_sum(plain: Any) -> Any:
+def _single_sum(plain: Any) -> Any:
     @wraps(plain)
     def apply(self: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """W x + b and the adapter's output in one sum, which is rounded once: added to a rounded W x, as vLLM does it,
@@ -117,5 +117,5 @@ def _keep_weight(plain: Any) -> Any:
 def install() -> None:
     """Let vLLM ask here for the adapter, and apply it in one sum with its base."""
     WorkerLoRAManager._load_adapter = _load(WorkerLoRAManager._load_adapter)
-    BaseLinearLayerWithLoRA._apply_sync = _one_sum(BaseLinearLayerWithLoRA._apply_sync)
+    BaseLinearLayerWithLoRA._apply_sync = _single_sum(BaseLinearLayerWithLoRA._apply_sync)
     utils.dispatch_cpu_unquantized_gemm = _keep_weight(utils.dispatch_cpu_unquantized_gemm)

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[report
     WeightTransferEngineFactory,
 )
 
-WAY = "nccl"
+TRANSFER = "nccl"
 
 
 def check_nccl(theirs: list[int | str]) -> None:
@@ -25,18 +25,18 @@ def check_nccl(theirs: list[int | str]) -> None:
         raise ValueError(f"this server has NCCL {here}, and the trainer {there}; install the same torch in both")
 
 
-class DeviceWay:
+class DeviceTransfer:
     """vLLM's own engine for NCCL. The model is as it was until the first weights come, so that an update which is given
     up before costs nothing."""
 
-    def __init__(self, way: str, settings: dict[str, Any], owner: WeightTransferEngine) -> None:
+    def __init__(self, transfer: str, settings: dict[str, Any], owner: WeightTransferEngine) -> None:
         """Waits for the others of a group. Raises ValueError for a way that cannot be here."""
-        if way != WAY:
-            raise ValueError(f"there is no way {way!r} for weights; there are {WAY} and file")
+        if transfer != TRANSFER:
+            raise ValueError(f"there is no way {transfer!r} for weights; there are {TRANSFER} and file")
         if not torch.cuda.is_available():
-            raise ValueError(f"weights cannot come over {way}: this server has no CUDA device")
+            raise ValueError(f"weights cannot come over {transfer}: this server has no CUDA device")
         self._engine = WeightTransferEngineFactory.create_engine(
-            replace(owner.config, backend=way), owner.vllm_config, owner.device, owner.model
+            replace(owner.config, backend=transfer), owner.vllm_config, owner.device, owner.model
         )
         self._engine.init_transfer_engine(self._engine.parse_init_info(settings))
         self._has_begun = False

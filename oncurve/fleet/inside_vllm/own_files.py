@@ -20,8 +20,8 @@ def own_paths(model: str) -> list[Path]:
     if (folder / INDEX).is_file():
         listed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
         return [folder / name for name in sorted(set(listed))]
-    one = folder / "model.safetensors"
-    return [one] if one.is_file() else sorted(folder.glob("*.safetensors"))
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 class OwnFiles:

@@ -30,13 +30,13 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 )
 from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
 
-from oncurve.fleet.inside_vllm.adapter import HELD, check_adapter, install
-from oncurve.fleet.inside_vllm.device import DeviceWay, check_nccl
+from oncurve.fleet.inside_vllm.adapter import PENDING, check_adapter, install
+from oncurve.fleet.inside_vllm.device import DeviceTransfer, check_nccl
 from oncurve.fleet.inside_vllm.own_files import OwnFiles
 from oncurve.fleet.servers.protocol import SAME_NCCL
 from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
-from oncurve.model.same_model import told_config
+from oncurve.model.same_model import described_config
 
 BACKEND = "file"
 
@@ -99,7 +99,7 @@ class FileEngine(WeightTransferEngine):
         """The fingerprint of a base that is this server's."""
         self._fetcher = Fetcher(group=self.vllm_config.instance_id)  # the workers of a server share a copy
         self._own = OwnFiles(self.model_config.model)
-        self._device: DeviceWay | None = None
+        self._device: DeviceTransfer | None = None
         """The way of weights without files, where that was agreed on."""
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
@@ -108,7 +108,7 @@ class FileEngine(WeightTransferEngine):
         if init_info.way == SAME_NCCL:
             check_nccl(list(init_info.settings["version"]))
         elif init_info.way != BACKEND:
-            self._device = DeviceWay(init_info.way, init_info.settings, self)
+            self._device = DeviceTransfer(init_info.way, init_info.settings, self)
 
     def start_weight_update(self) -> None:
         """Forget what an update before this one left behind."""
@@ -143,8 +143,8 @@ class FileEngine(WeightTransferEngine):
         if thin.base != self._known_base:
             with ExitStack() as stack:
                 opened = [stack.enter_context(safe_open(path, framework="pt")) for path in self._own.base_paths()]
-                places = {name: self._own.find(thin.names.get(name, name)) for name in thin.pairs}
-                check_base(thin, lambda name: one_of(opened, places[name]))
+                locations = {name: self._own.find(thin.names.get(name, name)) for name in thin.pairs}
+                check_base(thin, lambda name: weight_named(opened, locations[name]))
             self._known_base = thin.base
         return thin
 
@@ -154,7 +154,7 @@ class FileEngine(WeightTransferEngine):
             self._device.finish()
             return
         if self._thin is not None:  # vLLM forgets the one before by itself
-            HELD.adapter, self._thin = self._thin, None
+            PENDING.adapter, self._thin = self._thin, None
             return
         if self._staged is None:
             raise ValueError("no weights were sent")
@@ -192,7 +192,7 @@ def read_config(chosen: Any) -> dict[str, Any]:
     changes = chosen.hf_overrides if isinstance(chosen.hf_overrides, dict) else {}
     own_code = chosen.trust_remote_code
     try:
-        return told_config(
+        return described_config(
             AutoConfig.from_pretrained(chosen.model, revision=chosen.revision, trust_remote_code=own_code, **changes)
         )
     except (OSError, ValueError, KeyError, ImportError):
@@ -215,7 +215,7 @@ def check_loaded(names: set[str], loaded: set[str] | None) -> None:
         raise AnotherModel(f"vLLM found nothing for {len(left)} of its weights, such as {', '.join(left[:3])}")
 
 
-def one_of(opened: list[Any], name: str) -> torch.Tensor:
+def weight_named(opened: list[Any], name: str) -> torch.Tensor:
     """A tensor of one of several files. Raises KeyError if none has it."""
     for file in opened:
         if name in file.keys():  # noqa: SIM118

@@ -41,31 +41,33 @@ def run_processes(
 
     Returns the exit code of a process, the one that says most.
     """
-    words, code = first, CRASHED
+    arguments, code = first, CRASHED
     for left in range(restarts, -1, -1):
-        code, is_asked = ProcessSupervisor(words, processes, stop_seconds=stop_seconds, notify=notify).run()
-        if is_asked or code not in (LostProcess.exit_code, CRASHED):
+        code, is_requested = ProcessSupervisor(arguments, processes, stop_seconds=stop_seconds, notify=notify).run()
+        if is_requested or code not in (LostProcess.exit_code, CRASHED):
             return code
         if not left:
             break
         notify(
             f"starting the processes again from the last checkpoint, for the {restarts - left + 1}. time of {restarts}"
         )
-        words = again
+        arguments = again
     return code
 
 
 class ProcessSupervisor:
     """The processes of one attempt."""
 
-    def __init__(self, words: Sequence[str], count: int, *, stop_seconds: float, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], count: int, *, stop_seconds: float, notify: Callable[[str], None]
+    ) -> None:
         self.count, self.notify, self.stop_seconds = count, notify, stop_seconds
         self._members: list[subprocess.Popen[bytes]] = []
         self._failed: list[tuple[int, int]] = []
         """Rank and code, in the order of their ends."""
         self._deadline: float | None = None
-        self._is_asked = False
-        self._words = words
+        self._is_requested = False
+        self._arguments = arguments
 
     def run(self) -> tuple[int, bool]:
         """Exit code of the attempt, and whether a signal ended it."""
@@ -79,7 +81,7 @@ class ProcessSupervisor:
                 if self._deadline is not None and time.monotonic() > self._deadline:
                     self._kill(left)
                 time.sleep(0.02)
-        return self._code(), self._is_asked
+        return self._code(), self._is_requested
 
     def _start(self, rank: int, port: int) -> subprocess.Popen[bytes]:
         parent = os.getpid()
@@ -90,7 +92,7 @@ class ProcessSupervisor:
             if os.getppid() != parent:
                 os._exit(CRASHED)
 
-        place = {
+        variables = {
             "RANK": rank,
             "LOCAL_RANK": rank,
             "WORLD_SIZE": self.count,
@@ -100,10 +102,10 @@ class ProcessSupervisor:
         }
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         threads = {} if self.count == 1 else {"OMP_NUM_THREADS": str(max(1, cores // self.count))}
-        environment = threads | os.environ | {name: str(value) for name, value in place.items()}
+        environment = threads | os.environ | {name: str(value) for name, value in variables.items()}
         # A session of its own: Ctrl-C in a terminal comes here, and is forwarded once.
         return subprocess.Popen(
-            [*COMMAND, *self._words], env=environment, start_new_session=True, preexec_fn=die_with_parent
+            [*COMMAND, *self._arguments], env=environment, start_new_session=True, preexec_fn=die_with_parent
         )
 
     def _has_ended(self, rank: int) -> bool:
@@ -112,7 +114,7 @@ class ProcessSupervisor:
             return False
         if code:
             self._failed.append((rank, code))
-            if code < 0 and not self._is_asked and self.count > 1:
+            if code < 0 and not self._is_requested and self.count > 1:
                 self.notify(f"process {rank} of {self.count} was killed by {signal.Signals(-code).name}")
             self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS
         return True
@@ -121,8 +123,8 @@ class ProcessSupervisor:
         """The exit code of the attempt: the first that is more than the loss of another process."""
         if not self._failed:
             return 0
-        said = [code for _, code in self._failed if code > 0 and code != LostProcess.exit_code]
-        return said[0] if said else LostProcess.exit_code
+        codes = [code for _, code in self._failed if code > 0 and code != LostProcess.exit_code]
+        return codes[0] if codes else LostProcess.exit_code
 
     def _kill(self, ranks: set[int]) -> None:
         self._deadline = None
@@ -133,7 +135,7 @@ class ProcessSupervisor:
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
         def forward(number: int, frame: FrameType | None) -> None:
-            self._is_asked = True
+            self._is_requested = True
             self._deadline = self._deadline or time.monotonic() + self.stop_seconds
             for member in self._members:
                 if member.poll() is None:

@@ -90,7 +90,7 @@ def _choose(machine: Machine, wants: Wants) -> Placement:
     if machine.kind != "cuda" or not gpus:
         return Placement("engine", why="no CUDA GPU found" + ", only Apple's" * (machine.kind == "mps"))
     if wants.shares_gpu or (gpus == 1 and machine.has_vllm):
-        return _on_one(machine, wants)
+        return _on_single_gpu(machine, wants)
     spare = gpus - wants.trainers
     memory = min(machine.memory_bytes)
     sizes = [2**power for power in range(spare.bit_length()) if 2**power <= spare and wants.heads % 2**power == 0]
@@ -110,7 +110,7 @@ def _choose(machine: Machine, wants: Wants) -> Placement:
     return Placement("engine", why=why)
 
 
-def _on_one(machine: Machine, wants: Wants) -> Placement:
+def _on_single_gpu(machine: Machine, wants: Wants) -> Placement:
     """One server on the GPU that trains, if one GPU trains and the policy leaves room on it."""
     if wants.trainers > 1:
         why = f"{wants.trainers} GPUs train, and a server cannot be on all of them"
@@ -135,16 +135,18 @@ def _on_one(machine: Machine, wants: Wants) -> Placement:
     return Placement("engine", why=f"there is one GPU, on which training and sampling take turns ({why})")
 
 
-def _on_servers(gpus: int, spare: int, each: int, trainers: int) -> Placement:
-    servers = spare // each
-    of_each = "a GPU" if each == 1 else f"{each} GPUs"
+def _on_servers(gpus: int, spare: int, gpus_per_server: int, trainers: int) -> Placement:
+    servers = spare // gpus_per_server
+    size = "a GPU" if gpus_per_server == 1 else f"{gpus_per_server} GPUs"
     count = (
-        f"{servers} vLLM server{'s' * (servers > 1)} of {of_each} {'each ' * (servers > 1)}sample{'s' * (servers == 1)}"
+        f"{servers} vLLM server{'s' * (servers > 1)} of {size} {'each ' * (servers > 1)}sample{'s' * (servers == 1)}"
     )
-    left = spare - servers * each
+    left = spare - servers * gpus_per_server
     idle = f", and {left} stay{'s' * (left == 1)} idle" if left else ""
     trains = "the policy trains on the first" if trainers == 1 else f"the policy trains on the first {trainers}"
-    return Placement("servers", servers, each, why=f"there are {gpus} GPUs: {trains}, {count} on the others{idle}")
+    return Placement(
+        "servers", servers, gpus_per_server, why=f"there are {gpus} GPUs: {trains}, {count} on the others{idle}"
+    )
 
 
 def serve_settings(config: Config) -> list[str]:

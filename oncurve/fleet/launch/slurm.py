@@ -61,16 +61,16 @@ def render_slurm(
     _check(config, allocation)
     tasks = trainers_per_node(config, allocation)
     folder = run_folder_path(config).absolute()
-    words = [python, "-m", "oncurve", "train", str(recipe.absolute())]
-    words += [f"run.grace_seconds={allocation.grace_seconds - SLACK_SECONDS}", *overrides]
-    words += [f"run.folder={folder.parent}"]
-    words += server_words(config, allocation)
+    arguments = [python, "-m", "oncurve", "train", str(recipe.absolute())]
+    arguments += [f"run.grace_seconds={allocation.grace_seconds - SLACK_SECONDS}", *overrides]
+    arguments += [f"run.folder={folder.parent}"]
+    arguments += server_arguments(config, allocation)
     return "\n".join(
         [
             *_header(folder, allocation, tasks),
             *_meeting(allocation),
             *(_servers(config, folder, allocation, python) if allocation.rollout_nodes else ()),
-            *_training(words, tasks, allocation),
+            *_training(arguments, tasks, allocation),
             *_ending(folder, allocation),
             "",
         ]
@@ -79,23 +79,25 @@ def render_slurm(
 
 def trainers_per_node(config: Config, allocation: Allocation) -> int:
     """Processes that train on a machine, one per GPU that no vLLM server of the run takes. Raises ConfigError."""
-    taken = config.rollouts.vllm_servers * config.rollouts.tensor_parallel if config.rollouts.type == "servers" else 0
+    server_gpus = (
+        config.rollouts.vllm_servers * config.rollouts.tensor_parallel if config.rollouts.type == "servers" else 0
+    )
     if config.rollouts.sleep or not allocation.gpus_per_node:
         return max(allocation.gpus_per_node, 1)
-    if allocation.gpus_per_node <= taken:
+    if allocation.gpus_per_node <= server_gpus:
         raise ConfigError(
-            f"rollouts.vllm_servers takes {taken} GPUs and a node has {allocation.gpus_per_node}: none is left to "
-            f"train. Ask for more with --gpus-per-node, or for nodes that only sample with --rollout-nodes"
+            f"rollouts.vllm_servers takes {server_gpus} GPUs and a node has {allocation.gpus_per_node}: none is left "
+            f"to train. Ask for more with --gpus-per-node, or for nodes that only sample with --rollout-nodes"
         )
-    if taken and allocation.nodes > 1:
+    if server_gpus and allocation.nodes > 1:
         raise ConfigError(
             "rollouts.vllm_servers are started by the first process alone, on its machine. With several --nodes, "
             "sample on nodes of their own: `rollouts.vllm_servers=0` and --rollout-nodes"
         )
-    return allocation.gpus_per_node - taken
+    return allocation.gpus_per_node - server_gpus
 
 
-def server_words(config: Config, allocation: Allocation) -> list[str]:
+def server_arguments(config: Config, allocation: Allocation) -> list[str]:
     """Settings that name the machines that only sample, if there are any."""
     folder = run_folder_path(config).absolute()
     return ["rollouts.type=servers", f"rollouts.registry={folder}.servers"] if allocation.rollout_nodes else []
@@ -201,13 +203,13 @@ def _servers(config: Config, folder: Path, allocation: Allocation, python: str) 
     ]
 
 
-def _training(words: Sequence[str], tasks: int, allocation: Allocation) -> list[str]:
+def _training(arguments: Sequence[str], tasks: int, allocation: Allocation) -> list[str]:
     total = allocation.nodes * tasks
     return [
         "# A task that is lost leaves the others two minutes to say so; SLURM would end them at once.",
         f"srun --nodes={allocation.nodes} --ntasks={total} --ntasks-per-node={tasks} \\",
         '  --nodelist="$(together "${trainers[@]}")" --kill-on-bad-exit=0 --wait=120 --overlap \\',
-        f"  {shlex.join([*words, '--resume'])} &",
+        f"  {shlex.join([*arguments, '--resume'])} &",
         "training=$!",
         "# Told to go, the script waits for the run, which has been told as well and saves.",
         "trap ':' TERM USR1",
@@ -242,7 +244,7 @@ def submit_run(recipe: Path, overrides: Sequence[str], *allocation: Any, dry_run
 
     ``allocation`` holds the fields of ``Allocation`` in their order.
     """
-    config, wanted = load_config(recipe, overrides), Allocation(*allocation)
-    load_config(recipe, [*overrides, *server_words(config, wanted)])
-    script = render_slurm(recipe, overrides, config=config, allocation=wanted, python=sys.executable)
+    config, requested = load_config(recipe, overrides), Allocation(*allocation)
+    load_config(recipe, [*overrides, *server_arguments(config, requested)])
+    script = render_slurm(recipe, overrides, config=config, allocation=requested, python=sys.executable)
     return script if dry_run else submit(script, config)

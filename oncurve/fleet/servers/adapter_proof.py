@@ -95,10 +95,10 @@ def stored_tokens(policy: PolicyView) -> tuple[int, ...]:
     of that."""
     config = policy.model.config.get_text_config()
     room = min(NUM_TOKENS, (context_of(config) or NUM_TOKENS) - 2)
-    ids = [one for one in policy.tokenizer(PASSAGE)["input_ids"] if one < config.vocab_size][: room + 1]
+    ids = [token for token in policy.tokenizer(PASSAGE)["input_ids"] if token < config.vocab_size][: room + 1]
     if len(ids) <= room or len(set(ids)) < room // 4:
-        ids = [(place * 7919 + 1) % config.vocab_size for place in range(room + 1)]
-    return tuple(int(one) for one in ids)
+        ids = [(index * 7919 + 1) % config.vocab_size for index in range(room + 1)]
+    return tuple(int(token) for token in ids)
 
 
 @torch.no_grad()
@@ -113,7 +113,7 @@ def measure(policy: PolicyView) -> AdapterProof:
     return AdapterProof(ids, tuple(adapted), tuple(base))
 
 
-def objection(share: AdapterShare, label: str) -> str:
+def mismatch(share: AdapterShare, label: str) -> str:
     """Why a server cannot be sampled from."""
     return (
         f"it applies {share.fraction:.2f} of the adapter of {label}: in training the adapter changes the "

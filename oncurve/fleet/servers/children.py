@@ -130,10 +130,12 @@ class ChildServers:
 
 def own_environment(servers: int) -> dict[str, str]:
     """The environment of a server: all but the trainer's rank. Cores are shared out where nobody said."""
-    place = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {key: value for key, value in os.environ.items() if key not in place and not key.startswith("SLURM_")}
-    kept.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // max(servers, 1))))
-    return kept
+    rank_variables = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environment = {
+        key: value for key, value in os.environ.items() if key not in rank_variables and not key.startswith("SLURM_")
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // max(servers, 1))))
+    return environment
 
 
 def serve_command(model: str, *, settings: Sequence[str] = ()) -> Callable[[int], list[str]]:
@@ -142,7 +144,9 @@ def serve_command(model: str, *, settings: Sequence[str] = ()) -> Callable[[int]
     return lambda port: [sys.executable, "-m", "oncurve", "serve", model, "--port", str(port), *chosen]
 
 
-def gpu_shares(visible: Sequence[str], *, trainers: int, servers: int, each: int, instead: str = "") -> list[str]:
+def gpu_shares(
+    visible: Sequence[str], *, trainers: int, servers: int, gpus_per_server: int, instead: str = ""
+) -> list[str]:
     """Which GPUs each server sees: those behind the trainers' own, in order.
 
     >>> gpu_shares(["0", "1", "2", "5"], trainers=1, servers=1, each=2)
@@ -150,15 +154,15 @@ def gpu_shares(visible: Sequence[str], *, trainers: int, servers: int, each: int
 
     Raises ConfigError if there are not so many; ``instead`` is what to type for sampling without servers.
     """
-    needed = trainers + servers * each
+    needed = trainers + servers * gpus_per_server
     if needed > len(visible):
         raise ConfigError(
-            f"rollouts.vllm_servers is {servers} with rollouts.tensor_parallel {each}, and {trainers} "
+            f"rollouts.vllm_servers is {servers} with rollouts.tensor_parallel {gpus_per_server}, and {trainers} "
             f"GPU{'s' * (trainers > 1)} train: that takes {needed} GPUs, and this process sees {len(visible)}. "
             f"Lower one of them, or let the process that trains sample: `{instead or 'rollouts.type=engine'}`"
         )
     own = visible[trainers:]
-    return [",".join(own[place * each : (place + 1) * each]) for place in range(servers)]
+    return [",".join(own[index * gpus_per_server : (index + 1) * gpus_per_server]) for index in range(servers)]
 
 
 def own_gpu(visible: Sequence[str], *, trainers: int) -> list[str]:
@@ -180,15 +184,15 @@ def own_gpu(visible: Sequence[str], *, trainers: int) -> list[str]:
 def visible_gpus(count: int) -> list[str]:
     """The names of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES may have chosen them."""
     named = [name.strip() for name in os.environ.get(DEVICES, "").split(",") if name.strip()]
-    return named[:count] if len(named) >= count else [str(place) for place in range(count)]
+    return named[:count] if len(named) >= count else [str(index) for index in range(count)]
 
 
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody listens on now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 

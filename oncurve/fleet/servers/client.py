@@ -18,7 +18,7 @@ from oncurve.model.lora_weights import SAYS_ANOTHER
 LONG = 2**16
 """Characters of an answer, some hundred for a token, from which on reading it would hold up other requests."""
 T = TypeVar("T")
-_SHOWN = 400
+_MAX_EXCERPT = 400
 """Characters of a server's answer that are shown in a message."""
 
 
@@ -60,19 +60,19 @@ class ServerClient:
     async def report(self, *, within: float) -> Report:
         """Whether it is well, and which weights it has."""
         await self._call("GET", protocol.HEALTH, within=within)
-        found = await self._call("GET", protocol.WEIGHT_INFO, within=within)
+        answer = await self._call("GET", protocol.WEIGHT_INFO, within=within)
         return Report(
-            label=str(found.get("weight_version")),
-            takes_keys=bool(found.get("takes_keys")),
-            instance=found.get("instance"),
-            is_draining=bool(found.get("is_draining")),
+            label=str(answer.get("weight_version")),
+            takes_keys=bool(answer.get("takes_keys")),
+            instance=answer.get("instance"),
+            is_draining=bool(answer.get("is_draining")),
         )
 
     async def model_config(self, *, within: float, takes_keys: bool) -> Mapping[str, Any]:
         """The configuration of its model; empty if it does not tell."""
         if takes_keys:
-            found = await self._call("GET", f"{protocol.WEIGHT_INFO}?{protocol.WITH_MODEL}=1", within=within)
-            return found.get("model") or {}
+            answer = await self._call("GET", f"{protocol.WEIGHT_INFO}?{protocol.WITH_MODEL}=1", within=within)
+            return answer.get("model") or {}
         body = {"method": "tell_model"}
         return (await self._call("POST", protocol.CALL_WORKERS, within=within, body=body))["results"][0] or {}
 
@@ -116,9 +116,11 @@ class ServerClient:
         """Over how many GPUs it is spread."""
         return int((await self._call("GET", protocol.WORLD_SIZE, within=within))["world_size"])
 
-    async def choose_way(self, way: str, settings: Mapping[str, Any], *, within: float) -> None:
+    async def choose_transfer(self, transfer: str, settings: Mapping[str, Any], *, within: float) -> None:
         """Agree on how weights come from now on. Members of a group answer when all have met."""
-        await self._call("POST", protocol.INIT, within=within, body={"init_info": {"way": way, "settings": settings}})
+        await self._call(
+            "POST", protocol.INIT, within=within, body={"init_info": {"way": transfer, "settings": settings}}
+        )
 
     async def start_update(self, *, within: float) -> None:
         """Begin to take new weights as files; an update that somebody left in its middle is given up first."""
@@ -155,7 +157,7 @@ class ServerClient:
         try:
             return json.loads(text) if text.strip() else {}
         except ValueError:
-            raise ServerFailed(f"{self.url}{route} answers no JSON: {text[:_SHOWN]!r}") from None
+            raise ServerFailed(f"{self.url}{route} answers no JSON: {text[:_MAX_EXCERPT]!r}") from None
 
     async def _text(self, method: str, route: str, *, within: float, body: Mapping[str, Any] | None) -> str:
         """The answer to one request.
@@ -171,28 +173,28 @@ class ServerClient:
         except TimeoutError:
             raise ServerSlow(f"{self.url} gave no answer to {route.split('?')[0]} within {within:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerLost(f"{self.url} is lost: {_words(error)}") from None
+            raise ServerLost(f"{self.url} is lost: {_text_of(error)}") from None
         is_final = SAYS_ANOTHER in text and route in (protocol.UPDATE, protocol.FINISH)  # vLLM has one status for all
         if (response.status >= 500 or response.status == 429) and not is_final:
-            raise ServerFailed(f"{self.url}{route} answers {response.status}: {text[:_SHOWN]}")
+            raise ServerFailed(f"{self.url}{route} answers {response.status}: {text[:_MAX_EXCERPT]}")
         if response.status >= 400:
             raise SamplerError(self._refusal(route, response.status, text))
         return text
 
     def _refusal(self, route: str, status: int, text: str) -> str:
         """A status in the four hundreds, explained to the user."""
-        said = f"rollout server {self.url}{route} refuses with {status}: {text[:_SHOWN]}"
+        refusal = f"rollout server {self.url}{route} refuses with {status}: {text[:_MAX_EXCERPT]}"
         if status in (401, 403):
-            return f"{said}. Set {protocol.TOKEN_VARIABLE} to the token that the server was started with"
+            return f"{refusal}. Set {protocol.TOKEN_VARIABLE} to the token that the server was started with"
         if status == 404:
             return (
-                f"{said}. It lacks this route: start it with `oncurve serve`, or vLLM with --enable-scale-out, "
+                f"{refusal}. It lacks this route: start it with `oncurve serve`, or vLLM with --enable-scale-out, "
                 f"--weight-transfer-config and VLLM_SERVER_DEV_MODE=1 as docs/servers.md says"
             )
-        return said
+        return refusal
 
 
-def _words(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

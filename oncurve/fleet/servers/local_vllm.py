@@ -81,15 +81,15 @@ class VllmServers(ChildServers):
 
     def _common(self, count: int) -> dict[str, str]:
         """Without what belongs to the trainer's own environment."""
-        kept = own_environment(count)
+        environment = own_environment(count)
         for name in ("PYTHONHOME", "VIRTUAL_ENV"):
-            kept.pop(name, None)
-        kept |= {"PYTHONPATH": str(self._folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        kept |= {"DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+            environment.pop(name, None)
+        environment |= {"PYTHONPATH": str(self._folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment |= {"DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_cpu:
-            kept |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-            kept |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        return kept
+            environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        return environment
 
 
 def adapter_options(rank: int) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def adapter_options(rank: int) -> tuple[str, ...]:
     >>> adapter_options(24)
     ('--enable-lora', '--max-lora-rank', '32', '--lora-modules', 'oncurve-adapter=oncurve-adapter')
     """
-    room = next((one for one in RANKS if one >= rank), None)
+    room = next((supported for supported in RANKS if supported >= rank), None)
     if room is None:
         raise ConfigError(
             f"policy.lora.rank is {rank}, and vLLM applies adapters of rank {RANKS[-1]} at most. Set a smaller rank, "
@@ -126,8 +126,8 @@ def find_python(python: str | None) -> str:
             f"rollouts.vllm_servers needs an environment with vLLM, apart from this one. Set rollouts.vllm_python or "
             f"{PYTHON_VARIABLE} to its python; docs/servers.md says how to make it"
         )
-    found = shutil.which(named)
-    if found is None:
+    path = shutil.which(named)
+    if path is None:
         raise ConfigError(f"rollouts.vllm_python: {named!r} is no program. Give the path of a python with vLLM")
-    check_version(found)
-    return found
+    check_version(path)
+    return path

@@ -33,7 +33,7 @@ class GroupPush:
     Waits, at most ``push_seconds`` for each step, for the members that it holds; unblocked by the first that fails.
     """
 
-    way = "nccl"
+    transfer = "nccl"
 
     def __init__(
         self, end: Callable[[], NcclEnd] = NcclEnd, *, address: str | None = None, push_seconds: float = 300.0
@@ -54,12 +54,12 @@ class GroupPush:
         if self._failures >= MAX_FAILURES:
             return []
         return [
-            one
-            for one in servers
-            if one.state == "ready"
-            and not one.takes_keys
-            and one.declined is None
-            and (self._address is not None or urlsplit(one.url).hostname in LOOPBACK)
+            server
+            for server in servers
+            if server.state == "ready"
+            and not server.takes_keys
+            and server.declined is None
+            and (self._address is not None or urlsplit(server.url).hostname in LOOPBACK)
         ]
 
     async def hand_over(self, members: Sequence[RolloutServer], shipment: Shipment) -> None:
@@ -72,7 +72,8 @@ class GroupPush:
         self._failures = 0 if has_arrived else self._failures + bool(members)
         if self._failures == MAX_FAILURES:
             self.notify(
-                f"weights did not arrive over {self.way} {MAX_FAILURES} times in a row; from now on they are fetched"
+                f"weights did not arrive over {self.transfer} {MAX_FAILURES} times in a row; from now on they are "
+                "fetched"
             )
 
     def close(self) -> None:
@@ -83,11 +84,11 @@ class GroupPush:
 
     async def _form(self, members: Sequence[RolloutServer]) -> bool:
         """The group has these members; whether it could be made."""
-        wanted = [(one.url, one.life) for one in members]
-        if self._end is not None and wanted == self._members:
+        identities = [(server.url, server.life) for server in members]
+        if self._end is not None and identities == self._members:
             return True
         self.close()
-        sizes = await _each(members, lambda one: one.client.num_workers(within=self._seconds))
+        sizes = await _for_all(members, lambda server: server.client.num_workers(within=self._seconds))
         if lost := _failed(sizes):
             await self._give_up(members, lost, "it could not be asked for its GPUs")
             return False
@@ -97,17 +98,17 @@ class GroupPush:
             return False
         address, port = self._address or "127.0.0.1", free_ports(1)[0]
         settings = packing() | {"master_address": address, "master_port": port, "world_size": 1 + sum(sizes)}  # type: ignore[arg-type]
-        offsets = [1 + sum(sizes[:place]) for place in range(len(members))]  # type: ignore[arg-type]
+        offsets = [1 + sum(sizes[:index]) for index in range(len(members))]  # type: ignore[arg-type]
         joins = [
             asyncio.ensure_future(
-                one.client.choose_way(self.way, settings | {"rank_offset": offset}, within=self._seconds)
+                server.client.choose_transfer(self.transfer, settings | {"rank_offset": offset}, within=self._seconds)
             )
-            for one, offset in zip(members, offsets, strict=True)
+            for server, offset in zip(members, offsets, strict=True)
         ]
         own = aside(lambda: end.join(address, port, 1 + sum(sizes)), name="joins-group")  # type: ignore[arg-type]
         if await self._all_done([*joins, own]):
-            self._end, self._members = end, wanted
-            self.notify(f"weights go over {self.way} to {counted(len(members), 'server')}")
+            self._end, self._members = end, identities
+            self.notify(f"weights go over {self.transfer} to {counted(len(members), 'server')}")
             return True
         await self._dissolve(end, members, joins, own)
         return False
@@ -118,44 +119,48 @@ class GroupPush:
         """The members with another NCCL than the trainer's: those of different versions wait for each other in vain."""
         if version is None:
             return {}
-        told = {"version": version}
-        return _failed(await _each(members, lambda one: one.client.choose_way(SAME_NCCL, told, within=self._seconds)))
+        settings = {"version": version}
+        return _failed(
+            await _for_all(
+                members, lambda server: server.client.choose_transfer(SAME_NCCL, settings, within=self._seconds)
+            )
+        )
 
     async def _decline(self, members: Sequence[RolloutServer], unlike: dict[int, BaseException]) -> None:
         """Send files from now on to a server that cannot be a member; the others meet at the next version."""
-        for place, one in enumerate(members):
-            error = unlike.get(place)
+        for index, server in enumerate(members):
+            error = unlike.get(index)
             if isinstance(error, ServerLost):
-                one.lose(str(error))
+                server.lose(str(error))
             elif error is not None:
-                one.declined = str(error)
-                self.notify(f"rollout server {one.url} gets weights as files: {error}")
+                server.declined = str(error)
+                self.notify(f"rollout server {server.url} gets weights as files: {error}")
 
     async def _send(self, members: Sequence[RolloutServer], shipment: Shipment) -> bool:
         """All weights to all members; whether all of them have them."""
         assert self._end is not None
         end = self._end
 
-        async def begin(one: RolloutServer) -> None:
-            await one.halt(f"takes {shipment.label}")
-            await one.client.begin(within=self._seconds)
+        async def begin(server: RolloutServer) -> None:
+            await server.pause(f"takes {shipment.label}")
+            await server.client.begin(within=self._seconds)
 
-        if lost := _failed(await _each(members, begin)):
+        if lost := _failed(await _for_all(members, begin)):
             self.close()
             await self._give_up(members, lost, "another member of its group failed")
             return False
         header = shipment.header()
-        takes = [asyncio.ensure_future(one.client.send_update(header, within=self._seconds)) for one in members]
+        takes = [asyncio.ensure_future(server.client.send_update(header, within=self._seconds)) for server in members]
         own = aside(lambda: end.send(shipment), name="sends-weights")
         if not await self._all_done([*takes, own]):
             self.close()
             await self._break(members, takes, own)
             return False
-        done = await _each(members, lambda one: one.adopt(shipment.label))
-        for one, error in zip(members, done, strict=True):
+        done = await _for_all(members, lambda server: server.adopt(shipment.label))
+        for server, error in zip(members, done, strict=True):
             if isinstance(error, BaseException):
-                one.lose(str(error))
-        return all(one.state == "syncing" for one in members)
+                server.lose(str(error))
+        return all(server.state == "syncing" for server in members)
 
     async def _all_done(self, parts: Sequence[asyncio.Future[Any]]) -> bool:
         """Wait for all, or for the first that fails, or for the deadline."""
@@ -173,18 +178,18 @@ class GroupPush:
         aside(end.leave, name="leaves-group")
         await self._settle(joins, own)
         why = _why(own)
-        for one, join in zip(members, joins, strict=True):
+        for server, join in zip(members, joins, strict=True):
             match _outcome(join):
                 case ServerFailed() | SamplerError() as error:
-                    self.notify(f"rollout server {one.url} is left out of the group: {error}")
-                    await one.release(f"could not join the group: {error}")
-                    one.declined = str(error)
+                    self.notify(f"rollout server {server.url} is left out of the group: {error}")
+                    await server.release(f"could not join the group: {error}")
+                    server.declined = str(error)
                 case ServerLost() as error if type(error) is ServerLost:
-                    one.lose(str(error))
+                    server.lose(str(error))
                 case None:
-                    await one.release(f"the group did not come about{why}")
+                    await server.release(f"the group did not come about{why}")
                 case _:
-                    one.poison(f"It waits for a group that did not come about{why}")
+                    server.mark_corrupt(f"It waits for a group that did not come about{why}")
 
     async def _break(
         self, members: Sequence[RolloutServer], takes: Sequence[asyncio.Future[Any]], own: asyncio.Future[Any]
@@ -192,12 +197,14 @@ class GroupPush:
         """Weights that did not arrive everywhere: nobody knows how many of them did."""
         await self._settle(takes, own)
         why = _why(own)
-        for one, take in zip(members, takes, strict=True):
+        for server, take in zip(members, takes, strict=True):
             match _outcome(take):
                 case ServerLost() as error if type(error) is ServerLost:
-                    one.lose(str(error))
+                    server.lose(str(error))
                 case error:
-                    one.poison(f"The weights did not arrive everywhere{why}{'' if error is None else f': {error}'}")
+                    server.mark_corrupt(
+                        f"The weights did not arrive everywhere{why}{'' if error is None else f': {error}'}"
+                    )
 
     async def _settle(self, parts: Sequence[asyncio.Future[Any]], own: asyncio.Future[Any]) -> None:
         """Give those a moment that fail as well, and end the waiting for the others."""
@@ -210,19 +217,19 @@ class GroupPush:
 
     async def _give_up(self, members: Sequence[RolloutServer], lost: dict[int, BaseException], why: str) -> None:
         """Nothing was sent: who lives goes on with files."""
-        for place, one in enumerate(members):
-            error = lost.get(place)
+        for index, server in enumerate(members):
+            error = lost.get(index)
             if isinstance(error, ServerLost):
-                one.lose(str(error))
+                server.lose(str(error))
             else:
-                await one.release(why if error is None else str(error))
+                await server.release(why if error is None else str(error))
 
 
-async def _each(
+async def _for_all(
     members: Sequence[RolloutServer], work: Callable[[RolloutServer], Coroutine[Any, Any, Any]]
 ) -> list[Any | BaseException]:
     """Do something with all at once; what came of each. Raises what is not a server's failure."""
-    results = await asyncio.gather(*(work(one) for one in members), return_exceptions=True)
+    results = await asyncio.gather(*(work(server) for server in members), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, _ERRORS):
             raise result
@@ -230,7 +237,7 @@ async def _each(
 
 
 def _failed(results: Sequence[Any]) -> dict[int, BaseException]:
-    return {place: result for place, result in enumerate(results) if isinstance(result, BaseException)}
+    return {index: result for index, result in enumerate(results) if isinstance(result, BaseException)}
 
 
 def _outcome(part: asyncio.Future[Any]) -> BaseException | None:

@@ -11,16 +11,16 @@ from oncurve.fleet.servers.protocol import GeneratedCompletion
 
 @dataclass(eq=False)
 class PendingGroup:
-    """A prompt and its group: it is done when every place is filled, by whichever servers.
+    """A prompt and its group: it is done when every index is filled, by whichever servers.
 
-    A completion belongs to its place in the group, so that none is lost or counted twice however often it is asked for.
+    A completion belongs to its index in the group, so that none is lost or counted twice however often it is asked for.
     """
 
     label: str
     """The weights that all its completions must come from, unless they may change under its rows."""
     prompt_ids: tuple[int, ...]
     keys: list[int]
-    """The random stream of each place."""
+    """The random stream of each index."""
     params: SamplingParams
     end_ids: tuple[int, ...]
     order: int = 0
@@ -39,23 +39,23 @@ class PendingGroup:
     @property
     def missing(self) -> list[int]:
         """Places without a completion."""
-        return [place for place, one in enumerate(self.sampled) if one is None]
+        return [index for index, completion in enumerate(self.sampled) if completion is None]
 
     @property
     def cost_tokens(self) -> int:
         """Tokens that are left to do, at most."""
         return len(self.prompt_ids) + len(self.missing) * self.params.max_completion_tokens
 
-    def fill(self, places: list[int], answers: list[GeneratedCompletion]) -> tuple[int, int]:
+    def fill(self, indices: list[int], answers: list[GeneratedCompletion]) -> tuple[int, int]:
         """Take the answers that are whole and of the right weights; how many were cut off, how many were of others."""
         aborted = foreign = 0
-        for place, answer in zip(places, answers, strict=True):
+        for index, answer in zip(indices, answers, strict=True):
             if answer.finish_reason == "abort":
                 aborted += 1
             elif not self.allows(answer.versions):
                 foreign += 1
-            elif self.sampled[place] is None:
-                self.sampled[place], self.num_failures = answer, 0
+            elif self.sampled[index] is None:
+                self.sampled[index], self.num_failures = answer, 0
         return aborted, foreign
 
     def allows(self, versions: tuple[str, ...]) -> bool:
@@ -67,4 +67,4 @@ class PendingGroup:
     @property
     def completions(self) -> list[GeneratedCompletion]:
         """All of them, once none is missing."""
-        return [one for one in self.sampled if one is not None]
+        return [completion for completion in self.sampled if completion is not None]

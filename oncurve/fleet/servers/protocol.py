@@ -182,21 +182,21 @@ def response_body(request_id: str, sampled: Sequence[GeneratedCompletion]) -> di
     choices = [
         {
             "index": index,
-            "token_ids": list(one.token_ids),
-            "logprobs": {"content": [{"logprob": value} for value in one.logprobs]},
-            "finish_reason": one.finish_reason,
-            "weight_versions": _spans(one),
+            "token_ids": list(completion.token_ids),
+            "logprobs": {"content": [{"logprob": value} for value in completion.logprobs]},
+            "finish_reason": completion.finish_reason,
+            "weight_versions": _spans(completion),
         }
-        for index, one in enumerate(sampled)
+        for index, completion in enumerate(sampled)
     ]
     return {"request_id": request_id, "choices": choices}
 
 
-def _spans(one: GeneratedCompletion) -> list[dict[str, Any]]:
-    ends = (*one.starts[1:], len(one.token_ids))
+def _spans(completion: GeneratedCompletion) -> list[dict[str, Any]]:
+    ends = (*completion.starts[1:], len(completion.token_ids))
     return [
         {"version": label, "start": start, "end": end}
-        for label, start, end in zip(one.versions, one.starts, ends, strict=True)
+        for label, start, end in zip(completion.versions, completion.starts, ends, strict=True)
     ]
 
 
@@ -214,7 +214,10 @@ def score_body(token_ids: Sequence[int], *, request_id: str, adapter: bool | Non
 
 def scores_body(request_id: str, token_ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
     """The body of the answer with scores: nothing for the first token, one entry for each other."""
-    scored = [None, *({str(token): {"logprob": one}} for token, one in zip(token_ids[1:], logprobs, strict=True))]
+    scored = [
+        None,
+        *({str(token): {"logprob": logprob}} for token, logprob in zip(token_ids[1:], logprobs, strict=True)),
+    ]
     return {"request_id": request_id, "choices": [], "prompt_logprobs": scored}
 
 
@@ -233,18 +236,20 @@ def read_scores(body: Any, token_ids: Sequence[int]) -> list[float]:
 
 
 def read_response(body: Any, *, request_id: str, count: int) -> list[GeneratedCompletion]:
-    """The completions of an answer, in the order of their places.
+    """The completions of an answer, in the order of their indices.
 
     Raises ValueError for an answer to something else, or one that lacks what training needs.
     """
     if not isinstance(body, dict) or request_id not in str(body.get("request_id")):
         raise ValueError("it answers another request")
-    found: dict[int, GeneratedCompletion] = {}
+    completions: dict[int, GeneratedCompletion] = {}
     for choice in body.get("choices") or []:
-        found[int(choice["index"])] = _read_choice(choice)
-    if sorted(found) != list(range(count)):
-        raise ValueError(f"{count} completions were asked for, and it gives those with the places {sorted(found)}")
-    return [found[index] for index in range(count)]
+        completions[int(choice["index"])] = _read_choice(choice)
+    if sorted(completions) != list(range(count)):
+        raise ValueError(
+            f"{count} completions were asked for, and it gives those with the places {sorted(completions)}"
+        )
+    return [completions[index] for index in range(count)]
 
 
 def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
@@ -266,7 +271,7 @@ def _read_choice(choice: Mapping[str, Any]) -> GeneratedCompletion:
             f"logits are no numbers (lower optimizer.learning_rate), or an option of rollouts.vllm_options, such as "
             f"--speculative-config, loses them (leave it out)"
         )
-    found: dict[str, int] = {}
+    starts: dict[str, int] = {}
     for span in spans or ():
-        found.setdefault(str(span["version"]), int(span.get("start") or 0))
-    return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), tuple(found), tuple(found.values()))
+        starts.setdefault(str(span["version"]), int(span.get("start") or 0))
+    return GeneratedCompletion(ids, logprobs, cast("FinishReason", reason), tuple(starts), tuple(starts.values()))

@@ -24,9 +24,9 @@ def registered(folder: Path) -> list[str]:
     urls: list[str] = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            entry = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if isinstance(found, dict) and str(found.get("url", "")).startswith(("http://", "https://")):
-            urls.append(found["url"])
+        if isinstance(entry, dict) and str(entry.get("url", "")).startswith(("http://", "https://")):
+            urls.append(entry["url"])
     return urls

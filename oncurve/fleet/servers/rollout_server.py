@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 from oncurve.core.errors import SamplerError
 from oncurve.fleet.servers import protocol
-from oncurve.fleet.servers.adapter_proof import AdapterProof, AdapterShare, objection
+from oncurve.fleet.servers.adapter_proof import AdapterProof, AdapterShare, mismatch
 from oncurve.fleet.servers.client import Backoff, Report, ServerClient, ServerFailed, ServerLost, ServerSlow
 from oncurve.fleet.settings import Deadlines
 from oncurve.fleet.weights.weight_manifest import Manifest
@@ -93,7 +93,7 @@ class RolloutServer:
         """The reason why it gets weights as files alone until it is started again."""
         self.sync_seconds = self.stood_seconds = 0.0
         """Seconds until it had the last version that it fetched; of these, the seconds in which it stood still."""
-        self.is_asleep = self.is_wanted = False
+        self.is_asleep = self.is_needed = False
         self.adapter: AdapterShare | None = None
         """The part of the adapter that it has, as it was proven last."""
         self._proven = ""
@@ -104,13 +104,13 @@ class RolloutServer:
         """Requests that end when the server is lost: a dead server's open connection would keep them for ever."""
         self._instance: str | None = None
         self._is_paused = self._is_compared = False
-        self._poisoned_at: str | None = None
+        self._corrupt_at: str | None = None
         self._last_sign = 0.0
         self._wake = asyncio.Event()
         self._backoff, self._resting = Backoff(), Backoff()
         self._rests_until = 0.0
 
-    def owe(self, rows: int, tokens: int) -> None:
+    def reserve(self, rows: int, tokens: int) -> None:
         """More is asked of it; or less, with negative numbers."""
         was_idle, now = not self.outstanding_rows, time.monotonic()
         self.outstanding_rows += rows
@@ -123,9 +123,9 @@ class RolloutServer:
     def take_busy_seconds(self) -> float:
         """The time in which it had something to sample, since this was asked last."""
         now = time.monotonic()
-        found = self._busy_seconds + (now - self._busy_since if self.outstanding_rows else 0.0)
+        seconds = self._busy_seconds + (now - self._busy_since if self.outstanding_rows else 0.0)
         self._busy_seconds, self._busy_since = 0.0, now
-        return found
+        return seconds
 
     def rest(self) -> float:
         """It failed, and others are asked for some seconds, more each time: who fails at once has the least to do."""
@@ -171,7 +171,7 @@ class RolloutServer:
         try:
             report = await self.client.report(within=limits.silent_seconds / 2)
             if not self.label and report.label != DEFAULT and not report.takes_keys:  # of a trainer before this one
-                self.is_asleep = self.is_wanted = await self.client.is_sleeping(within=limits.silent_seconds / 2)
+                self.is_asleep = self.is_needed = await self.client.is_sleeping(within=limits.silent_seconds / 2)
         except ServerSlow as slow:
             if time.monotonic() - self._last_sign < limits.silent_seconds:
                 return 0.0
@@ -186,7 +186,7 @@ class RolloutServer:
 
     def _gone(self, why: str, *, is_refused: bool = False) -> float:
         if self.state == "poisoned":
-            self._poisoned_at = None  # what comes back was started again
+            self._corrupt_at = None  # what comes back was started again
         if self.state != "down":
             self.lose(why)
         self.why = why
@@ -199,7 +199,7 @@ class RolloutServer:
         if report.instance != self._instance:
             if self._instance is not None and self.state == "ready":
                 self.lose("it was started again")
-            self._instance, self._poisoned_at, self._is_paused = report.instance, None, False
+            self._instance, self._corrupt_at, self._is_paused = report.instance, None, False
         if self.label not in ("", report.label):
             self._forget()
         self.takes_keys, self.label = report.takes_keys, report.label
@@ -219,23 +219,25 @@ class RolloutServer:
 
     async def _compare(self) -> None:
         """Raises SamplerError if it was started with another model than the one in training."""
-        told = await self.client.model_config(within=self.fleet.deadlines.push_seconds, takes_keys=self.takes_keys)
-        if why := self.fleet.why_another(told) if told else None:
+        model_config = await self.client.model_config(
+            within=self.fleet.deadlines.push_seconds, takes_keys=self.takes_keys
+        )
+        if why := self.fleet.why_another(model_config) if model_config else None:
             raise SamplerError(f"it has another model than the one in training: {why}. Start it with that model")
         self._is_compared = True
 
     async def _follow(self, report: Report) -> float:
         target, limits = self.fleet.current(), self.fleet.deadlines
-        if self._poisoned_at is not None and report.label == self._poisoned_at:
+        if self._corrupt_at is not None and report.label == self._corrupt_at:
             self._move("poisoned", self.why)
             return limits.heartbeat_seconds
-        self._poisoned_at = None
+        self._corrupt_at = None
         try:
             if report.is_draining:
                 self._move("stale", "it is ending")
             elif target is None:
                 self._move("stale", f"has {report.label}")
-            elif self.is_asleep and not self.is_wanted:
+            elif self.is_asleep and not self.is_needed:
                 self._move("asleep", "its GPU trains")
             elif self._goes_on(report.label, target.label):
                 await self._sync_in_flight(target)
@@ -265,7 +267,7 @@ class RolloutServer:
             await self._compare()
         message, begin = await self.fleet.message(target), time.monotonic()
         self._move("syncing", f"has {old}, takes {target.label}")
-        await self.halt(self.why)
+        await self.pause(self.why)
         try:
             await self.client.start_update(within=limit)
             await self.client.send_update(message, within=limit)
@@ -287,7 +289,7 @@ class RolloutServer:
             self._base_scores = await self._score(proof, adapter=False)
         self.adapter = proof.share(await self._score(proof, adapter=True), self._base_scores)
         if self.adapter.is_wrong:
-            raise SamplerError(objection(self.adapter, target.label))
+            raise SamplerError(mismatch(self.adapter, target.label))
         self._proven = target.label
 
     async def _score(self, proof: AdapterProof, *, adapter: bool) -> list[float]:
@@ -326,7 +328,7 @@ class RolloutServer:
         try:
             await self.client.finish_update(target.label, within=limit)
         except (ServerFailed, ServerSlow) as error:
-            self.poison(str(error))
+            self.mark_corrupt(str(error))
             return
         self.label = target.label
         await self._resume()
@@ -340,7 +342,7 @@ class RolloutServer:
         self._is_paused = True
         return begin
 
-    async def halt(self, why: str) -> None:
+    async def pause(self, why: str) -> None:
         """Before new weights: it samples nothing, and has room for them."""
         limit = self.fleet.deadlines.push_seconds
         self._move("syncing", why)
@@ -359,7 +361,7 @@ class RolloutServer:
         try:
             await self.client.finish_update(label, within=limit)
         except (ServerFailed, ServerSlow) as error:
-            self.poison(str(error))
+            self.mark_corrupt(str(error))
             return
         self.label = label
         if self.is_asleep:
@@ -367,9 +369,9 @@ class RolloutServer:
             self.is_asleep = False
         await self._resume()
 
-    def poison(self, why: str) -> None:
+    def mark_corrupt(self, why: str) -> None:
         """Its weights cannot be told any more: it is not used until it is started again."""
-        self._poisoned_at = self.label
+        self._corrupt_at = self.label
         self._forget()
         self._move("poisoned", f"its weights may be half old and half new; start it again. {why}")
 
@@ -382,13 +384,13 @@ class RolloutServer:
         except (ServerLost, ServerFailed, SamplerError) as error:
             self.why = str(error)
 
-    async def rest_until_wanted(self) -> None:
+    async def rest_until_needed(self) -> None:
         """Give the memory of its GPU to the trainer. Raises ServerLost, ServerFailed, SamplerError."""
         limit = self.fleet.deadlines.push_seconds
         async with self.control:
             if self.state != "ready":
                 return
-            self._is_paused, self.is_wanted = True, False
+            self._is_paused, self.is_needed = True, False
             await self.client.pause(within=limit)
             current = self.fleet.current()
             keeps = current is not None and current.adapter is not None

@@ -61,7 +61,7 @@ class ServerPool:
         server again that must not be used any more; ``push`` hands weights over without files, of which ``files`` gives
         those of a version, None while it cannot. ``repair`` writes one whole of which a server could not apply the
         differences."""
-        self.why_another: Callable[[Mapping[str, Any]], str | None] = lambda told: None
+        self.why_another: Callable[[Mapping[str, Any]], str | None] = lambda model_config: None
         """Reason why a server's configuration is that of another model than the one in training; None if it is not."""
         self.in_flight = False
         """Servers take new weights under the rows that run."""
@@ -141,18 +141,18 @@ class ServerPool:
     async def message(self, manifest: Manifest) -> dict[str, object]:
         """The message that announces a version. Raises ServerFailed while there are no files of it."""
         if not manifest.files:
-            found = await aside(partial(self._files, manifest.label), name="writes-weights")
-            if found is None:
+            with_files = await aside(partial(self._files, manifest.label), name="writes-weights")
+            if with_files is None:
                 raise ServerFailed(f"there are no files of {manifest.label} while the policy trains")
-            manifest = found
+            manifest = with_files
         return manifest.message(address=self.address, token=self.token)
 
     async def repair(self, manifest: Manifest) -> None:
         """A server could not make the version of what it was told: let it be there whole."""
-        found = await aside(partial(self._repair, manifest.label), name="writes-weights")
-        self.counts["repaired"] += found is not None
-        if found is not None and self._target is not None and self._target.label == found.label:
-            self._target = found
+        repaired = await aside(partial(self._repair, manifest.label), name="writes-weights")
+        self.counts["repaired"] += repaired is not None
+        if repaired is not None and self._target is not None and self._target.label == repaired.label:
+            self._target = repaired
 
     def moved(self, server: RolloutServer, old: State, why: str) -> None:
         """A server is in another state: say it if it matters to a person, and let it work if it can."""
@@ -201,7 +201,7 @@ class ServerPool:
         """
         for server in self.ready:
             try:
-                await server.rest_until_wanted()
+                await server.rest_until_needed()
             except ServerFailed as error:
                 raise SamplerError(
                     f"{error}. Start it with --enable-sleep-mode, or set rollouts.sleep to false"
@@ -218,12 +218,12 @@ class ServerPool:
         Raises SamplerError if no server has it in time.
         """
         self._ready_at = started = time.monotonic()
-        async with AsyncExitStack() as held:
-            members = await self._hold(held) if shipment is not None else []
+        async with AsyncExitStack() as stack:
+            members = await self._hold(stack) if shipment is not None else []
             self._target = manifest
             self.labels[manifest.label] = manifest.version
             for server in self.servers:
-                server.is_wanted = True
+                server.is_needed = True
                 if server.state == "ready" and not self.in_flight:
                     server.state, server.why = "stale", "there are newer weights"
                 if server not in members:
@@ -234,7 +234,7 @@ class ServerPool:
             server.poke()
         if self.in_flight and self.ready:
             return len(self.ready)
-        await self._wait_for_one()
+        await self._wait_for_server()
         end = time.monotonic() + (time.monotonic() - started) + 0.25
         while any(server.state in ("stale", "syncing") for server in self.servers):
             self._changed.clear()
@@ -244,19 +244,19 @@ class ServerPool:
                 break
         return len(self.ready)
 
-    async def _hold(self, held: AsyncExitStack) -> list[RolloutServer]:
+    async def _hold(self, stack: AsyncExitStack) -> list[RolloutServer]:
         """The servers that get the next version without files; their watchers wait until it was handed over."""
         members = self._push.candidates(self.servers) if self._push is not None else []
         for server in members:
-            await held.enter_async_context(server.control)
+            await stack.enter_async_context(server.control)
         return self._push.candidates(members) if self._push is not None and members else []
 
-    async def sample(self, jobs: Sequence[PendingGroup], finish: Callable[[int], None] = lambda place: None) -> None:
-        """Fill all jobs; ``finish`` hears the place of each when it is filled.
+    async def sample(self, jobs: Sequence[PendingGroup], finish: Callable[[int], None] = lambda index: None) -> None:
+        """Fill all jobs; ``finish`` hears the index of each when it is filled.
 
         Raises SamplerError if they cannot be filled; none is ever filled in part and returned.
         """
-        tasks = [asyncio.ensure_future(self._fill(job, partial(finish, place))) for place, job in enumerate(jobs)]
+        tasks = [asyncio.ensure_future(self._fill(job, partial(finish, index))) for index, job in enumerate(jobs)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -266,19 +266,19 @@ class ServerPool:
 
     async def _fill(self, job: PendingGroup, finish: Callable[[], None]) -> None:
         while job.missing:
-            server = await self._wait_for_one(job)
-            places = job.missing
+            server = await self._wait_for_server(job)
+            indices = job.missing
             cost = job.cost_tokens
-            server.owe(len(places), cost)
+            server.reserve(len(indices), cost)
             try:
-                await self._attempt(server, job, places)
+                await self._attempt(server, job, indices)
             finally:
-                server.owe(-len(places), -cost)
+                server.reserve(-len(indices), -cost)
                 self._hand_out()
         finish()
 
-    async def _attempt(self, server: RolloutServer, job: PendingGroup, places: list[int]) -> None:
-        """Ask one server for what is missing. Where it fails, the places stay open.
+    async def _attempt(self, server: RolloutServer, job: PendingGroup, indices: list[int]) -> None:
+        """Ask one server for what is missing. Where it fails, the indices stay open.
 
         An attempt has a name. What answers to another name, or after its attempt was given up, is not taken.
         """
@@ -290,14 +290,14 @@ class ServerPool:
         body = protocol.request_body(
             job.prompt_ids,
             request_id=name,
-            keys=[job.keys[place] for place in places],
+            keys=[job.keys[index] for index in indices],
             params=job.params,
             end_ids=job.end_ids,
             takes_keys=server.takes_keys,
             has_adapter=self._target is not None and self._target.adapter is not None,
         )
         limit = self.deadlines.answer_seconds(job.params.max_completion_tokens)
-        read = partial(protocol.read_response, request_id=name, count=len(places))
+        read = partial(protocol.read_response, request_id=name, count=len(indices))
         request = asyncio.ensure_future(server.client.generate(body, within=limit, read=read))
         server.tasks.add(request)
         try:
@@ -316,10 +316,10 @@ class ServerPool:
         finally:
             server.tasks.discard(request)
             request.cancel()
-        aborted, foreign = job.fill(places, answers)
+        aborted, foreign = job.fill(indices, answers)
         self.counts["aborted"] += aborted
         self.counts["foreign"] += foreign
-        if aborted + foreign == len(places):
+        if aborted + foreign == len(indices):
             self._count_failure(server, job, ValueError(f"{aborted} completions cut off, {foreign} of other weights"))
         else:
             server.has_done_well()
@@ -335,32 +335,32 @@ class ServerPool:
                 f"the last time so: {server.url}: {error}"
             )
 
-    async def _wait_for_one(self, job: PendingGroup | None = None) -> RolloutServer:
+    async def _wait_for_server(self, job: PendingGroup | None = None) -> RolloutServer:
         """The server with the least to do, as soon as one has room. Earlier steps go first; first come, first served.
 
         Raises SamplerError when none was ready for too long, or when none ever will be.
         """
-        place: asyncio.Future[RolloutServer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((place, job))
+        future: asyncio.Future[RolloutServer] = asyncio.get_running_loop().create_future()
+        self._waiting.append((future, job))
         self._hand_out()
         self._check_gone()
         try:
-            return await place
+            return await future
         finally:
-            place.cancel()
+            future.cancel()
 
     def _hand_out(self) -> None:
         """Give the waiting ones servers with room. The taker's tokens count from the next turn of the loop, so one at
         a time is let go."""
-        waiting = [one for one in self._waiting if not one[0].done()]
-        self._waiting = deque(sorted(waiting, key=lambda one: 0 if one[1] is None else one[1].order))
-        ready = [one for one in self.ready if one.outstanding_rows < self.max_rows and not one.is_resting]
-        for one in self._waiting if ready else ():
-            place, job = one
+        waiting = [entry for entry in self._waiting if not entry[0].done()]
+        self._waiting = deque(sorted(waiting, key=lambda entry: 0 if entry[1] is None else entry[1].order))
+        ready = [server for server in self.ready if server.outstanding_rows < self.max_rows and not server.is_resting]
+        for entry in self._waiting if ready else ():
+            future, job = entry
             if free := [server for server in ready if job is None or job.labels is None or job.allows((server.label,))]:
                 best = min(free, key=lambda server: (server.outstanding_tokens, server.outstanding_rows))
-                self._waiting.remove(one)
-                place.set_result(best)
+                self._waiting.remove(entry)
+                future.set_result(best)
                 asyncio.get_running_loop().call_soon(self._hand_out)
                 return
 
@@ -382,5 +382,5 @@ class ServerPool:
                 f"{self.deadlines.gone_seconds:g}): {states}. Start servers and go on with `oncurve resume`"
             )
         while error is not None and self._waiting:
-            if not (place := self._waiting.popleft()[0]).done():
-                place.set_exception(error)
+            if not (future := self._waiting.popleft()[0]).done():
+                future.set_exception(error)

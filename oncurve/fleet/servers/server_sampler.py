@@ -345,7 +345,7 @@ class ServerSampler:
         held.enter_context(self._copies.still())
         end_ids = end_token_ids(self._policy.model, self._policy.tokenizer)
         weights = self._manifest
-        return ServerTurns(self._loop, self.pool, params, weights=weights, end_ids=end_ids, post=post, held=held)
+        return ServerTurns(self._loop, self.pool, params, weights=weights, end_ids=end_ids, post=post, stack=held)
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""

@@ -27,22 +27,22 @@ class ServerTurns:
         weights: Manifest,
         end_ids: tuple[int, ...],
         post: Callable[[Callable[[], None]], None],
-        held: ExitStack,
+        stack: ExitStack,
     ) -> None:
-        """Turns of these weights, or of newer ones where those may change at any time. ``held`` is let go when the
+        """Turns of these weights, or of newer ones where those may change at any time. ``stack`` is let go when the
         turns are closed."""
         self._loop, self._pool, self._params, self._weights = loop, pool, params, weights
-        self._end_ids, self._post, self._held = end_ids, post, held
+        self._end_ids, self._post, self._stack = end_ids, post, stack
         self._open: set[Future[None]] = set()
 
-    def ask(self, asked: Ask) -> None:
+    def ask(self, ask: Ask) -> None:
         """Send it to a server; turns that begin with the same tokens go together."""
-        params = self._params.limited_to(asked.max_tokens)
+        params = self._params.limited_to(ask.max_tokens)
         weights = self._weights
         job = PendingGroup(
             weights.label,
-            asked.token_ids,
-            list(asked.keys),
+            ask.token_ids,
+            list(ask.keys),
             params,
             self._end_ids,
             labels=self._pool.versions,
@@ -50,17 +50,17 @@ class ServerTurns:
         )
         future = self._loop.start(self._pool.sample([job]))
         self._open.add(future)
-        future.add_done_callback(lambda future: self._post(partial(self._deliver, future, job, asked)))
+        future.add_done_callback(lambda future: self._post(partial(self._deliver, future, job, ask)))
 
-    def _deliver(self, future: Future[None], job: PendingGroup, asked: Ask) -> None:
+    def _deliver(self, future: Future[None], job: PendingGroup, ask: Ask) -> None:
         """Hand a request's turns on, in the thread that samples. Raises SamplerError if it failed."""
         if future not in self._open:
             return
         self._open.discard(future)
         future.result()
-        for place, one in enumerate(job.completions):
-            spans = () if job.labels is None else one.dated(job.labels)
-            asked.deliver(place, (list(one.token_ids), list(one.logprobs), one.finish_reason), spans)
+        for index, completion in enumerate(job.completions):
+            spans = () if job.labels is None else completion.dated(job.labels)
+            ask.deliver(index, (list(completion.token_ids), list(completion.logprobs), completion.finish_reason), spans)
 
     def advance(self) -> bool:
         """Nothing happens in this thread."""
@@ -71,4 +71,4 @@ class ServerTurns:
         left, self._open = self._open, set()
         for future in left:
             future.cancel()
-        self._held.close()
+        self._stack.close()

@@ -38,16 +38,16 @@ class TeacherServer:
         """Raises ConfigError where the server reads texts made of the student's tokens as other tokens."""
         size = len(tokenizer)
         ids = range(0, size, max(1, size // CHECKED))
-        words = [str(tokenizer.decode([one])) for one in ids if one not in tokenizer.all_special_ids]
-        texts = ["".join(words[start : start + IN_A_TEXT]) for start in range(0, len(words), IN_A_TEXT)]
+        spellings = [str(tokenizer.decode([token])) for token in ids if token not in tokenizer.all_special_ids]
+        texts = ["".join(spellings[start : start + IN_A_TEXT]) for start in range(0, len(spellings), IN_A_TEXT)]
         for text, theirs in zip(texts, self._loop.call(self._tokenize(texts)), strict=True):
             own: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
             if own != theirs:
-                place = next((at for at, pair in enumerate(zip(own, theirs, strict=False)) if pair[0] != pair[1]), 0)
+                index = next((at for at, pair in enumerate(zip(own, theirs, strict=False)) if pair[0] != pair[1]), 0)
                 raise ConfigError(
                     f"algorithm.teacher is {self.url}, whose tokenizer is not that of {student!r}: "
-                    f"{tokenizer.decode(own[place : place + 1])!r} is {theirs[place : place + 1]} there and "
-                    f"{own[place : place + 1]} here. Serve a model of the same family, or learn its completions with "
+                    f"{tokenizer.decode(own[index : index + 1])!r} is {theirs[index : index + 1]} there and "
+                    f"{own[index : index + 1]} here. Serve a model of the same family, or learn its completions with "
                     f"oncurve sft"
                 )
 
@@ -77,7 +77,7 @@ class TeacherServer:
         async with self._session() as session:
             client, open_requests = self._client(session), asyncio.Semaphore(AT_ONCE)
 
-            async def one(prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
+            async def score(prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
                 ids = [*prompt, *completion]
                 body = protocol.score_body(ids, request_id=secrets.token_hex(8))
                 within = self.deadlines.answer_seconds(len(completion))
@@ -89,7 +89,7 @@ class TeacherServer:
                     raise SamplerError(f"teacher {self.url}: {error}") from None
                 return scores[len(prompt) - 1 :]
 
-            return list(await asyncio.gather(*(one(*row) for row in rows)))
+            return list(await asyncio.gather(*(score(*row) for row in rows)))
 
     async def _insist(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask again until the server answers. Raises SamplerError after ``gone_seconds`` without it."""

@@ -25,8 +25,8 @@ def check_version(python: str) -> str:
     Raises ConfigError unless there is one, and one that reports the weights of a token.
     """
     done = subprocess.run([python, "-c", _TELL], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    said = done.stdout.strip()
-    numbers = re.match(r"(\d+)\.(\d+)", said)
+    output = done.stdout.strip()
+    numbers = re.match(r"(\d+)\.(\d+)", output)
     if numbers is None:
         raise ConfigError(
             f"rollouts.vllm_python: {python} has no vLLM ({done.stderr.strip()[-200:] or 'it names no version'}). "
@@ -34,10 +34,10 @@ def check_version(python: str) -> str:
         )
     if (int(numbers[1]), int(numbers[2])) < OLDEST:
         raise ConfigError(
-            f"rollouts.vllm_python: {python} has vLLM {said}, which cannot say from which weights a completion comes. "
-            f"Install vLLM {'.'.join(map(str, OLDEST))} or newer there"
+            f"rollouts.vllm_python: {python} has vLLM {output}, which cannot say from which weights a completion "
+            f"comes. Install vLLM {'.'.join(map(str, OLDEST))} or newer there"
         )
-    return said
+    return output
 
 
 def own_version() -> str | None:

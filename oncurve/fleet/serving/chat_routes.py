@@ -16,11 +16,11 @@ from aiohttp import web
 
 from oncurve.agents.agent_endpoint import PATHS, chat_error, send, stream_headers
 from oncurve.agents.agent_session import AgentSession, Conversation, PendingTurn, SessionLimits
-from oncurve.agents.chat_answers import failed_event, first_event, last_events, models, words_event
+from oncurve.agents.chat_answers import failed_event, first_event, last_events, models, text_event
 from oncurve.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.agents.conversation_frames import Frames
-from oncurve.chat_messages import words_before_any_call
-from oncurve.core.errors import ConfigError, SamplerError, one_line
+from oncurve.chat_messages import text_before_any_call
+from oncurve.core.errors import ConfigError, SamplerError, single_line
 from oncurve.core.records import SamplingParams
 from oncurve.core.sampler import PolicyView, end_token_ids, exact_text
 from oncurve.fleet.servers.protocol import GenerateRequest
@@ -62,62 +62,64 @@ class ChatRoutes:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """One turn. Without a session in the path nothing of it is kept."""
-        asked = read_body(await request.text())
-        asked = replace(asked, ignored=tuple(name for name in asked.ignored if name not in DRAWN))
-        params = _params(asked)
+        chat_request = read_body(await request.text())
+        chat_request = replace(chat_request, ignored=tuple(name for name in chat_request.ignored if name not in DRAWN))
+        params = _params(chat_request)
         session = self._session(request.match_info.get("key"))
-        pending = session.ask(asked)
-        if asked.is_stream and pending.room:
+        pending = session.ask(chat_request)
+        if chat_request.is_stream and pending.room:
             return await self._stream(request, session, pending, params)
         try:
             sampled = await self._sample(pending, params) if pending.room else ([], [], "length")
         except BaseException:
             session.forget(pending)
             raise
-        return await send(request, asked, session.took(pending, sampled), self._decode)
+        return await send(request, chat_request, session.took(pending, sampled), self._decode)
 
     async def show(self, request: web.Request) -> web.Response:
         """A session's conversations as tokens with their log-probabilities."""
         session = self._sessions.get(request.match_info["key"])
         if session is None:
             raise ChatError("there is no such session, or it was forgotten", status=404, code="not_found")
-        return web.json_response({"conversations": [_shown(row) for row in session.ordered()]})
+        return web.json_response({"conversations": [_conversation_body(row) for row in session.ordered()]})
 
     async def forget(self, request: web.Request) -> web.Response:
         """Keep a session no longer."""
-        found = self._sessions.pop(request.match_info["key"], None)
-        return web.json_response({"deleted": found is not None})
+        session = self._sessions.pop(request.match_info["key"], None)
+        return web.json_response({"deleted": session is not None})
 
     async def _stream(
         self, request: web.Request, session: AgentSession, pending: PendingTurn, params: SamplingParams
     ) -> web.StreamResponse:
         """One turn, word by word while it is sampled; what may be a call is held back until the turn is whole."""
-        asked, news, loop = pending.request, asyncio.Queue[list[int] | None](), asyncio.get_running_loop()
-        work, stream, num_sent = None, web.StreamResponse(headers=stream_headers(asked)), 0
+        chat_request, news, loop = pending.request, asyncio.Queue[list[int] | None](), asyncio.get_running_loop()
+        work, stream, num_sent = None, web.StreamResponse(headers=stream_headers(chat_request)), 0
         try:
             work = self._submit(pending, params, lambda ids: loop.call_soon_threadsafe(news.put_nowait, ids))
             done = asyncio.wrap_future(work.future)
             done.add_done_callback(lambda _: news.put_nowait(None))
             await stream.prepare(request)
-            await stream.write(first_event(asked, pending.answer_id))
+            await stream.write(first_event(chat_request, pending.answer_id))
             while (ids := await news.get()) is not None:
                 text = self._decode([token for token in ids if token not in self.end_ids]).rstrip(HALF)
-                text = words_before_any_call(text) if asked.may_call else text
+                text = text_before_any_call(text) if chat_request.may_call else text
                 if len(text) > num_sent:
-                    await stream.write(words_event(asked, pending.answer_id, text[num_sent:]))
+                    await stream.write(text_event(chat_request, pending.answer_id, text[num_sent:]))
                     num_sent = len(text)
-            [one] = await done
+            [completion] = await done
         except SamplerError as error:
             session.forget(pending)
-            await stream.write(failed_event(ChatError(one_line(error), status=500)))
+            await stream.write(failed_event(ChatError(single_line(error), status=500)))
         except BaseException:
             if work is not None:
                 self.sampling.drop(work)
             session.forget(pending)
             raise
         else:
-            answer = session.took(pending, (list(one.token_ids), list(one.logprobs), one.finish_reason))
-            for event in last_events(asked, answer, self._decode, num_sent=num_sent):
+            answer = session.took(
+                pending, (list(completion.token_ids), list(completion.logprobs), completion.finish_reason)
+            )
+            for event in last_events(chat_request, answer, self._decode, num_sent=num_sent):
                 await stream.write(event)
         await stream.write_eof()
         return stream
@@ -125,13 +127,13 @@ class ChatRoutes:
     async def _sample(self, pending: PendingTurn, params: SamplingParams) -> Sampled:
         work = self._submit(pending, params)
         try:
-            [one] = await asyncio.wrap_future(work.future)
+            [completion] = await asyncio.wrap_future(work.future)
         except asyncio.CancelledError:
             self.sampling.drop(work)
             raise
         except SamplerError as error:
-            raise ChatError(one_line(error), status=500) from None
-        return list(one.token_ids), list(one.logprobs), one.finish_reason
+            raise ChatError(single_line(error), status=500) from None
+        return list(completion.token_ids), list(completion.logprobs), completion.finish_reason
 
     def _submit(
         self, pending: PendingTurn, params: SamplingParams, on_tokens: Callable[[list[int]], object] | None = None
@@ -142,9 +144,9 @@ class ChatRoutes:
         seed = pending.request.drawing.get("seed")
         keys = None if seed is None else (turn_key(int(seed) % 2**63, pending.key),)
         params = params.limited_to(pending.room)
-        asked = GenerateRequest("", pending.read_ids, 1, params, self.end_ids, keys)
+        request = GenerateRequest("", pending.read_ids, 1, params, self.end_ids, keys)
         try:
-            return self.sampling.submit(asked, on_tokens=on_tokens)
+            return self.sampling.submit(request, on_tokens=on_tokens)
         except Paused:
             raise ChatError("the server is paused", status=503) from None
         except ValueError as error:
@@ -180,21 +182,21 @@ def _in_form(handler: Handler) -> Handler:
     return answer
 
 
-def _params(asked: ChatRequest) -> SamplingParams:
+def _params(request: ChatRequest) -> SamplingParams:
     """The sampling parameters of a request. Raises ChatError for values that are no numbers."""
     bounds = {"temperature": (0.0, 100.0), "top_p": (1e-6, 1.0), "min_p": (0.0, 1.0), "top_k": (0, 2**31)}
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, (least, most) in bounds.items():
-        value = asked.drawing.get(name, SamplingParams.__dataclass_fields__[name].default)
+        value = request.drawing.get(name, SamplingParams.__dataclass_fields__[name].default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= most:
             raise ChatError(f"{name} is {value!r:.60}; it must be from {least:g} to {most:g}", param=name)
-        given[name] = int(value) if name == "top_k" else float(value)
-    if not isinstance(asked.drawing.get("seed", 0), int):
+        values[name] = int(value) if name == "top_k" else float(value)
+    if not isinstance(request.drawing.get("seed", 0), int):
         raise ChatError("seed must be a whole number", param="seed")
-    return SamplingParams(**given)
+    return SamplingParams(**values)
 
 
-def _shown(row: Conversation) -> dict[str, Any]:
+def _conversation_body(row: Conversation) -> dict[str, Any]:
     return {
         "prompt_ids": list(row.prompt_ids),
         "prompt": row.prompt_text,

@@ -25,7 +25,7 @@ from oncurve.fleet.serving.chat_routes import ChatRoutes
 from oncurve.fleet.serving.sampling import Paused, Sampling
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import AnotherModel
-from oncurve.model.same_model import told_config
+from oncurve.model.same_model import described_config
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,8 +75,8 @@ class SamplingServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Show callers without the token only whether the server is well. Their mistakes become answers."""
-        given = request.headers.get("Authorization", "").encode()
-        is_known = hmac.compare_digest(given, f"Bearer {self.token}".encode())
+        authorization = request.headers.get("Authorization", "").encode()
+        is_known = hmac.compare_digest(authorization, f"Bearer {self.token}".encode())
         if self.token and not is_known and request.path != protocol.HEALTH:
             return _say("the token is missing or wrong", 401)
         try:
@@ -92,7 +92,7 @@ class SamplingServer:
 
     async def weight_info(self, request: web.Request) -> web.Response:
         """Which weights, since which start, and how much there is to do."""
-        model = {"model": told_config(self.update.model.config)} if protocol.WITH_MODEL in request.query else {}
+        model = {"model": described_config(self.update.model.config)} if protocol.WITH_MODEL in request.query else {}
         return web.json_response(
             {
                 **model,
@@ -106,24 +106,30 @@ class SamplingServer:
 
     async def generate(self, request: web.Request) -> web.Response:
         """Completions of one prompt, or its own log-probabilities; a caller that goes away ends them."""
-        asked = protocol.read_request(await _json(request))
-        longest = len(asked.token_ids) + (0 if asked.is_scored else asked.params.max_completion_tokens)
-        if not asked.token_ids or longest > self.context_tokens:
+        generate_request = protocol.read_request(await _json(request))
+        longest = len(generate_request.token_ids) + (
+            0 if generate_request.is_scored else generate_request.params.max_completion_tokens
+        )
+        if not generate_request.token_ids or longest > self.context_tokens:
             raise ValueError(
-                f"{len(asked.token_ids)} prompt tokens and {asked.params.max_completion_tokens} of a completion; "
-                f"together they must be at most {self.context_tokens}, and there must be a prompt"
+                f"{len(generate_request.token_ids)} prompt tokens and {generate_request.params.max_completion_tokens} "
+                f"of a completion; together they must be at most {self.context_tokens}, and there must be a prompt"
             )
         if self.is_draining:
             return _say("the server is ending", 503)
-        if asked.is_scored and asked.without_adapter:
+        if generate_request.is_scored and generate_request.without_adapter:
             async with self._control:
-                scores = await asyncio.to_thread(self.sampling.score_base, asked.token_ids)
-            return web.json_response(protocol.scores_body(asked.request_id, asked.token_ids, scores))
-        if asked.is_scored:
-            scores = await asyncio.to_thread(self.sampling.score, asked.token_ids)
-            return web.json_response(protocol.scores_body(asked.request_id, asked.token_ids, scores))
+                scores = await asyncio.to_thread(self.sampling.score_base, generate_request.token_ids)
+            return web.json_response(
+                protocol.scores_body(generate_request.request_id, generate_request.token_ids, scores)
+            )
+        if generate_request.is_scored:
+            scores = await asyncio.to_thread(self.sampling.score, generate_request.token_ids)
+            return web.json_response(
+                protocol.scores_body(generate_request.request_id, generate_request.token_ids, scores)
+            )
         try:
-            work = self.sampling.submit(asked)
+            work = self.sampling.submit(generate_request)
         except Paused:
             return _say("the server is paused", 503)
         try:
@@ -133,7 +139,7 @@ class SamplingServer:
             raise
         except SamplerError as error:
             return _say(str(error), 500)
-        return web.json_response(protocol.response_body(asked.request_id, sampled))
+        return web.json_response(protocol.response_body(generate_request.request_id, sampled))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """The tokens of a text."""

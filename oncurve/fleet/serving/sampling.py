@@ -66,24 +66,35 @@ class Sampling:
         return self._num_running
 
     def submit(
-        self, asked: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None
+        self, generate_request: GenerateRequest, *, on_tokens: Callable[[list[int]], object] | None = None
     ) -> SubmittedRequest:
         """Take a request; the future gives its completions. Raises Paused while nothing is taken.
 
         ``on_tokens`` hears after each token, in the thread that samples, of all tokens of a single completion so far.
         Raises ValueError for a token that the model has no embedding of.
         """
-        self._check_ids(asked.token_ids)
-        drawn = asked.keys or np.random.default_rng().integers(0, 2**63, asked.count, dtype=np.uint64)
+        self._check_ids(generate_request.token_ids)
+        drawn = generate_request.keys or np.random.default_rng().integers(
+            0, 2**63, generate_request.count, dtype=np.uint64
+        )
         keys = np.array(drawn, dtype=np.uint64)
         future: Future[list[GeneratedCompletion]] = Future()
         future.set_running_or_notify_cancel()  # a caller that goes away must not touch it
 
         def done(sampled: list[Sampled]) -> None:
             del self._work[request]
-            future.set_result([self._completion(request, place, one) for place, one in enumerate(sampled)])
+            future.set_result(
+                [self._completion(request, index, completion) for index, completion in enumerate(sampled)]
+            )
 
-        request = Request(asked.token_ids, keys, asked.params, asked.end_ids, on_done=done, on_tokens=on_tokens)
+        request = Request(
+            generate_request.token_ids,
+            keys,
+            generate_request.params,
+            generate_request.end_ids,
+            on_done=done,
+            on_tokens=on_tokens,
+        )
         work = SubmittedRequest(request, future)
         with self._changed:
             if self._is_paused or self._is_closed:
@@ -91,14 +102,14 @@ class Sampling:
             self._is_standing = self._is_frozen and self._is_standing
             self._work[request] = work
             self.scheduler.add(request)
-            self._num_running += asked.count
+            self._num_running += generate_request.count
             self._changed.notify_all()
-        future.add_done_callback(lambda _: self._count_down(asked.count))
+        future.add_done_callback(lambda _: self._count_down(generate_request.count))
         return work
 
-    def _completion(self, request: Request, place: int, sampled: Sampled) -> GeneratedCompletion:
-        found = [one for one in request.versions.get(place, ()) if one[0] < len(sampled[0])] or [(0, self.label)]
-        starts, labels = zip(*found, strict=True)
+    def _completion(self, request: Request, index: int, sampled: Sampled) -> GeneratedCompletion:
+        spans = [span for span in request.versions.get(index, ()) if span[0] < len(sampled[0])] or [(0, self.label)]
+        starts, labels = zip(*spans, strict=True)
         return GeneratedCompletion(*sampled, labels, starts)
 
     def _count_down(self, count: int) -> None:
@@ -219,6 +230,6 @@ class Sampling:
             self.scheduler.turn()
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             known = isinstance(error, SamplerError)
-            said = error if known else SamplerError(f"sampling failed: {type(error).__name__}: {error}")
+            failure = error if known else SamplerError(f"sampling failed: {type(error).__name__}: {error}")
             for request in self.scheduler.broken():
-                self._work.pop(request).future.set_exception(said)
+                self._work.pop(request).future.set_exception(failure)

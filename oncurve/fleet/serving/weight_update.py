@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from oncurve.algorithm.rounding import narrow, parameter_keys, set_dither
 from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
-from oncurve.policy.lora_forward import base_state, check_places, put_adapter, remove_adapter
+from oncurve.policy.lora_forward import base_state, check_shapes, put_adapter, remove_adapter
 from oncurve.policy.model_folder import is_converted, under_module_names
 
 
@@ -60,14 +60,14 @@ class WeightUpdate:
         """An adapter for the base that is here; whole weights that came before it are one as well."""
         thin, own = read_thin(path, facts), base_state(self.model)
         check_base(thin, lambda name: own[name])
-        check_places(self.model, thin)
+        check_shapes(self.model, thin)
         return thin
 
     def _check(self, staged: Mapping[str, torch.Tensor]) -> None:
         """All weights of the model, and nothing else; tied ones come once."""
         own = base_state(self.model)
-        given = {own[name].data_ptr() for name in staged if name in own}
-        missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in given)
+        received = {own[name].data_ptr() for name in staged if name in own}
+        missing = sorted(name for name, tensor in own.items() if tensor.data_ptr() not in received)
         unknown = sorted(staged.keys() - own.keys())
         if missing or unknown:
             raise AnotherModel(

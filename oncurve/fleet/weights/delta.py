@@ -66,12 +66,14 @@ def encode(base: Bytes, new: Bytes, regions: Iterable[Region]) -> Coded:
     for region in _cover(regions, new.size):
         old, young = (_numbers(data, region) for data in (base, new))
         total += young.size
-        places = np.flatnonzero(old != young)
-        if not places.size:
+        positions = np.flatnonzero(old != young)
+        if not positions.size:
             continue
-        changed += places.size
-        name, coded = _smallest(old, young, places)
-        parts.append([name, region.begin, region.end, region.width, int(places.size), [len(one) for one in coded]])
+        changed += positions.size
+        name, coded = _smallest(old, young, positions)
+        parts.append(
+            [name, region.begin, region.end, region.width, int(positions.size), [len(stream) for stream in coded]]
+        )
         streams += coded
     header = zlib.compress(json.dumps({"format": FORMAT, "size": new.size, "parts": parts}).encode())
     return Coded(b"".join([len(header).to_bytes(8, "little"), header, *streams]), changed, total)
@@ -121,31 +123,31 @@ def _numbers(data: Bytes, region: Region) -> Numbers:
     return data[region.begin : region.end].view(_TYPES[region.width])
 
 
-def _smallest(old: Numbers, young: Numbers, places: NDArray[np.intp]) -> tuple[str, list[bytes]]:
-    share = places.size / young.size
-    found = []
+def _smallest(old: Numbers, young: Numbers, positions: NDArray[np.intp]) -> tuple[str, list[bytes]]:
+    share = positions.size / young.size
+    codings = []
     if share <= SPARSE_BELOW:
-        gaps = np.diff(places, prepend=-1) - 1
-        found.append(("sparse", [_pack(_vary(gaps)), _pack(_vary(_zigzag(young[places] - old[places])))]))
+        gaps = np.diff(positions, prepend=-1) - 1
+        codings.append(("sparse", [_pack(_vary(gaps)), _pack(_vary(_zigzag(young[positions] - old[positions])))]))
     if share >= DENSE_ABOVE:
         planes = _zigzag(young - old).view(np.uint8).reshape(young.size, young.itemsize)
-        found.append(("dense", [_pack(planes[:, place], zlib.Z_RLE) for place in range(young.itemsize)]))
-        found.append(("whole", [young.tobytes()]))
-    return min(found, key=lambda one: sum(map(len, one[1])))
+        codings.append(("dense", [_pack(planes[:, byte], zlib.Z_RLE) for byte in range(young.itemsize)]))
+        codings.append(("whole", [young.tobytes()]))
+    return min(codings, key=lambda coding: sum(map(len, coding[1])))
 
 
 def _sparse(new: Numbers, count: int, streams: Sequence[bytes]) -> None:
     gaps, steps = (_read(_unpack(stream, count * _MOST_BYTES), count) for stream in streams)
-    places = np.cumsum(gaps.astype(np.int64) + 1) - 1
-    if count and not (0 <= int(gaps.max()) < new.size and int(places.min()) >= 0 and int(places[-1]) < new.size):
+    positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    if count and not (0 <= int(gaps.max()) < new.size and int(positions.min()) >= 0 and int(positions[-1]) < new.size):
         raise ValueError("the difference names places that the tensor does not have")
-    new[places] += _unzigzag(steps.astype(new.dtype))
+    new[positions] += _unzigzag(steps.astype(new.dtype))
 
 
 def _dense(new: Numbers, count: int, streams: Sequence[bytes]) -> None:
     planes = np.empty((new.size, new.itemsize), np.uint8)
-    for place in range(new.itemsize):
-        planes[:, place] = np.frombuffer(_unpack(streams[place], new.size, exactly=True), np.uint8)
+    for byte in range(new.itemsize):
+        planes[:, byte] = np.frombuffer(_unpack(streams[byte], new.size, exactly=True), np.uint8)
     new += _unzigzag(planes.reshape(-1).view(new.dtype))
 
 
@@ -177,12 +179,12 @@ def _vary(values: NDArray[Any]) -> Bytes:
     for bits in range(7, 64, 7):
         lengths += wide >> np.uint64(bits) != 0
     ends = np.cumsum(lengths)
-    found, starts = np.empty(int(ends[-1]), np.uint8), ends - lengths
-    for place in range(int(lengths.max())):
-        rest = np.flatnonzero(lengths > place)
-        low = (wide[rest] >> np.uint64(7 * place)).astype(np.uint8) & 127
-        found[starts[rest] + place] = low | ((lengths[rest] > place + 1).astype(np.uint8) << 7)
-    return found
+    coded, starts = np.empty(int(ends[-1]), np.uint8), ends - lengths
+    for byte in range(int(lengths.max())):
+        rest = np.flatnonzero(lengths > byte)
+        low = (wide[rest] >> np.uint64(7 * byte)).astype(np.uint8) & 127
+        coded[starts[rest] + byte] = low | ((lengths[rest] > byte + 1).astype(np.uint8) << 7)
+    return coded
 
 
 def _read(data: bytes, count: int) -> NDArray[np.uint64]:
@@ -197,11 +199,11 @@ def _read(data: bytes, count: int) -> NDArray[np.uint64]:
     lengths = ends - starts + 1
     if int(lengths.max()) > _MOST_BYTES:
         raise ValueError("the difference has a number that is too long")
-    found = np.zeros(count, np.uint64)
-    for place in range(int(lengths.max())):
-        rest = np.flatnonzero(lengths > place)
-        found[rest] |= (coded[starts[rest] + place] & 127).astype(np.uint64) << np.uint64(7 * place)
-    return found
+    numbers = np.zeros(count, np.uint64)
+    for byte in range(int(lengths.max())):
+        rest = np.flatnonzero(lengths > byte)
+        numbers[rest] |= (coded[starts[rest] + byte] & 127).astype(np.uint64) << np.uint64(7 * byte)
+    return numbers
 
 
 def _pack(data: Bytes, strategy: int = zlib.Z_HUFFMAN_ONLY) -> bytes:
@@ -213,7 +215,7 @@ def _pack(data: Bytes, strategy: int = zlib.Z_HUFFMAN_ONLY) -> bytes:
 def _unpack(data: bytes, limit: int, *, exactly: bool = False) -> bytes:
     """Raises ValueError for more bytes than the limit, or fewer where it must be exact."""
     reader = zlib.decompressobj()
-    found = reader.decompress(data, limit + 1)
-    if len(found) > limit or not (reader.eof or len(found) == limit) or (exactly and len(found) != limit):
+    unpacked = reader.decompress(data, limit + 1)
+    if len(unpacked) > limit or not (reader.eof or len(unpacked) == limit) or (exactly and len(unpacked) != limit):
         raise ValueError("the difference is cut off, or longer than it may be")
-    return found
+    return unpacked

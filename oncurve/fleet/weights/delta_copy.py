@@ -50,21 +50,21 @@ class Route:
 
 def find_routes(have: str | None, chain: Sequence[Link]) -> list[Route]:
     """All ways to the last version of a chain for who has the version ``have``, those with the fewest bytes first."""
-    found: list[Route] = []
+    routes: list[Route] = []
     links: tuple[Link, ...] = ()
-    for place in reversed(range(len(chain))):
-        link = chain[place]
+    for index in reversed(range(len(chain))):
+        link = chain[index]
         if link.label == have:
-            found.append(Route(None, links))
+            routes.append(Route(None, links))
         if link.whole:
-            found.append(Route(link, links))
+            routes.append(Route(link, links))
         if link.base is None:
             break
         links = (link, *links)
-        if place == 0 or chain[place - 1].label != link.base:
-            found += [Route(None, links)] if link.base == have else []
+        if index == 0 or chain[index - 1].label != link.base:
+            routes += [Route(None, links)] if link.base == have else []
             break
-    return sorted(found, key=lambda route: route.num_bytes)
+    return sorted(routes, key=lambda route: route.num_bytes)
 
 
 class DeltaCopy:
@@ -95,11 +95,11 @@ class DeltaCopy:
     def _update(self, message: Mapping[str, Any]) -> list[Path]:
         chain = read_chain(message)
         label, files = _plain(chain[-1].label), [WeightFile(**file) for file in message["files"]]
-        have, held = self._held()
+        have, files_here = self._present()
         whys = []
-        if have == label and held == files:
+        if have == label and files_here == files:
             paths = [self.root / label / file.name for file in files]
-            wrong = side_by_side(_objection, list(zip(paths, files, strict=True)))
+            wrong = side_by_side(_mismatch, list(zip(paths, files, strict=True)))
             if not any(wrong):
                 return paths
             whys, have = [f"the copy here is damaged: {next(filter(None, wrong))}"], None
@@ -114,7 +114,7 @@ class DeltaCopy:
         """Build the version beside the copy, and let it take its place."""
         got = self._fetch(route, message)
         label = str(message["label"])
-        partial, place = self.root / ".partial", self.root / label
+        partial, final = self.root / ".partial", self.root / label
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         old = None if have is None else self.root / have
@@ -129,18 +129,18 @@ class DeltaCopy:
         side_by_side(build, files)
         facts = {"label": label, "files": [asdict(file) for file in files]}
         (partial / NAME).write_text(json.dumps(facts), encoding="utf-8")
-        shutil.rmtree(place, ignore_errors=True)
-        partial.rename(place)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
         self._tidy(label)
-        return [place / file.name for file in files]
+        return [final / file.name for file in files]
 
     def _fetch(self, route: Route, message: Mapping[str, Any]) -> dict[tuple[str, str], Path]:
         """All files of a way, by version and name."""
-        wanted = [(link.label, file) for link in route.links for file in link.deltas]
+        sources = [(link.label, file) for link in route.links for file in link.deltas]
         if route.whole is not None:
-            wanted += [(route.whole.label, file) for file in route.whole.whole]
-        paths = side_by_side(lambda one: fetch_one(message, one[0], one[1], self._fetched(one[0])), wanted)
-        return {(label, file.name): path for (label, file), path in zip(wanted, paths, strict=True)}
+            sources += [(route.whole.label, file) for file in route.whole.whole]
+        paths = side_by_side(lambda pair: fetch_file(message, pair[0], pair[1], self._fetched(pair[0])), sources)
+        return {(label, file.name): path for (label, file), path in zip(sources, paths, strict=True)}
 
     def _fetched(self, label: str) -> Path:
         return self.root / "fetched" / _plain(label)
@@ -151,7 +151,7 @@ class DeltaCopy:
             if folder.is_dir() and folder.name != label:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _held(self) -> tuple[str | None, list[WeightFile]]:
+    def _present(self) -> tuple[str | None, list[WeightFile]]:
         """The version of the copy, and its files; None and nothing where there is none."""
         for path in self.root.glob(f"*/{NAME}"):
             if not path.parent.name.startswith("."):
@@ -188,24 +188,24 @@ def read_chain(message: Mapping[str, Any]) -> tuple[Link, ...]:
     return chain
 
 
-def fetch_one(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
+def fetch_file(message: Mapping[str, Any], label: str, file: WeightFile, folder: Path) -> Path:
     """A file of a version of the chain, whole: where it lies, if this machine sees it, otherwise in ``folder``.
 
     Raises ValueError if it cannot be had.
     """
     name = Path(file.name).name
-    place = folder / name
-    if place.is_file() and FileSum.of(place).objection(asdict(file)) is None:
-        return place
-    place.unlink(missing_ok=True)
+    path = folder / name
+    if path.is_file() and FileSum.of(path).mismatch(asdict(file)) is None:
+        return path
+    path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     if message.get("folder"):
-        place = Path(message["folder"]).parent / label / name
-        check(place, asdict(file))
+        path = Path(message["folder"]).parent / label / name
+        check(path, asdict(file))
     else:
         base = str(message["address"]).rpartition("/")[0]
-        download(f"{base}/{label}/{name}", message.get("token"), place, asdict(file))
-    return place
+        download(f"{base}/{label}/{name}", message.get("token"), path, asdict(file))
+    return path
 
 
 def _common(group: str) -> Path:
@@ -231,16 +231,16 @@ def _of(folder: Path | None, name: str) -> Path:
     return folder / Path(name).name
 
 
-def _objection(pair: tuple[Path, WeightFile]) -> str | None:
+def _mismatch(pair: tuple[Path, WeightFile]) -> str | None:
     path, file = pair
     try:
-        return FileSum.of(path).objection(asdict(file))
+        return FileSum.of(path).mismatch(asdict(file))
     except OSError as error:
         return str(error)
 
 
-def _build(start: Path, steps: Sequence[Path], place: Path, file: WeightFile) -> None:
-    built(start, steps, file).tofile(place)
+def _build(start: Path, steps: Sequence[Path], path: Path, file: WeightFile) -> None:
+    built(start, steps, file).tofile(path)
 
 
 def built(start: Path, steps: Sequence[Path], file: WeightFile) -> Bytes:
@@ -248,6 +248,6 @@ def built(start: Path, steps: Sequence[Path], file: WeightFile) -> Bytes:
     data = np.fromfile(start, np.uint8)
     for step in steps:
         data = apply(step.read_bytes(), data)
-    if wrong := FileSum(data.size, hashlib.sha256(data.data).hexdigest()).objection(asdict(file)):
+    if wrong := FileSum(data.size, hashlib.sha256(data.data).hexdigest()).mismatch(asdict(file)):
         raise ValueError(f"{file.name} as made of {start} and {len(steps)} differences: {wrong}")
     return data

@@ -81,11 +81,11 @@ class DeltaStore(WeightStore):
     def take(self, shipment: Shipment) -> Callable[[], Manifest]:
         """Copy the weights as servers get them. What is returned publishes them, in any thread."""
         parts = cut_into_files(shipment)
-        taken = dict(zip(parts, at_once(lambda _, weights: _assemble(shipment, weights), parts.items()), strict=True))
-        return lambda: self.publish_shipment(shipment, taken)
+        copied = dict(zip(parts, at_once(lambda _, weights: _assemble(shipment, weights), parts.items()), strict=True))
+        return lambda: self.publish_shipment(shipment, copied)
 
-    def publish_shipment(self, shipment: Shipment, taken: dict[str, File] | None = None) -> Manifest:
-        """Write a version; ``taken`` are its files where the weights may have changed since, and is emptied.
+    def publish_shipment(self, shipment: Shipment, copied: dict[str, File] | None = None) -> Manifest:
+        """Write a version; ``copied`` are its files where the weights may have changed since, and is emptied.
 
         Raises SamplerError if the disk does not take it.
         """
@@ -95,7 +95,7 @@ class DeltaStore(WeightStore):
             changes: list[Coded | None] = []
 
             def write(folder: Path) -> Contents:
-                return self._write(shipment, taken, folder, coding, changes)
+                return self._write(shipment, copied, folder, coding, changes)
 
             try:
                 manifest = self.publish(shipment.version, write, size=shipment.num_bytes)
@@ -104,12 +104,12 @@ class DeltaStore(WeightStore):
                 raise
             if not manifest.chain:
                 manifest = self.published[-1] = replace(manifest, chain=tuple(self._links))
-            link, known = self._links[-1], [one for one in changes if one is not None]
+            link, known = self._links[-1], [change for change in changes if change is not None]
             whole = sum(file.size for file in manifest.files)
             self.last = Published(
                 bytes=link.delta_bytes if link.base is not None else whole,
                 whole_bytes=whole,
-                changed_fraction=sum(one.changed for one in known) / max(1, sum(one.total for one in known))
+                changed_fraction=sum(change.changed for change in known) / max(1, sum(change.total for change in known))
                 if len(known) == len(changes)
                 else 1.0,
                 seconds=time.perf_counter() - begin,
@@ -156,7 +156,7 @@ class DeltaStore(WeightStore):
     def _write(
         self,
         shipment: Shipment,
-        taken: dict[str, File] | None,
+        copied: dict[str, File] | None,
         folder: Path,
         coding: list[float],
         changes: list[Coded | None],
@@ -166,18 +166,18 @@ class DeltaStore(WeightStore):
             self._view = {}
         had = bool(self._view)
 
-        def one(name: str, weights: list[str]) -> tuple[WeightFile, Coded | None]:
-            new, regions = _assemble(shipment, weights) if taken is None else taken.pop(name)
-            found, old = WeightFile(name, new.size, hashlib.sha256(new.data).hexdigest()), self._view.get(name)
+        def write_file(name: str, weights: list[str]) -> tuple[WeightFile, Coded | None]:
+            new, regions = _assemble(shipment, weights) if copied is None else copied.pop(name)
+            written, old = WeightFile(name, new.size, hashlib.sha256(new.data).hexdigest()), self._view.get(name)
             begin = time.perf_counter()
             coded = encode(old, new, regions) if old is not None and old.size == new.size else None
             coding.append(time.perf_counter() - begin)
             self._view[name] = new
             if coded is not None and coded.changed:
                 (folder / (name + DELTA)).write_bytes(coded.data)
-            return found, coded
+            return written, coded
 
-        done = at_once(one, parts.items())
+        done = at_once(write_file, parts.items())
         files = tuple(file for file, _ in done)
         changes += [coded for _, coded in done]
         base = self.published[-1].label if had and self.published and all(changes) else None
@@ -190,7 +190,9 @@ class DeltaStore(WeightStore):
         """Decide in which form the version is published, and note it."""
         if self.published and self.published[-1].label == label:  # the same weights once more
             return
-        for again in [one for one in self.published if one.label == label]:  # the trainer went back to it
+        for again in [
+            manifest for manifest in self.published if manifest.label == label
+        ]:  # the trainer went back to it
             shutil.rmtree(again.folder, ignore_errors=True)
             self.published.remove(again)
             known = [link.label for link in self._links]
@@ -221,13 +223,13 @@ class DeltaStore(WeightStore):
 
     @staticmethod
     def _after_anchor(links: list[Link]) -> list[Link]:
-        last = max((place for place, link in enumerate(links) if link.whole), default=-1)
+        last = max((index for index, link in enumerate(links) if link.whole), default=-1)
         return links[last + 1 :]
 
     def _shorten(self, size: int) -> None:
         """Forget what no server would fetch: older versions than the last whole one, once following their differences
         takes more than it does."""
-        first = max((place for place, link in enumerate(self._links) if link.whole), default=0)
+        first = max((index for index, link in enumerate(self._links) if link.whole), default=0)
         total = sum(link.delta_bytes for link in self._links[first:])
         while first > 0 and self._links[first].base == self._links[first - 1].label:
             total += self._links[first - 1].delta_bytes
@@ -238,16 +240,16 @@ class DeltaStore(WeightStore):
 
     def _leave(self, count: int) -> None:
         """Remove what the chain does not need, and older whole versions but the one before the last."""
-        wanted = {link.label for link in self._links} | {manifest.label for manifest in self.published[-count:]}
-        for manifest in [one for one in self.published if one.label not in wanted]:
+        needed = {link.label for link in self._links} | {manifest.label for manifest in self.published[-count:]}
+        for manifest in [old for old in self.published if old.label not in needed]:
             shutil.rmtree(manifest.folder, ignore_errors=True)
             self.published.remove(manifest)
-        wholes = [place for place, link in enumerate(self._links) if link.whole]
-        for place in wholes[:-count]:
-            link = self._links[place]
+        wholes = [index for index, link in enumerate(self._links) if link.whole]
+        for index in wholes[:-count]:
+            link = self._links[index]
             for file in link.whole:
                 (self.root / link.label / file.name).unlink(missing_ok=True)
-            self._links[place] = replace(link, whole=())
+            self._links[index] = replace(link, whole=())
 
 
 def _assemble(shipment: Shipment, weights: list[str]) -> File:

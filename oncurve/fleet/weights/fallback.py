@@ -32,8 +32,8 @@ class Copies:
         """These are the current weights: a version without files, so far."""
         with self._lock:
             if self._trains_meanwhile:
-                kept = {name: weight.to("cpu", copy=True) for name, weight in shipment}
-                self._offered = replace(shipment, weights=kept)
+                copies = {name: weight.to("cpu", copy=True) for name, weight in shipment}
+                self._offered = replace(shipment, weights=copies)
             else:
                 self._offered = shipment
         return Manifest(shipment.label, shipment.version, (), (), "")

@@ -40,12 +40,12 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> list[
         return list(threads.map(work, items))
 
 
-def download(address: str, token: str | None, place: Path, file: Mapping[str, Any]) -> None:
+def download(address: str, token: str | None, path: Path, file: Mapping[str, Any]) -> None:
     """Bring a file here; what came before the connection was cut is not sent again.
 
     Raises ValueError if it does not come, or is not the file that was announced.
     """
-    part = _Part(place.with_name(place.name + PART))
+    part = _Part(path.with_name(path.name + PART))
     tries = ATTEMPTS
     while tries:
         before, began = part.size, time.monotonic()
@@ -71,7 +71,7 @@ def download(address: str, token: str | None, place: Path, file: Mapping[str, An
     except ValueError:
         part.path.unlink(missing_ok=True)
         raise
-    part.path.replace(place)
+    part.path.replace(path)
 
 
 class _Part:

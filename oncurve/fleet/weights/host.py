@@ -93,11 +93,11 @@ class WeightHost:
             await self._runner.cleanup()
 
     async def _give(self, request: web.Request) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        authorization = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode()):
             return web.json_response({"error": "the token is missing or wrong"}, status=401)
         for manifest in self._published():
             path = Path(manifest.folder) / request.match_info["name"]
-            if manifest.label == request.match_info["label"] and path.name in manifest.given and path.is_file():
+            if manifest.label == request.match_info["label"] and path.name in manifest.served_names and path.is_file():
                 return await self._limit.send(request, path) if self._limit else web.FileResponse(path)
         return web.json_response({"error": "no such version or file; a newer one may have replaced it"}, status=404)

@@ -47,7 +47,7 @@ def at_once(work: Callable[[str, list[str]], Result], parts: Iterable[tuple[str,
 def cut_into_files(shipment: Shipment) -> dict[str, list[str]]:
     """The names of files with those of their weights, the same for every version of a model."""
     parts = _cut(shipment)
-    names = [f"model-{place + 1:05d}-of-{len(parts):05d}.safetensors" for place in range(len(parts))]
+    names = [f"model-{index + 1:05d}-of-{len(parts):05d}.safetensors" for index in range(len(parts))]
     return dict(zip(names if len(parts) > 1 else ["model.safetensors"], parts, strict=True))
 
 
@@ -63,8 +63,8 @@ def _cut(shipment: Shipment) -> list[list[str]]:
             sizes.append(0)
         parts[-1].append(name)
         sizes[-1] += size
-    order = sorted(range(len(parts)), key=lambda place: -sizes[place])
-    return [parts[place] for place in order]
+    order = sorted(range(len(parts)), key=lambda index: -sizes[index])
+    return [parts[index] for index in order]
 
 
 def _write_file(path: Path, shipment: Shipment, names: Sequence[str]) -> WeightFile:
@@ -88,9 +88,9 @@ def file_pieces(shipment: Shipment, names: Sequence[str]) -> Iterator[memoryview
         begin, end = end, end + shipment.bytes_of(name)
         shape, dtype = list(weight.shape), _type_name(name, shipment.type_of(weight))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    said = json.dumps(header).encode()
-    said += b" " * (-len(said) % 8)
-    yield memoryview(len(said).to_bytes(8, "little") + said)
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    yield memoryview(len(header_bytes).to_bytes(8, "little") + header_bytes)
     for name in ordered:
         yield in_host_memory(shipment.copy(name))
 

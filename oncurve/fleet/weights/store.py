@@ -55,9 +55,9 @@ class WeightStore:
         self.dither: int | None = None
         """Seed of the dither of the weights that are published."""
         self._is_placed = False
-        for one in (root, memory):
-            if one is not None:
-                _sweep(one)
+        for path in (root, memory):
+            if path is not None:
+                _sweep(path)
 
     def shipment(self, policy: PolicyView, version: int, *, matrix_type: torch.dtype | None) -> Shipment:
         """The policy's whole weights as they are published here. Nothing is copied."""
@@ -101,7 +101,7 @@ class WeightStore:
         """
         if label is not None and self.published and self.published[-1].label == label:
             return self.published[-1]
-        self._place(size)
+        self._choose_folder(size)
         if label is not None:
             self._leave(self.keep - 1)
         partial = self.root / f".{version}.partial"
@@ -142,7 +142,7 @@ class WeightStore:
         if is_disk:
             flush(self.root)
 
-    def _place(self, size: int) -> None:
+    def _choose_folder(self, size: int) -> None:
         """Decide once where the versions are put: in memory if they fit there."""
         if self._is_placed or self._memory is None:
             return
@@ -194,7 +194,7 @@ _CONTAINER = Path("/sys/fs/cgroup")
 
 def is_memory(folder: Path, *, mounts: Path = _MOUNTS) -> bool:
     """A folder is on a file system in memory. False where the system does not tell."""
-    place, found = folder.resolve(), ("", "")
+    path, mount = folder.resolve(), ("", "")
     try:
         lines = mounts.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -202,9 +202,9 @@ def is_memory(folder: Path, *, mounts: Path = _MOUNTS) -> bool:
     for line in lines:
         _, point, kind, *_ = line.split()
         point = point.replace("\\040", " ")
-        if place.is_relative_to(point) and len(point) >= len(found[0]):
-            found = (point, kind)
-    return found[1] in ("tmpfs", "ramfs")
+        if path.is_relative_to(point) and len(point) >= len(mount[0]):
+            mount = (point, kind)
+    return mount[1] in ("tmpfs", "ramfs")
 
 
 def free_bytes(folder: Path, *, facts: Path = _FACTS, container: Path = _CONTAINER) -> int:

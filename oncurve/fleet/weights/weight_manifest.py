@@ -64,7 +64,7 @@ class Manifest:
     """The versions from which this one, the last, is made by differences. Empty where its files are whole."""
 
     @property
-    def given(self) -> set[str]:
+    def served_names(self) -> set[str]:
         """Names of the files that may be asked for; those of a version that is made of an older one may be missing."""
         own = [file.name for link in self.chain if link.label == self.label for file in link.deltas]
         return {*own, *(file.name for file in self.files)}
@@ -98,8 +98,8 @@ def describe_files(folder: Path) -> tuple[tuple[WeightFile, ...], tuple[str, ...
     """The safetensors files of a folder with their checksums, and the names of all weights in them."""
     files, names = [], []
     for path in sorted(folder.glob("*.safetensors")):
-        found = FileSum.of(path)
-        files.append(WeightFile(path.name, found.size, found.sha256))
+        checksum = FileSum.of(path)
+        files.append(WeightFile(path.name, checksum.size, checksum.sha256))
         names += names_in(path)
     return tuple(files), tuple(sorted(names))
 
@@ -111,11 +111,11 @@ def names_in(path: Path) -> list[str]:
     return [name for name in header if name != "__metadata__"]
 
 
-def check(path: Path, file: Mapping[str, Any], found: FileSum | None = None) -> None:
-    """Raises ValueError if a file is not the one that a manifest names; ``found`` is what was summed up already."""
+def check(path: Path, file: Mapping[str, Any], checksum: FileSum | None = None) -> None:
+    """Raises ValueError if a file is not the one that a manifest names; ``checksum`` is what was summed up already."""
     if "sha256" not in file or "size" not in file:
         raise ValueError(f"{path.name} was announced without size and sha256: the trainer is of another oncurve")
-    if found is None and not path.is_file():
+    if checksum is None and not path.is_file():
         raise ValueError(f"{path} is not there")
-    if wrong := (found or FileSum.of(path)).objection(file):
+    if wrong := (checksum or FileSum.of(path)).mismatch(file):
         raise ValueError(f"{path}: {wrong}")

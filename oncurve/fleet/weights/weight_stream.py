@@ -104,9 +104,9 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     sums = [
         weight.detach().view(_WHOLE_NUMBERS[weight.element_size()]).sum(dtype=torch.int64) for weight in _real(weights)
     ]
-    found = torch.stack([one.cpu() for one in sums]).tolist() if sums else []
-    said = "".join(f"{name}\0{tuple(weight.shape)}\0" for name, weight in weights.items())
-    return hashlib.sha256((said + str(found)).encode()).hexdigest()[:12]
+    sum_of_bits = torch.stack([total.cpu() for total in sums]).tolist() if sums else []
+    shapes = "".join(f"{name}\0{tuple(weight.shape)}\0" for name, weight in weights.items())
+    return hashlib.sha256((shapes + str(sum_of_bits)).encode()).hexdigest()[:12]
 
 
 def _real(weights: Mapping[str, Tensor]) -> Iterator[Tensor]:

@@ -12,9 +12,9 @@ ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>\s*$")
 
 def right(completion: str, answer: str) -> dict[str, float]:
     """1 if the completion ends with the right whole number in the answer tag, else 0."""
-    found = ANSWER.search(completion)
-    correct = float(found is not None and int(found.group(1)) == int(answer))
-    return {"reward": correct, "correct": correct, "format": float(found is not None)}
+    match = ANSWER.search(completion)
+    correct = float(match is not None and int(match.group(1)) == int(answer))
+    return {"reward": correct, "correct": correct, "format": float(match is not None)}
 
 
 def brief(completion: str, answer: str) -> float:

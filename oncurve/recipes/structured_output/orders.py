@@ -16,7 +16,7 @@ FORMS = (
     "Please send {count} boxes of {item} to {name} on {day}.{hurry}",
     "by {day}: {item}, {count} boxes, for {name}.{hurry}",
 )
-ASKED = "Write this order as one JSON object with the keys customer, item, boxes, day and urgent:\n"
+INSTRUCTION = "Write this order as one JSON object with the keys customer, item, boxes, day and urgent:\n"
 
 
 def orders(split: str, count: int) -> list[dict[str, str]]:
@@ -25,11 +25,11 @@ def orders(split: str, count: int) -> list[dict[str, str]]:
     names = NAMES[:8] if split == "train" else NAMES[8:]
     while len(rows) < count:
         number, urgent = draw.randrange(len(COUNTS)), draw.random() < 0.4
-        words = {"name": draw.choice(names), "item": draw.choice(ITEMS), "day": draw.choice(DAYS)}
-        text = draw.choice(FORMS).format(**words, count=COUNTS[number], hurry=" It is urgent." if urgent else "")
-        order = {"customer": words["name"], "item": words["item"], "boxes": NUMBERS[number]}
-        order |= {"day": words["day"], "urgent": urgent}
-        rows[text] = {"question": ASKED + text, "answer": json.dumps(order)}
+        fillers = {"name": draw.choice(names), "item": draw.choice(ITEMS), "day": draw.choice(DAYS)}
+        text = draw.choice(FORMS).format(**fillers, count=COUNTS[number], hurry=" It is urgent." if urgent else "")
+        order = {"customer": fillers["name"], "item": fillers["item"], "boxes": NUMBERS[number]}
+        order |= {"day": fillers["day"], "urgent": urgent}
+        rows[text] = {"question": INSTRUCTION + text, "answer": json.dumps(order)}
     return list(rows.values())
 
 

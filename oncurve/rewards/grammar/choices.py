@@ -81,18 +81,18 @@ def chosen_letter(text: str) -> str | None:
     plain = _MARKS.sub(lambda mark: mark[1] or "", text).strip()
     plain = re.sub(r"\[([A-J])\]", r"(\1)", plain)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    for place in range(len(lines) - 1, -1, -1):
-        line = lines[place]
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
         if stated := list(_STATED.finditer(line)):
             rest = line[stated[-1].end() :]
-            return _one_letter(rest if rest or place + 1 == len(lines) else lines[place + 1])
+            return _single_letter(rest if rest or index + 1 == len(lines) else lines[index + 1])
         if right := _IS_RIGHT.search(line):
             return (right["letter"] or right["only"]).strip("()")
         for passing in list(_PICKED.finditer(line))[-1:]:
             rest = line[passing.end() :]
-            if (letter := _one_letter(rest)) or _is_hedged(rest):
+            if (letter := _single_letter(rest)) or _is_hedged(rest):
                 return letter
-    return _one_letter(_LEAD.sub("", lines[-1])) or _first_letter(lines) if lines else None
+    return _single_letter(_LEAD.sub("", lines[-1])) or _first_letter(lines) if lines else None
 
 
 def _first_letter(lines: list[str]) -> str | None:
@@ -100,7 +100,7 @@ def _first_letter(lines: list[str]) -> str | None:
     first = _ALONE.fullmatch(lines[0]) if len(lines) > 1 else None
     if first is None or any(_ALONE.fullmatch(line) or _TURNS.search(line) for line in lines[1:]):
         return None
-    return _one_letter(lines[0])
+    return _single_letter(lines[0])
 
 
 def _is_hedged(text: str) -> bool:
@@ -109,7 +109,7 @@ def _is_hedged(text: str) -> bool:
     return match is not None and any(sign.match(match["rest"]) for sign in (_BESIDE, _DOUBTED, _DENIED))
 
 
-def _one_letter(text: str) -> str | None:
+def _single_letter(text: str) -> str | None:
     """The letter at the beginning of a text, unless it is a word, or another letter stands beside it."""
     text = _REFUSED.sub("", text)
     match = _LETTER.match(text)

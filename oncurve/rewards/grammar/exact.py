@@ -141,10 +141,10 @@ def _factorial(value: Fraction, sign: str) -> Fraction:
     return Fraction(math.prod(range(n, 0, -2)) if sign == "!!" else math.factorial(n))
 
 
-_AT_PLACES = {name: {0: 0} for name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh")} | {
+_AT_POINTS = {name: {0: 0} for name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh")} | {
     name: {0: 1} for name in ("cos", "exp", "sec", "cosh")
 } | {"ln": {1: 0}}  # fmt: skip
-"""Values of functions at rational places."""
+"""Values of functions at rational points."""
 
 
 def _called(name: str, values: list[Fraction]) -> Fraction:
@@ -161,8 +161,8 @@ def _called(name: str, values: list[Fraction]) -> Fraction:
         if max(map(abs, members)).bit_length() > MAX_FUNCTION_BITS:
             raise TooLargeError
         return _limited(Fraction((math.gcd if name == "gcd" else math.lcm)(*members)))
-    if len(values) == 1 and values[0] in _AT_PLACES.get(name, {}):
-        return Fraction(_AT_PLACES[name][int(values[0])])
+    if len(values) == 1 and values[0] in _AT_POINTS.get(name, {}):
+        return Fraction(_AT_POINTS[name][int(values[0])])
     if name == "log" and len(values) == 2:
         return _logarithm(*values)
     raise NotExactError
@@ -195,9 +195,9 @@ def _determinant(rows: list[list[Fraction]]) -> Fraction:
     if len(rows) == 1:
         return rows[0][0]
     total = Fraction(0)
-    for place, cell in enumerate(rows[0]):
-        minor = [row[:place] + row[place + 1 :] for row in rows[1:]]
-        total += (-1) ** place * cell * _determinant(minor)
+    for column, cell in enumerate(rows[0]):
+        minor = [row[:column] + row[column + 1 :] for row in rows[1:]]
+        total += (-1) ** column * cell * _determinant(minor)
     return _limited(total)
 
 
@@ -205,8 +205,8 @@ Element = tuple[int, int]
 """A member a + bi of the field with ``PRIME`` squared members."""
 
 
-def _times(one: Element, other: Element) -> Element:
-    (a, b), (c, d) = one, other
+def _times(first: Element, second: Element) -> Element:
+    (a, b), (c, d) = first, second
     return (a * c - b * d) % PRIME, (a * d + b * c) % PRIME
 
 
@@ -240,18 +240,18 @@ def _residue(value: Fraction) -> Element:
 
 def factored(n: int) -> dict[int, int] | None:
     """Prime factors with their powers; None where one is too large to be found."""
-    found: dict[int, int] = {}
+    powers: dict[int, int] = {}
     prime = 2
     while prime * prime <= n and prime <= MAX_FACTORED:
         while n % prime == 0:
-            found[prime] = found.get(prime, 0) + 1
+            powers[prime] = powers.get(prime, 0) + 1
             n //= prime
         prime += 1 if prime == 2 else 2
     if n > 1:
         if n > MAX_FACTORED**2:
             return None
-        found[n] = found.get(n, 0) + 1
-    return found
+        powers[n] = powers.get(n, 0) + 1
+    return powers
 
 
 class Image:
@@ -393,25 +393,25 @@ def _expanded(tree: Tree) -> Tree:
     if len(rows) == 1:
         return rows[0][0]
     terms = []
-    for place, cell in enumerate(rows[0]):
-        minor = Tree("determinant", tuple(Tree("sum", row[:place] + row[place + 1 :]) for row in rows[1:]))
-        terms.append(Tree("product", (Tree("number", value=Fraction((-1) ** place)), cell, _expanded(minor))))
+    for column, cell in enumerate(rows[0]):
+        minor = Tree("determinant", tuple(Tree("sum", row[:column] + row[column + 1 :]) for row in rows[1:]))
+        terms.append(Tree("product", (Tree("number", value=Fraction((-1) ** column)), cell, _expanded(minor))))
     return Tree("sum", tuple(terms))
 
 
-def same(one: Tree, other: Tree) -> bool | None:
+def same(left: Tree, right: Tree) -> bool | None:
     """Whether two expressions are equal; None where their laws are beyond this arithmetic."""
-    if one == other:
-        return None if one.has("operator") and _is_undefined(one) else not _is_undefined(one)
-    values = rational(one), rational(other)
+    if left == right:
+        return None if left.has("operator") and _is_undefined(left) else not _is_undefined(left)
+    values = rational(left), rational(right)
     if None not in values:
         return values[0] == values[1]
-    if _is_undefined(one) or _is_undefined(other):
+    if _is_undefined(left) or _is_undefined(right):
         return False
-    if _has_infinity(one) or _has_infinity(other):
-        return infinity(one) is not None and infinity(one) == infinity(other)
+    if _has_infinity(left) or _has_infinity(right):
+        return infinity(left) is not None and infinity(left) == infinity(right)
     try:
-        first, second = Image(one), Image(other)
+        first, second = Image(left), Image(right)
     except (NotExactError, ZeroDivisionError, RecursionError):
         return None
     if first.value == second.value:

@@ -6,12 +6,280 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Self
 
-from oncurve.rewards.grammar.arithmetic import ArithmeticParser, chosen
-from oncurve.rewards.grammar.brackets import closing, split
-from oncurve.rewards.grammar.figures import Token, Unreadable
-from oncurve.rewards.grammar.spellings import ACCENTS, FUNCTIONS
+from oncurve.rewards.grammar.lexemes import ACCENTS, FUNCTIONS, Token, Unreadable, closing, split
 from oncurve.rewards.grammar.values import Tree, negative, number, product, quotient, symbol
+
+MAX_DEPTH = 48
+"""Brackets, powers and functions inside of each other."""
+_MATCHING = {"(": ")", "[": "]", "{": "}", "{}": "{}", "⟨": "⟩", "⌊": "⌋", "⌈": "⌉"}
+END = Token("sign", "")
+_HALF_TURN = quotient(symbol("π"), number(180))
+
+
+class ArithmeticParser:
+    """A reader from left to right; ``atom`` of its subclass reads what is no sum, product or power."""
+
+    def __init__(self, tokens: Sequence[Token], depth: int = 0) -> None:
+        self.tokens, self.index, self.depth = list(tokens), 0, depth
+
+    @property
+    def next(self) -> Token:
+        """The token to be read; an empty sign at the end."""
+        return self.tokens[self.index] if self.index < len(self.tokens) else END
+
+    def after(self, steps: int = 1) -> Token:
+        """The token so many steps behind the next one."""
+        index = self.index + steps
+        return self.tokens[index] if 0 <= index < len(self.tokens) else END
+
+    def take(self, *texts: str) -> bool:
+        """Reads the next token if it is one of these signs."""
+        if self.next.is_sign(*texts):
+            self.index += 1
+            return True
+        return False
+
+    def inside(self) -> Self:
+        """A reader of what stands in the bracket that opens here, which is left behind."""
+        end = closing(self.tokens, self.index)
+        opening = self.next.text
+        if self.tokens[end].text != _MATCHING.get(opening):
+            raise Unreadable("brackets that do not match")
+        parser = self.deeper(self.tokens[self.index + 1 : end])
+        self.index = end + 1
+        return parser
+
+    def deeper(self, tokens: Sequence[Token]) -> Self:
+        """A reader of some tokens one level deeper."""
+        if self.depth >= MAX_DEPTH:
+            raise Unreadable("brackets too deep")
+        return type(self)(tokens, self.depth + 1)
+
+    def whole(self) -> Tree:
+        """The expression that is left, all of it."""
+        tree = self.sum()
+        if self.take("choose"):
+            tree = Tree("call", (tree, self.sum()), "binom")
+        elif self.take("over"):
+            tree = quotient(tree, self.sum())
+        elif self.take("mod"):
+            tree = Tree("call", (tree, self.sum()), "mod")
+        if self.index < len(self.tokens):
+            raise Unreadable(f"what follows: {self.next.text}")
+        return tree
+
+    def sum(self) -> Tree:
+        """Terms with signs between them."""
+        terms = [self._signed_term()]
+        while self.next.is_sign("+", "-", "±", "∓"):
+            if self.after(1).is_sign("+", "-"):
+                raise Unreadable("two signs")
+            terms.append(self._signed_term())
+        return terms[0] if len(terms) == 1 else Tree("sum", tuple(terms))
+
+    def _signed_term(self) -> Tree:
+        sign = self.next.text
+        if not self.take("+", "-", "±", "∓"):
+            sign = "+"
+        if sign != "+" and self.next.is_sign("+", "-"):
+            raise Unreadable("two signs")
+        tree = self.term()
+        if sign == "-":
+            return negative(tree)
+        return Tree("plusminus", (tree,), sign) if sign in ("±", "∓") else tree
+
+    def term(self) -> Tree:
+        """Factors, with or without signs of multiplication and division between them."""
+        parts = [self.factor()]
+        while True:
+            if self._takes_times():
+                parts.append(self._signed_factor())
+            elif self.take("/"):
+                bottom = self._signed_factor()
+                parts = [quotient(product(*parts), bottom)]
+            elif self.begins_factor():
+                self._refuse_side_by_side()
+                parts.append(self.factor())
+            else:
+                return product(*parts)
+
+    def _takes_times(self) -> bool:
+        if self.take("*"):
+            return True
+        before, after = self.after(-1), self.after(1)
+        is_cross = self.next.kind == "name" and self.next.text in ("x", "X")
+        if is_cross and before.kind in ("number", "close") and after.kind == "number":
+            self.index += 1
+            return True
+        return False
+
+    def _signed_factor(self) -> Tree:
+        if self.take("-"):
+            return negative(self.factor())
+        self.take("+")
+        return self.factor()
+
+    def _refuse_side_by_side(self) -> None:
+        """Numbers with nothing between them are no product, also in bare braces."""
+        before, after = self.after(-1), self.next
+        is_power = self.after(-2).is_sign("^") and after.has_space
+        is_number = (before.kind == "number" and not is_power) or (
+            before.text == "{}" and self.after(-2).kind == "number" and self._is_bare()
+        )
+        begins = after.kind == "number" or (after.text == "{}" and self.after(1).kind == "number")
+        if is_number and begins:
+            raise Unreadable("numbers side by side")
+
+    def _is_bare(self) -> bool:
+        """Whether the group that ends here is no argument of a command, exponent or index."""
+        depth = 0
+        for index in range(self.index - 1, -1, -1):
+            depth += (self.tokens[index].kind == "close") - (self.tokens[index].kind == "open")
+            if depth == 0:
+                before = self.tokens[index - 1] if index else END
+                return not (before.kind in ("command", "function") or before.is_sign("^", "_") or before.text == "{}")
+        return True
+
+    def begins_factor(self) -> bool:
+        """Whether the next token begins a factor that needs no sign before it."""
+        token = self.next
+        return (
+            token.kind in ("number", "name", "function", "command", "operator", "begin")
+            or (token.kind == "word" and (token.mode != "text" or self.after().text in ("(", "_")))
+            or (token.kind == "open" and token.text in ("(", "[", "{}", "⌊", "⌈"))
+        )
+
+    def factor(self) -> Tree:
+        """A primary expression with its powers, factorials and degrees."""
+        tree = self.primary()
+        while True:
+            if self.take("^"):
+                tree = self._raised(tree)
+            elif self.next.is_sign("!", "!!"):
+                if tree.kind == "factorial":
+                    raise Unreadable("a factorial of a factorial")
+                tree = Tree("factorial", (tree,), self.next.text)
+                self.index += 1
+            elif self.take("°"):
+                tree = product(tree, _HALF_TURN)
+            else:
+                return tree
+
+    def _raised(self, base: Tree) -> Tree:
+        return Tree("power", (base, self.exponent()))
+
+    def exponent(self) -> Tree:
+        """The exponent behind the sign of a power: a group, or one signed factor."""
+        if self.next.text == "{}" or self.next.text == "(":
+            return self._with_power(self.inside().whole())
+        if self.take("-"):
+            self._descend()
+            tree = negative(self.exponent())
+            self.depth -= 1
+            return tree
+        self.take("+")
+        return self._with_power(self.primary())
+
+    def _with_power(self, tree: Tree) -> Tree:
+        """Powers of powers go upwards: ``2^3^2`` is ``2^{3^2}``."""
+        if self.take("^"):
+            self._descend()
+            tree = Tree("power", (tree, self.exponent()))
+            self.depth -= 1
+        return tree
+
+    def _descend(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("too deep")
+
+    def argument(self) -> Tree:
+        """An argument as LaTeX reads it: a group, or one digit, letter or command."""
+        token = self.next
+        if token.text == "{}" and token.kind == "open":
+            return self.inside().whole()
+        if token.kind == "number" and token.base is None and len(token.text) > 1 and token.text.isdigit():
+            self.tokens[self.index] = replace(
+                token, text=token.text[1:], value=Fraction(token.text[1:]), has_space=False
+            )
+            return number(int(token.text[0]))
+        if token.kind == "word" and token.mode != "text":
+            self.tokens[self.index : self.index + 1] = [replace(token, kind="name", text=sign) for sign in token.text]
+        return self.primary()
+
+    def primary(self) -> Tree:
+        """An atom, one level deeper."""
+        self._descend()
+        tree = self.atom()
+        self.depth -= 1
+        return tree
+
+    def _number(self) -> Tree:
+        token = self.next
+        self.index += 1
+        if (tree := self.combination(token)) is not None:
+            return tree
+        mixed = self._mixed(token)
+        return number(token.value) if mixed is None else mixed
+
+    def _mixed(self, whole: Token) -> Tree | None:
+        """``2\\frac12`` and ``2 1/2`` are two and a half; None where no fraction of integers follows."""
+        if whole.value.denominator != 1 or not whole.text.isdigit():
+            return None
+        if self.next.text == "frac":
+            start = self.index
+            self.index += 1
+            top, bottom = self.argument(), self.argument()
+            if (
+                all(part.kind == "number" and part.value.denominator == 1 for part in (top, bottom))
+                and bottom.value > 0
+            ):
+                return number(whole.value + top.value / bottom.value)
+            self.index = start
+            return None
+        top, slash, bottom = self.next, self.after(1), self.after(2)
+        is_fraction = top.kind == bottom.kind == "number" and slash.is_sign("/") and top.has_space
+        if is_fraction and top.text.isdigit() and bottom.text.isdigit() and bottom.value:
+            self.index += 3
+            return number(whole.value + top.value / bottom.value)
+        return None
+
+    def combination(self, before: Token | None) -> Tree | None:
+        """``8C3``, ``_8C_3`` and ``^8C_3``; with P the number of arrangements."""
+        start = self.index
+        n: Tree | None = None if before is None else number(before.value)
+        if before is None:
+            self.index += 1
+            if self.next.kind == "number":
+                n, self.index = number(self.next.value), self.index + 1
+            elif self.next.text == "{}":
+                n = self.argument()
+        token = self.next
+        is_sign = token.kind == "name" and token.text in ("C", "P") and (before is None or not token.has_space)
+        if n is None or not is_sign:
+            self.index = start
+            return None
+        self.index += 1
+        self.take("_")
+        if self.next.kind != "number" and self.next.text != "{}":
+            self.index = start
+            return None
+        return chosen(token.text, n, self.argument())
+
+    def atom(self) -> Tree:
+        """A number, name, function or bracket."""
+        raise NotImplementedError
+
+
+def chosen(sign: str, n: Tree, k: Tree) -> Tree:
+    """The number of choices (C) or arrangements (P) of k out of n."""
+    if sign == "C":
+        return Tree("call", (n, k), "binom")
+    rest = Tree("sum", (n, negative(k)))
+    return quotient(Tree("factorial", (n,), "!"), Tree("factorial", (rest,), "!"))
+
 
 MAX_LETTERS = 6
 """Letters of a word that may be a product of variables."""
@@ -22,20 +290,20 @@ _ROUNDED = {"⌊": "floor", "⌈": "ceil"}
 _SEVERAL = frozenset(("max", "min", "gcd", "lcm"))
 
 
-def parse(found: Sequence[Token]) -> Tree:
+def parse(tokens: Sequence[Token]) -> Tree:
     """The expression that all of the tokens write. Raises Unreadable.
 
     >>> from oncurve.rewards.grammar.lexer import tokens
     >>> parse(tokens(r"\\\\frac12")).parts[0].value
     Fraction(1, 1)
     """
-    _refuse_prose(found)
-    return Parser(found).whole()
+    _refuse_prose(tokens)
+    return Parser(tokens).whole()
 
 
-def _refuse_prose(found: Sequence[Token]) -> None:
+def _refuse_prose(tokens: Sequence[Token]) -> None:
     """Words of plain text beside each other, or before a number, are no products of letters."""
-    for token, after in itertools.pairwise(found):
+    for token, after in itertools.pairwise(tokens):
         is_plain = token.kind == "word" and token.mode == "bare" and not token.text.startswith("d")
         if is_plain and after.has_space and (after.kind == "number" or (after.kind == "word" and after.mode == "bare")):
             raise Unreadable("words")
@@ -55,13 +323,13 @@ class Parser(ArithmeticParser):
             case "word":
                 return self._word()
             case "function":
-                self.place += 1
+                self.index += 1
                 return self.function(token.text)
             case "command":
-                self.place += 1
+                self.index += 1
                 return self.command(token.text)
             case "operator":
-                self.place += 1
+                self.index += 1
                 return self.operator(token.text)
             case "open":
                 return self._bracket()
@@ -74,7 +342,7 @@ class Parser(ArithmeticParser):
     def _bracket(self) -> Tree:
         opening = self.next.text
         if opening == "{}" and self.after().text == "{}" and self.after().kind == "close":
-            self.place += 2  # {}_{8}C_{3}
+            self.index += 2  # {}_{8}C_{3}
             return self.primary()
         inside = self.inside()
         if opening in _ROUNDED:
@@ -84,20 +352,20 @@ class Parser(ArithmeticParser):
         return inside.whole()
 
     def _absolute(self) -> Tree:
-        end = next((k for k in range(self.place + 1, len(self.found)) if self.found[k].is_sign("|")), 0)
+        end = next((k for k in range(self.index + 1, len(self.tokens)) if self.tokens[k].is_sign("|")), 0)
         if not end:
             raise Unreadable("a bar that does not close")
-        inside = self.deeper(self.found[self.place + 1 : end])
-        self.place = end + 1
+        inside = self.deeper(self.tokens[self.index + 1 : end])
+        self.index = end + 1
         return Tree("call", (inside.whole(),), "abs")
 
     def _name(self) -> Tree:
         token = self.next
-        self.place += 1
+        self.index += 1
         name = token.text
         if name in ("∂", "∇") and self.next.kind in ("name", "word"):
             name += self.next.text
-            self.place += 1
+            self.index += 1
         if name in ("∠", "△") or (name == "∇" and self.next.is_sign("*")):
             raise Unreadable("a figure, or a divergence")
         name = self._decorated(name)
@@ -109,29 +377,29 @@ class Parser(ArithmeticParser):
         """The name with its index and primes, which make it another name."""
         while True:
             if self.take("_"):
-                end = closing(self.found, self.place) if self.next.text == "{}" else self.place
-                inside = self.found[self.place : end + 1]
+                end = closing(self.tokens, self.index) if self.next.text == "{}" else self.index
+                inside = self.tokens[self.index : end + 1]
                 if not inside:
                     raise Unreadable("an index that is missing")
                 name += "_" + "".join(token.text for token in inside if token.text != "{}")
-                self.place = end + 1
+                self.index = end + 1
             elif self.next.kind == "sign" and self.next.text and set(self.next.text) <= {"'", "ᶜ", '"'}:
                 name += self.next.text.replace('"', "''")
-                self.place += 1
+                self.index += 1
             else:
                 return name
 
     def _applied(self, name: str) -> Tree | None:
         """The function of that name applied to the bracket that follows; None where it is a variable."""
-        start = self.place
+        start = self.index
         letter = name.rstrip("'")
         is_function = letter[:1] in _NAMES_OF_FUNCTIONS or len(letter.partition("_")[0]) > 1
         if is_function and self.next.is_sign("^") and self._inverts():
             name += "⁻¹"
         if self.next.text != "(" or (self.next.has_space and not is_function):
-            self.place = start
+            self.index = start
             return None
-        inside = self.found[self.place + 1 : closing(self.found, self.place)]
+        inside = self.tokens[self.index + 1 : closing(self.tokens, self.index)]
         if any(token.is_sign("∪", "∩", "∖", "ᶜ") for token in inside):
             self.inside()
             return symbol(f"{name}({''.join(token.text for token in inside)})")
@@ -139,52 +407,52 @@ class Parser(ArithmeticParser):
         if name in ("C", "P", "nCr", "nPr") and separators == [","]:
             return chosen(name.strip("nr"), *self._arguments())
         if not (is_function or "'" in name or (separators and letter[:1].isupper())):
-            self.place = start
+            self.index = start
             return None
         return Tree("call", tuple(self._arguments()), name + "".join(separators))
 
     def _inverts(self) -> bool:
         """Reads the -1 of an inverse function before its bracket."""
-        texts = [token.text for token in self.found[self.place : self.place + 6]]
+        texts = [token.text for token in self.tokens[self.index : self.index + 6]]
         for written in (["^", "{}", "-", "1", "{}", "("], ["^", "-", "1", "("]):
             if texts[: len(written)] == written:
-                self.place += len(written) - 1
+                self.index += len(written) - 1
                 return True
         return False
 
     def _arguments(self) -> list[Tree]:
         inside = self.inside()
-        return [self.deeper(piece).whole() for piece in split(inside.found, ",", ";", "|")]
+        return [self.deeper(piece).whole() for piece in split(inside.tokens, ",", ";", "|")]
 
     def _word(self) -> Tree:
         """A word of plain text: a function with what follows, a differential, or a product of single letters."""
         token = self.next
         if token.mode == "text":
-            self.place += 1
+            self.index += 1
             name = self._decorated(token.text)
             if self.next.text == "(":
                 return Tree("call", tuple(self._arguments()), name)
             raise Unreadable("a word")
         word = token.text
         if len(word) == 2 and word[0] == "d" and word[1].isascii():
-            self.place += 1
+            self.index += 1
             return symbol(self._decorated(word))
         if word in ("nCr", "nPr") and self.after().text == "(":
-            self.place += 1
+            self.index += 1
             return self._applied(word) or symbol(word)
         start = next((name for size in (6, 5, 4, 3, 2) if (name := word[:size]) in FUNCTIONS), "")
         if start and len(word) <= len(start) + 2:
             rest = word[len(start) :]
-            self.found[self.place : self.place + 1] = [
+            self.tokens[self.index : self.index + 1] = [
                 replace(token, kind="function", text=start),
                 *(replace(token, kind="name", text=sign, has_space=False) for sign in rest),
             ]
             return self.primary()
         if len(word) > MAX_LETTERS or not word.isascii():
             raise Unreadable("a word")
-        self.found[self.place : self.place + 1] = [
-            replace(token, kind="name", text=sign, has_space=token.has_space and not place)
-            for place, sign in enumerate(word)
+        self.tokens[self.index : self.index + 1] = [
+            replace(token, kind="name", text=sign, has_space=token.has_space and not index)
+            for index, sign in enumerate(word)
         ]
         return self.primary()
 
@@ -247,14 +515,14 @@ class Parser(ArithmeticParser):
             return self.inside().whole()
         if self.next.kind == "number" and self.next.base is None and self.next.has_space:
             token = self.next
-            self.place += 1
+            self.index += 1
             return number(token.value)
         return self.argument()
 
     def _accent(self, name: str) -> Tree:
-        end = closing(self.found, self.place) if self.next.kind == "open" else self.place
-        inside = [token for token in self.found[self.place : end + 1] if token.text != "{}"]
-        self.place = end + 1
+        end = closing(self.tokens, self.index) if self.next.kind == "open" else self.index
+        inside = [token for token in self.tokens[self.index : end + 1] if token.text != "{}"]
+        self.index = end + 1
         if not inside:
             raise Unreadable("an accent over nothing")
         if name == "overline" and len(inside) == 1 and inside[0].kind == "number":
@@ -268,7 +536,7 @@ class Parser(ArithmeticParser):
             letter, body = self._integrand()
         else:
             body = self.deeper(self._body())
-        bound = [replace(token, text=f"#{self.depth}") if token.text == letter else token for token in body.found]
+        bound = [replace(token, text=f"#{self.depth}") if token.text == letter else token for token in body.tokens]
         tree = self.deeper(bound).whole()
         return Tree("operator", (*low, *high, tree), name)
 
@@ -279,9 +547,9 @@ class Parser(ArithmeticParser):
         while self.next.is_sign("_", "^"):
             is_low = self.take("_")
             if not is_low:
-                self.place += 1
+                self.index += 1
             if is_low and self.next.text == "{}":
-                inside = self.inside().found
+                inside = self.inside().tokens
                 sides = split(inside, "=", "→")
                 if len(sides) == 2 and len(sides[0]) == 1:
                     letter, inside = sides[0][0].text, sides[1]
@@ -296,39 +564,39 @@ class Parser(ArithmeticParser):
 
     def _integrand(self) -> tuple[str, Parser]:
         depth = 0
-        for place in range(self.place, len(self.found)):
-            token = self.found[place]
+        for index in range(self.index, len(self.tokens)):
+            token = self.tokens[index]
             depth += (token.kind == "open") - (token.kind == "close")
             is_short = token.kind == "word" and len(token.text) == 2 and token.text[0] == "d"
             is_pair = (
-                token.text == "d" and place + 1 < len(self.found) and self.found[place + 1].kind in ("name", "word")
+                token.text == "d" and index + 1 < len(self.tokens) and self.tokens[index + 1].kind in ("name", "word")
             )
             if depth == 0 and (is_short or is_pair):
-                body = self.found[self.place : place]
-                self.place = place + 1 + is_pair
-                return (token.text[1] if is_short else self.found[place].text), self.deeper(
+                body = self.tokens[self.index : index]
+                self.index = index + 1 + is_pair
+                return (token.text[1] if is_short else self.tokens[index].text), self.deeper(
                     body or [Token("number", "1", value=Fraction(1))]
                 )
         raise Unreadable("an integral without its variable")
 
     def _body(self) -> list[Token]:
         """The factors that an operator acts on: up to the next sign of addition."""
-        start, depth = self.place, 0
-        while self.place < len(self.found):
+        start, depth = self.index, 0
+        while self.index < len(self.tokens):
             token = self.next
-            if depth == 0 and (token.is_sign("+", "-", "±") or token.kind == "close") and self.place > start:
+            if depth == 0 and (token.is_sign("+", "-", "±") or token.kind == "close") and self.index > start:
                 break
             depth += (token.kind == "open") - (token.kind == "close")
-            self.place += 1
-        return self.found[start : self.place]
+            self.index += 1
+        return self.tokens[start : self.index]
 
     def _environment(self) -> Tree:
         """A determinant; other tables are no expressions."""
-        end = closing(self.found, self.place)
+        end = closing(self.tokens, self.index)
         if self.next.text not in ("vmatrix", "smallmatrix"):
             raise Unreadable("a table inside of an expression")
-        inside = self.found[self.place + 1 : end]
-        self.place = end + 1
+        inside = self.tokens[self.index + 1 : end]
+        self.index = end + 1
         rows = [split(row, "&") for row in split(inside, "\\\\") if row]
         cells = [[self.deeper(cell).whole() for cell in row] for row in rows]
         if len({len(row) for row in cells}) != 1:

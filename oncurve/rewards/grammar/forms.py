@@ -1,4 +1,4 @@
-"""Forms of answers that are no expressions: dates, times, ranges, ratios, amounts, congruences, tables."""
+"""Forms of answers that are no expressions: dates, times, ranges, ratios, amounts, congruences, tables of truth."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
+from typing import Literal
 
 from oncurve.rewards.grammar.exact import rational
-from oncurve.rewards.grammar.expressions import closing, parse, split
-from oncurve.rewards.grammar.figures import Token, Unreadable
+from oncurve.rewards.grammar.expressions import parse
+from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
 from oncurve.rewards.grammar.units import Unit, unit_suffix
 from oncurve.rewards.grammar.values import (
     Amounts,
@@ -22,6 +23,7 @@ from oncurve.rewards.grammar.values import (
     Ratio,
     Time,
     Tree,
+    Truths,
     Value,
     number,
 )
@@ -58,28 +60,30 @@ MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", 
 Reader = Callable[[Sequence[Token]], Value]
 
 
-def words(found: Sequence[Token]) -> list[str]:
+def words(tokens: Sequence[Token]) -> list[str]:
     """The texts of tokens in lower case, without full stops."""
-    return [token.text.lower() for token in found if token.text not in (".", "{}")]
+    return [token.text.lower() for token in tokens if token.text not in (".", "{}")]
 
 
-def read_date(found: Sequence[Token]) -> Date | None:
+def read_date(tokens: Sequence[Token]) -> Date | None:
     """A date in figures or with the name of the month; None for anything else."""
-    found = [token for token in found if token.text not in ("{}",) and not (token.is_sign(".") and not token.has_space)]
-    texts = words([token for token in found if not token.is_sign(",")])
+    tokens = [
+        token for token in tokens if token.text not in ("{}",) and not (token.is_sign(".") and not token.has_space)
+    ]
+    texts = words([token for token in tokens if not token.is_sign(",")])
     texts = [text for text in texts if text not in ("the", "of", *ORDINALS)]
-    numbers = [token for token in found if token.kind == "number"]
-    if len(numbers) == 3 and [token.text for token in found[1::2]] in (["-", "-"], ["/", "/"]) and len(found) == 5:
-        return _in_figures([token.text for token in numbers], found[1].text)
-    if len(numbers) == 2 and len(found) == 3 and found[1].text == ".":
+    numbers = [token for token in tokens if token.kind == "number"]
+    if len(numbers) == 3 and [token.text for token in tokens[1::2]] in (["-", "-"], ["/", "/"]) and len(tokens) == 5:
+        return _in_figures([token.text for token in numbers], tokens[1].text)
+    if len(numbers) == 2 and len(tokens) == 3 and tokens[1].text == ".":
         return None
     names = [text for text in texts if text.isalpha()]
     month = next(
-        (1 + place for place, name in enumerate(_MONTHS) if names and names[0] in (name, name[:3], name[:4])), None
+        (1 + index for index, name in enumerate(_MONTHS) if names and names[0] in (name, name[:3], name[:4])), None
     )
     if month is None or len(names) != 1 or len(names) + len(numbers) != len(texts) or not 1 <= len(numbers) <= 2:
         return None
-    if names[0] == "may" and len(found[0].text) == 3 and found[0].text == "may":
+    if names[0] == "may" and len(tokens[0].text) == 3 and tokens[0].text == "may":
         return None
     day, year = numbers[0], numbers[1] if len(numbers) == 2 else None
     if not (day.text.isdigit() and 1 <= day.value <= 31) or (year is not None and len(year.text) != 4):
@@ -102,21 +106,21 @@ def _in_figures(texts: list[str], sign: str) -> Date | None:
     return Date(year, month, day) if 1 <= month <= 12 and 1 <= day <= 31 and max(map(len, texts)) <= 4 else None
 
 
-def read_time(found: Sequence[Token]) -> Time | None:
+def read_time(tokens: Sequence[Token]) -> Time | None:
     """A time of day that names its half, or that is written with a colon; None for anything else."""
-    found = [token for token in found if token.text != "{}"]
-    if found and found[0].text.lower() == "at":
-        found = found[1:]
-    parts, place = list[Token](), 0
-    while place < len(found) and found[place].kind == "number" and len(parts) < 3:
-        parts.append(found[place])
-        place += 1
-        if not (place + 1 < len(found) and found[place].is_sign(":") and found[place + 1].kind == "number"):
+    tokens = [token for token in tokens if token.text != "{}"]
+    if tokens and tokens[0].text.lower() == "at":
+        tokens = tokens[1:]
+    parts, index = list[Token](), 0
+    while index < len(tokens) and tokens[index].kind == "number" and len(parts) < 3:
+        parts.append(tokens[index])
+        index += 1
+        if not (index + 1 < len(tokens) and tokens[index].is_sign(":") and tokens[index + 1].kind == "number"):
             break
-        place += 1
+        index += 1
     if not parts or not all(part.text.isdigit() for part in parts) or any(len(part.text) != 2 for part in parts[1:]):
         return None
-    half, rest = _half_of_day(words(found[place:]))
+    half, rest = _half_of_day(words(tokens[index:]))
     return _clock([int(part.value) for part in parts], half, rest)
 
 
@@ -144,23 +148,26 @@ def _clock(parts: list[int], half: str | None, rest: str) -> Time | None:
     return Time(hour * 3600 + minute * 60 + second, half, rest)
 
 
-def read_amounts(found: Sequence[Token]) -> Amounts | None:
+def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
     """A sum of quantities in smaller and smaller units: ``5 ft 6 in``, ``3 dollars and 25 cents``, ``5'6"``."""
     starts = [
-        place
-        for place, token in enumerate(found)
-        if token.kind == "number" and not (place and found[place - 1].is_sign("^"))
+        index
+        for index, token in enumerate(tokens)
+        if token.kind == "number" and not (index and tokens[index - 1].is_sign("^"))
     ]
     if not 2 <= len(starts) <= 4 or starts[0] != 0:
         return None
     pieces: list[tuple[Fraction, Unit]] = []
-    for start, stop in pairwise([*starts, len(found)]):
-        piece = _piece(found[start:stop])
+    for start, stop in pairwise([*starts, len(tokens)]):
+        piece = _piece(tokens[start:stop])
         if piece is None:
             return None
         pieces.append(piece)
     units = [unit for _, unit in pieces]
-    is_falling = all(one.dimensions == other.dimensions and one.factor > other.factor for one, other in pairwise(units))
+    is_falling = all(
+        larger.dimensions == smaller.dimensions and larger.factor > smaller.factor
+        for larger, smaller in pairwise(units)
+    )
     if not is_falling or not all(unit.dimensions and not unit.label for unit in units):
         return None
     total = sum((value * unit.factor for value, unit in pieces), Fraction(0))
@@ -170,22 +177,22 @@ def read_amounts(found: Sequence[Token]) -> Amounts | None:
 _FOOT, _INCH = (Unit((("m", 1),), Fraction(size)) for size in ("0.3048", "0.0254"))
 
 
-def _piece(found: Sequence[Token]) -> tuple[Fraction, Unit] | None:
-    found = list(found)
-    while len(found) > 1 and (found[-1].text in (",", "and") or found[-1].text == "{}"):
-        found.pop()
-    if len(found) > 1 and all(
-        token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in found[1:]
+def _piece(tokens: Sequence[Token]) -> tuple[Fraction, Unit] | None:
+    tokens = list(tokens)
+    while len(tokens) > 1 and (tokens[-1].text in (",", "and") or tokens[-1].text == "{}"):
+        tokens.pop()
+    if len(tokens) > 1 and all(
+        token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in tokens[1:]
     ):
-        marks = "".join(token.text for token in found[1:]).replace("''", '"')
-        return (found[0].value, _FOOT if marks == "'" else _INCH) if len(marks) == 1 else None
-    start, unit = unit_suffix(found)
-    return (found[0].value, unit) if start == 1 and found[0].base is None else None
+        marks = "".join(token.text for token in tokens[1:]).replace("''", '"')
+        return (tokens[0].value, _FOOT if marks == "'" else _INCH) if len(marks) == 1 else None
+    start, unit = unit_suffix(tokens)
+    return (tokens[0].value, unit) if start == 1 and tokens[0].base is None else None
 
 
-def read_ratio(found: Sequence[Token], quantity: Callable[[Sequence[Token]], Quantity]) -> Ratio | None:
+def read_ratio(tokens: Sequence[Token], quantity: Callable[[Sequence[Token]], Quantity]) -> Ratio | None:
     """``2:3`` or ``1:2:3``; None for anything without colons."""
-    pieces = split(found, ":")
+    pieces = split(tokens, ":")
     if not 2 <= len(pieces) <= 8 or not all(pieces):
         return None
     members = tuple(quantity(piece) for piece in pieces)
@@ -201,35 +208,35 @@ def read_ratio(found: Sequence[Token], quantity: Callable[[Sequence[Token]], Qua
     return Ratio(members, is_clock)
 
 
-def read_range(found: Sequence[Token], read: Reader) -> Range | None:
+def read_range(tokens: Sequence[Token], read: Reader) -> Range | None:
     """``3-6``, ``3 to 6``, ``from 3 to 5``, ``pages 7-12``; None for anything else."""
-    found = list(found)
+    tokens = list(tokens)
     label, has_from = "", False
-    if found and found[0].kind == "open" and found[0].text in ("(", "[") and closing(found, 0) == len(found) - 1:
-        found = found[1:-1]
-    if found and found[0].text.lower() in _NUMBERED and len(found) > 3:
-        label, found = _NUMBERED[found[0].text.lower()], found[1:]
-        found = found[1:] if found[0].is_sign(".") else found
-    if found and found[0].text.lower() in ("from", "between"):
-        has_from, found = True, found[1:]
-    is_word = any(token.text in _TO for token in found)
+    if tokens and tokens[0].kind == "open" and tokens[0].text in ("(", "[") and closing(tokens, 0) == len(tokens) - 1:
+        tokens = tokens[1:-1]
+    if tokens and tokens[0].text.lower() in _NUMBERED and len(tokens) > 3:
+        label, tokens = _NUMBERED[tokens[0].text.lower()], tokens[1:]
+        tokens = tokens[1:] if tokens[0].is_sign(".") else tokens
+    if tokens and tokens[0].text.lower() in ("from", "between"):
+        has_from, tokens = True, tokens[1:]
+    is_word = any(token.text in _TO for token in tokens)
     signs = _TO if is_word else frozenset(("and",)) if has_from else frozenset(("-",))
-    places = [place for place, token in enumerate(found) if token.text in signs and 0 < place < len(found) - 1]
-    if len(places) != 1:
+    indices = [index for index, token in enumerate(tokens) if token.text in signs and 0 < index < len(tokens) - 1]
+    if len(indices) != 1:
         return None
-    low, high = found[: places[0]], found[places[0] + 1 :]
+    low, high = tokens[: indices[0]], tokens[indices[0] + 1 :]
     if not is_word and not has_from and not (_is_plain_end(low) and _is_plain_end(high)):
         return None
-    return _with_ends(low, high, read, label, None if is_word or has_from else found)
+    return _with_ends(low, high, read, label, None if is_word or has_from else tokens)
 
 
-def _is_plain_end(found: Sequence[Token]) -> bool:
+def _is_plain_end(tokens: Sequence[Token]) -> bool:
     """A number in figures with a currency or unit, or a time: what a hyphen joins to a range."""
-    numbers = [token for token in found if token.kind == "number"]
-    has_clock = len(numbers) == 2 and any(token.is_sign(":") for token in found)
+    numbers = [token for token in tokens if token.kind == "number"]
+    has_clock = len(numbers) == 2 and any(token.is_sign(":") for token in tokens)
     others = [
         token
-        for token in found
+        for token in tokens
         if token.kind not in ("number", "word") and not token.is_sign("%", "$", "€", "£", ":", "°")
     ]
     names_unit = all(token.mode == "text" or token.has_space for token in others if token.kind == "name")
@@ -258,14 +265,14 @@ def _with_ends(
 
 
 def read_congruence(
-    found: Sequence[Token], members: Callable[[Sequence[Token]], list[list[Token]]]
+    tokens: Sequence[Token], members: Callable[[Sequence[Token]], list[list[Token]]]
 ) -> Congruence | None:
     """``x \\equiv 3 \\pmod 7``, ``3, 4 mod 7``; None for anything else."""
-    places = [place for place, token in enumerate(found) if token.is_sign("mod")]
-    if len(places) != 1:
+    indices = [index for index, token in enumerate(tokens) if token.is_sign("mod")]
+    if len(indices) != 1:
         return None
-    left = [token for token in found[: places[0]] if token.text != "quad"]
-    right = [token for token in found[places[0] + 1 :] if token.text not in ("{}", "(", ")", "quad")]
+    left = [token for token in tokens[: indices[0]] if token.text != "quad"]
+    right = [token for token in tokens[indices[0] + 1 :] if token.text not in ("{}", "(", ")", "quad")]
     while left and left[-1].text in ("(", "{}") and left[-1].kind == "open":
         left.pop()
     if len(right) != 1 or right[0].kind != "number" or right[0].value.denominator != 1 or right[0].value < 1:
@@ -286,23 +293,23 @@ def read_congruence(
     return Congruence(name, frozenset(residues), int(right[0].value), is_class) if residues else None
 
 
-def read_matrix(found: Sequence[Token]) -> MatrixValue | None:
+def read_matrix(tokens: Sequence[Token]) -> MatrixValue | None:
     """A matrix, or numbers times a matrix; None for anything else."""
-    found = list(found)
-    begins = [place for place, token in enumerate(found) if token.kind == "begin"]
+    tokens = list(tokens)
+    begins = [index for index, token in enumerate(tokens) if token.kind == "begin"]
     if len(begins) != 1:
         return None
     start = begins[0]
-    stop = closing(found, start)
-    name = found[start].text
-    is_array = name in ("array", "matrix") and start and found[start - 1].text in ("(", "[") and stop + 1 < len(found)
-    before, after = found[: start - bool(is_array)], found[stop + 1 + bool(is_array) :]
+    stop = closing(tokens, start)
+    name = tokens[start].text
+    is_array = name in ("array", "matrix") and start and tokens[start - 1].text in ("(", "[") and stop + 1 < len(tokens)
+    before, after = tokens[: start - bool(is_array)], tokens[stop + 1 + bool(is_array) :]
     if name not in MATRICES and not is_array:
         return None
     is_turned = is_transposed(after)
     if after and not is_turned:
         return None
-    rows = [split(row, "&") for row in split(found[start + 1 : stop], "\\\\") if row]
+    rows = [split(row, "&") for row in split(tokens[start + 1 : stop], "\\\\") if row]
     cells = [[parse(cell) for cell in row] for row in rows]
     if not cells or len({len(row) for row in cells}) != 1:
         raise Unreadable("rows of different lengths")
@@ -322,15 +329,15 @@ def is_transposed(after: Sequence[Token]) -> bool:
     return len(texts) == 2 and texts[0] == "^" and texts[1] in ("T", "⊤")
 
 
-def read_nested_list(found: Sequence[Token]) -> MatrixValue | None:
+def read_nested_list(tokens: Sequence[Token]) -> MatrixValue | None:
     """A list of lists as a matrix: ``[[1,2],[3,4]]``; None for anything else."""
-    if not found or found[0].text not in ("[", "("):
+    if not tokens or tokens[0].text not in ("[", "("):
         return None
-    stop = closing(found, 0)
-    is_turned = is_transposed(found[stop + 1 :])
-    rows = split(found[1:stop], ",")
+    stop = closing(tokens, 0)
+    is_turned = is_transposed(tokens[stop + 1 :])
+    rows = split(tokens[1:stop], ",")
     is_nested = all(row and row[0].text in ("[", "(") and closing(row, 0) == len(row) - 1 for row in rows)
-    if not is_nested or (stop != len(found) - 1 and not is_turned):
+    if not is_nested or (stop != len(tokens) - 1 and not is_turned):
         return None
     cells = [[parse(cell) for cell in split(row[1:-1], ",")] for row in rows]
     if len({len(row) for row in cells}) != 1:
@@ -338,3 +345,70 @@ def read_nested_list(found: Sequence[Token]) -> MatrixValue | None:
     if is_turned:
         cells = [list(column) for column in zip(*cells, strict=True)]
     return MatrixValue(tuple(map(tuple, cells)), is_list=True, is_turned=is_turned)
+
+
+MAX_VARIABLES = 6
+_RANKS = (("⇔",), ("⇒", "→"), ("∨", "∪"), ("∧", "∩", "∖"))
+"""Signs of an algebra, the loosest first."""
+
+
+def read_truths(tokens: Sequence[Token], letters: Sequence[str] = ()) -> Truths:
+    """The algebra of sets or statements that tokens write, over its letters and those given. Raises Unreadable."""
+    own = {token.text for token in tokens if token.kind == "name"}
+    names = tuple(sorted(own | set(letters)))
+    if not own or len(names) > MAX_VARIABLES or any(len(name) != 1 or not name.isascii() for name in names):
+        raise Unreadable("no algebra of letters")
+    is_logic = any(token.is_sign("∧", "∨", "¬", "⇒", "⇔", "→") for token in tokens)
+    kind: Literal["sets", "statements"] = "statements" if is_logic else "sets"
+    if kind == "sets" and not all(name.isupper() for name in names):
+        raise Unreadable("no algebra of sets")
+    everything = frozenset(range(2 ** len(names)))
+    members = {name: frozenset(row for row in everything if row >> index & 1) for index, name in enumerate(names)}
+    return Truths(names, _rows(list(tokens), members, everything, 0), kind)
+
+
+def _rows(
+    tokens: list[Token], members: dict[str, frozenset[int]], everything: frozenset[int], depth: int
+) -> frozenset[int]:
+    if depth > 20 or not tokens:
+        raise Unreadable("no algebra of letters")
+    for signs in _RANKS:
+        pieces = split(tokens, *signs)
+        if len(pieces) > 1:
+            used = [token.text for token in top(tokens) if token.is_sign(*signs)]
+            values = [_rows(piece, members, everything, depth + 1) for piece in pieces]
+            return _combined(values, used, everything)
+    if tokens[0].is_sign("¬"):
+        return everything - _rows(tokens[1:], members, everything, depth + 1)
+    if tokens[-1].is_sign("ᶜ", "'"):
+        return everything - _rows(tokens[:-1], members, everything, depth + 1)
+    if tokens[0].text == "overline" and len(tokens) > 1:
+        inside = tokens[1:]
+        if any(token.text == "overline" for token in inside):
+            raise Unreadable("a bar over a bar")
+        return everything - _rows(inside, members, everything, depth + 1)
+    if len(tokens) == 1 and tokens[0].text in members and tokens[0].kind == "name":
+        return members[tokens[0].text]
+    if tokens[0].text in ("(", "{}") and closing(tokens, 0) == len(tokens) - 1:
+        return _rows(tokens[1:-1], members, everything, depth + 1)
+    raise Unreadable("no algebra of letters")
+
+
+def _combined(values: list[frozenset[int]], used: list[str], everything: frozenset[int]) -> frozenset[int]:
+    if used[0] in ("⇒", "→"):  # from the right
+        total = values[-1]
+        for value in reversed(values[:-1]):
+            total |= everything - value
+        return total
+    total = values[0]
+    for sign, value in zip(used, values[1:], strict=True):
+        match sign:
+            case "∪" | "∨":
+                total |= value
+            case "∩" | "∧":
+                total &= value
+            case "∖":
+                total -= value
+            case _:
+                total = everything - (total ^ value)
+    return total

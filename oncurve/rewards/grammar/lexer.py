@@ -7,8 +7,7 @@ import unicodedata
 from dataclasses import replace
 from fractions import Fraction
 
-from oncurve.rewards.grammar.figures import NumberLexer, Token, Unreadable
-from oncurve.rewards.grammar.spellings import (
+from oncurve.rewards.grammar.lexemes import (
     ACCENTS,
     BRACKETS,
     BUILDERS,
@@ -29,6 +28,9 @@ from oncurve.rewards.grammar.spellings import (
     SUPERSCRIPTS,
     TEXTS,
     UNIT_VECTORS,
+    NumberLexer,
+    Token,
+    Unreadable,
     translation,
 )
 
@@ -56,14 +58,14 @@ _BRACKETED = frozenset(("min", "max", "gcd", "lcm", "arg", "det", "dim", "tr", "
 """Functions of plain text that are followed by a bracket."""
 
 
-def tokens(text: str) -> list[Token]:
+def tokenize(text: str) -> list[Token]:
     """The tokens of an answer. Raises Unreadable for what is no sign of mathematics, or too much of it.
 
     >>> [token.text for token in tokens(r"2\\text{ cm}")]
     ['2', 'cm']
     """
-    text = _RAISED.sub(lambda found: "^{" + "".join(SUPERSCRIPTS[sign] for sign in found.group()) + "}", text)
-    text = _LOWERED.sub(lambda found: "_{" + "".join(SUBSCRIPTS[sign] for sign in found.group()) + "}", text)
+    text = _RAISED.sub(lambda match: "^{" + "".join(SUPERSCRIPTS[sign] for sign in match.group()) + "}", text)
+    text = _LOWERED.sub(lambda match: "_{" + "".join(SUBSCRIPTS[sign] for sign in match.group()) + "}", text)
     text = _QED.sub("", text).translate(_CHARACTERS)
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(sign, sign)) for sign in text)
@@ -80,18 +82,18 @@ class _Lexer(NumberLexer):
         self.quote = ""
 
     def run(self) -> list[Token]:
-        while self.place < len(self.text):
+        while self.position < len(self.text):
             self._step()
-            if len(self.found) > MAX_TOKENS:
+            if len(self.tokens) > MAX_TOKENS:
                 raise Unreadable("too many signs")
         if self.groups or self.quote not in ("", '"', "'"):
             raise Unreadable("a brace does not close")
-        return self.found
+        return self.tokens
 
     def _step(self) -> None:
-        sign = self.text[self.place]
+        sign = self.text[self.position]
         if sign.isspace():
-            self.place, self.has_space = self.place + 1, True
+            self.position, self.has_space = self.position + 1, True
         elif sign == "\\":
             self._backslash()
         elif sign.isdigit() or sign == "." or (sign in "ABCDEFGHIJKLMNOPQRSTUVWXYZ(" and not self._follows_letter()):
@@ -101,7 +103,7 @@ class _Lexer(NumberLexer):
             self._other(sign)
 
     def _follows_letter(self) -> bool:
-        return self.place > 0 and self.text[self.place - 1].isalnum()
+        return self.position > 0 and self.text[self.position - 1].isalnum()
 
     def _other(self, sign: str) -> None:
         if sign in "{}":
@@ -109,35 +111,35 @@ class _Lexer(NumberLexer):
         elif sign.isalpha():
             self._letters()
         elif sign in _OPENING or sign in _CLOSING:
-            self.place += 1
+            self.position += 1
             self.add("open" if sign in _OPENING else "close", sign)
         elif sign == "^" and self._raised():
             pass
-        elif sign in "~'\"`" or self.text.startswith("**", self.place):
+        elif sign in "~'\"`" or self.text.startswith("**", self.position):
             {"*": self._stars, "~": self._tilde}.get(sign, self._quotes)()
-        elif sign == "$" and self.place in self.delimiters:
-            self.place, self.has_space, self.in_formula = self.place + 1, True, not self.in_formula
+        elif sign == "$" and self.position in self.delimiters:
+            self.position, self.has_space, self.in_formula = self.position + 1, True, not self.in_formula
         elif sign == "-" and self._is_dash():
-            self.place += 2
+            self.position += 2
             self.add("sign", "-")
-        elif found := self.match(_SYMBOLS):
-            self.add("sign", _SAME_SIGN.get(found.group(), found.group()))
+        elif match := self.match(_SYMBOLS):
+            self.add("sign", _SAME_SIGN.get(match.group(), match.group()))
         else:
             raise Unreadable(f"the sign {sign!r}")
 
     def _is_dash(self) -> bool:
         """Two hyphens between the ends of a range."""
-        before = self.found[-1] if self.found else None
-        after = self.text[self.place + 2 :].lstrip()[:1]
+        before = self.tokens[-1] if self.tokens else None
+        after = self.text[self.position + 2 :].lstrip()[:1]
         ends_number = before is not None and (before.kind == "number" or before.is_sign("%"))
-        return self.text.startswith("--", self.place) and ends_number and (after.isdigit() or after in ("$", "\\"))
+        return self.text.startswith("--", self.position) and ends_number and (after.isdigit() or after in ("$", "\\"))
 
     def _raised(self) -> bool:
         """Reads a mark that stands as an exponent: a degree, primes, a complement."""
         if self.match(_DEGREE):
             self.add("sign", "°")
-        elif (found := self.match(_PRIMES)) is not None:
-            self.add("sign", "'" * max(1, (found[1] or "").count("'") + (found[1] or "").count("prime")))
+        elif (match := self.match(_PRIMES)) is not None:
+            self.add("sign", "'" * max(1, (match[1] or "").count("'") + (match[1] or "").count("prime")))
         elif self.match(_COMPLEMENT):
             self.add("sign", "ᶜ")
         else:
@@ -145,7 +147,7 @@ class _Lexer(NumberLexer):
         return True
 
     def _brace(self, sign: str) -> None:
-        self.place += 1
+        self.position += 1
         if sign == "{":
             self.groups.append("group")
             self.add("open", "{}")
@@ -159,8 +161,8 @@ class _Lexer(NumberLexer):
             self.has_space = True
 
     def _stars(self) -> None:
-        before, after = self.text[: self.place], self.text[self.place + 2 :]
-        self.place += 2
+        before, after = self.text[: self.position], self.text[self.position + 2 :]
+        self.position += 2
         is_tight = before[-1:].isalnum() or before[-1:] in (")", "]", "}")
         is_power = (is_tight and after[:1] not in ("", " ", ".", ",", "*", "\n")) or (
             before.endswith(" ") and after.startswith(" ") and before.rstrip()[-1:].isalnum()
@@ -172,8 +174,8 @@ class _Lexer(NumberLexer):
 
     def _tilde(self) -> None:
         """A space that binds, or, before a number with nothing on its left, "about"."""
-        before, after = self.text[: self.place].rstrip(), self.text[self.place + 1 :].lstrip()
-        self.place += 1
+        before, after = self.text[: self.position].rstrip(), self.text[self.position + 1 :].lstrip()
+        self.position += 1
         is_about = before[-1:] in ("", "=", "(", ",", "$", ":") and (
             after[:1].isdigit() or after[:1] in ("$", "-", "\\", ".")
         )
@@ -184,8 +186,8 @@ class _Lexer(NumberLexer):
 
     def _quotes(self) -> None:
         """Quotes around something are not read; behind a number or letter they are primes or feet and inches."""
-        sign, last = self.text[self.place], self.found[-1] if self.found and not self.has_space else None
-        self.place += 1
+        sign, last = self.text[self.position], self.tokens[-1] if self.tokens and not self.has_space else None
+        self.position += 1
         if sign == "`":
             self.has_space = True
         elif self.quote == sign:
@@ -194,15 +196,15 @@ class _Lexer(NumberLexer):
             last.kind in ("number", "name", "word", "function") or last.text in (")", "'", "{}")
         ):
             self.add("sign", sign)
-        elif sign in self.text[self.place :]:
+        elif sign in self.text[self.position :]:
             self.quote, self.has_space = sign, True
         else:
             self.has_space = True
 
     def _letters(self) -> None:
-        found = self.match(_LETTERS)
-        assert found is not None
-        word = found.group()
+        match = self.match(_LETTERS)
+        assert match is not None
+        word = match.group()
         plain = SAME_FUNCTION.get(word, word)
         if plain in FUNCTIONS and self._is_function(word):
             self.add("function", plain)
@@ -222,57 +224,59 @@ class _Lexer(NumberLexer):
         if self._opens():
             return True
         if self.mode == "text":
-            return self.text[: self.place].endswith("{" + word) and self.text[self.place : self.place + 1] == "}"
-        is_behind_number = bool(self.found) and self.found[-1].kind == "number"
+            return (
+                self.text[: self.position].endswith("{" + word) and self.text[self.position : self.position + 1] == "}"
+            )
+        is_behind_number = bool(self.tokens) and self.tokens[-1].kind == "number"
         return word not in _BRACKETED and not (word == "sec" and is_behind_number)
 
     def _opens(self) -> bool:
-        return self.text[self.place :].lstrip(" }")[:1] in ("(", "{") or self.text[self.place :].lstrip(
+        return self.text[self.position :].lstrip(" }")[:1] in ("(", "{") or self.text[self.position :].lstrip(
             " }"
         ).startswith("\\{")
 
     def _backslash(self) -> None:
-        after = self.text[self.place + 1 : self.place + 2]
+        after = self.text[self.position + 1 : self.position + 2]
         if after == "\\":
             self._row()
-        elif after in "()[]" and after and self.place in self.delimiters:
-            self.place, self.has_space, self.in_formula = self.place + 2, True, after in "(["
+        elif after in "()[]" and after and self.position in self.delimiters:
+            self.position, self.has_space, self.in_formula = self.position + 2, True, after in "(["
         elif after == "!":
-            self.place += 2
+            self.position += 2
         elif after in SPACES or not after:
-            self.place, self.has_space = self.place + 2, True
+            self.position, self.has_space = self.position + 2, True
         elif after in "{}":
-            self.place += 2
+            self.position += 2
             self.add("open" if after == "{" else "close", after)
         elif after in ESCAPED:
-            self.place += 2
+            self.position += 2
             if ESCAPED[after].strip():
                 self.add("sign", ESCAPED[after])
         elif after == "|":
-            self.place += 2
+            self.position += 2
             self.add("sign", "‖")
-        elif (found := self.match(_COMMAND)) is not None:
-            self._command(found[1])
+        elif (match := self.match(_COMMAND)) is not None:
+            self._command(match[1])
         else:
             raise Unreadable("a backslash")
 
     def _row(self) -> None:
         """The end of a row; outside of tables also a backslash that was escaped twice."""
-        self.place += 2
-        following = _LETTERS.match(self.text, self.place)
+        self.position += 2
+        following = _LETTERS.match(self.text, self.position)
         if (
             not self.environments
             and following
             and following.group() in (BUILDERS | TEXTS | SIGNS.keys() | GREEK.keys())
         ):
-            self.place -= 1
+            self.position -= 1
             return
         self.add("sign", "\\\\")
 
     def _command(self, name: str) -> None:  # noqa: C901, PLR0912 - one row for each class of commands
         if name in IDLE:
-            if name in ("left", "right") and self.text[self.place : self.place + 1] == ".":
-                self.place += 1
+            if name in ("left", "right") and self.text[self.position : self.position + 1] == ".":
+                self.position += 1
         elif name in GAPS:
             self.has_space = True
         elif name in HIDDEN:
@@ -308,40 +312,40 @@ class _Lexer(NumberLexer):
 
     def _text(self, name: str) -> None:
         self._skip_space()
-        if self.text[self.place : self.place + 1] != "{":
-            if name == "mathrm" and self.text[self.place : self.place + 1].isalpha():
-                self.place += 1
-                self.add("name", self.text[self.place - 1])
+        if self.text[self.position : self.position + 1] != "{":
+            if name == "mathrm" and self.text[self.position : self.position + 1].isalpha():
+                self.position += 1
+                self.add("name", self.text[self.position - 1])
                 return
             raise Unreadable("a macro for text without text")
-        inside = re.compile(r"\{\s*([^{}\\]*?)\s*\}").match(self.text, self.place)
+        inside = re.compile(r"\{\s*([^{}\\]*?)\s*\}").match(self.text, self.position)
         if inside and name in ("mathrm", "operatorname", "text", "mathbf") and inside[1] in ("e", "i"):
-            self.place = inside.end()
+            self.position = inside.end()
             self.add("name", inside[1])
             return
         if inside and name == "operatorname" and inside[1].isalpha():
-            self.place = inside.end()
+            self.position = inside.end()
             is_known = inside[1] in FUNCTIONS or inside[1] in SAME_FUNCTION
             self.add("function" if is_known else "name", SAME_FUNCTION.get(inside[1], inside[1]))
             return
-        self.place += 1
+        self.position += 1
         self.groups.append("text")
 
     def _skip_space(self) -> None:
-        while self.text[self.place : self.place + 1].isspace():
-            self.place += 1
+        while self.text[self.position : self.position + 1].isspace():
+            self.position += 1
 
     def _font(self, name: str) -> None:
         """An argument in another font is the argument, but for the vectors i, j, k and the set R; an accent is kept."""
         inside = re.compile(r"\s*(?:\{\s*\\?([a-zA-Z]+)\s*\}|\\?([a-zA-Z](?![a-zA-Z])|[ij]math))").match(
-            self.text, self.place
+            self.text, self.position
         )
         letter = ((inside[1] or inside[2]) if inside else "").replace("math", "")
         if name in ("mathbf", "bm", "boldsymbol", "hat", "vec") and letter in UNIT_VECTORS and inside is not None:
-            self.place = inside.end()
+            self.position = inside.end()
             self.add("name", UNIT_VECTORS[letter])
         elif name in ("mathbf", "bm") and letter in SETS and letter == "R" and inside is not None:
-            self.place = inside.end()
+            self.position = inside.end()
             self.add("name", SETS[letter])
         elif name in ACCENTS:
             self.add(
@@ -350,36 +354,36 @@ class _Lexer(NumberLexer):
             )
         else:
             self._skip_space()
-            if self.text[self.place : self.place + 1] == "{":
-                self.place += 1
+            if self.text[self.position : self.position + 1] == "{":
+                self.position += 1
                 self.groups.append("group" if name == "underline" else "font")
                 if name == "underline":
                     self.add("open", "{}")
 
     def _blackboard(self) -> None:
-        found = self.match(re.compile(r"\s*(?:\{\s*([A-Z])\s*\}|([A-Z])(?![a-zA-Z]))"))
-        letter = (found[1] or found[2]) if found else ""
+        match = self.match(re.compile(r"\s*(?:\{\s*([A-Z])\s*\}|([A-Z])(?![a-zA-Z]))"))
+        letter = (match[1] or match[2]) if match else ""
         if letter not in SETS:
             raise Unreadable("a letter that names no set of numbers")
         self.add("name", SETS[letter])
 
     def _environment(self, name: str) -> None:
-        found = self.match(_ENVIRONMENT)
-        if found is None:
+        match = self.match(_ENVIRONMENT)
+        if match is None:
             raise Unreadable("an environment without a name")
         if name == "begin":
             self.environments += 1
-            if found[1] == "array":
+            if match[1] == "array":
                 self.match(_COLUMNS)
         else:
             self.environments -= 1
-        self.add("begin" if name == "begin" else "end", found[1])
+        self.add("begin" if name == "begin" else "end", match[1])
 
 
 def _delimiters(text: str) -> frozenset[int]:
     """Places of the signs that begin and end formulas; a dollar sign before an amount is none."""
-    places: set[int] = set()
-    dollars = [found.start() for found in re.finditer(r"(?<!\\)\$", text)]
+    delimiters: set[int] = set()
+    dollars = [match.start() for match in re.finditer(r"(?<!\\)\$", text)]
     while len(dollars) > 1:
         start, end = dollars[0], dollars[1]
         inside = text[start + 1 : end]
@@ -387,23 +391,23 @@ def _delimiters(text: str) -> frozenset[int]:
         is_money = inside[:1].isdigit() and _PLAIN_WORD.search(around) is not None
         if not inside or is_money:
             if not inside:
-                places |= {start, end}
+                delimiters |= {start, end}
                 dollars = dollars[2:]
                 continue
             dollars = dollars[1:]
         else:
-            places |= {start, end}
+            delimiters |= {start, end}
             dollars = dollars[2:]
-    if len(dollars) == 1 and len(places) and text[dollars[0] + 1 :].strip() == "":
-        places.add(dollars[0])
+    if len(dollars) == 1 and len(delimiters) and text[dollars[0] + 1 :].strip() == "":
+        delimiters.add(dollars[0])
     for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
         if opening in text and closing in text:
-            places |= {
-                found.start()
+            delimiters |= {
+                match.start()
                 for sign in (opening, closing)
-                for found in re.finditer(r"(?<!\\)" + re.escape(sign), text)
+                for match in re.finditer(r"(?<!\\)" + re.escape(sign), text)
             }
-    return frozenset(places)
+    return frozenset(delimiters)
 
 
 def as_members(token: Token) -> list[Token]:

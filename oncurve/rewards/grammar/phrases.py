@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from oncurve.rewards.grammar.expressions import closing
-from oncurve.rewards.grammar.figures import Token, Unreadable
-from oncurve.rewards.grammar.spellings import FUNCTIONS
+from oncurve.rewards.grammar.lexemes import FUNCTIONS, Token, Unreadable, closing
 from oncurve.rewards.grammar.values import Value, Words
 
 _HEDGES = frozenset((
@@ -70,34 +68,34 @@ class Clause:
     domain: str = "ℤ"
 
 
-def phrase(found: Sequence[Token]) -> str:
+def phrase(tokens: Sequence[Token]) -> str:
     """The tokens as text in lower case, with spaces where they are."""
     text = "".join(
-        (" " if token.has_space and place else "") + token.text.lower()
-        for place, token in enumerate(found)
+        (" " if token.has_space and index else "") + token.text.lower()
+        for index, token in enumerate(tokens)
         if token.text != "{}"
     )
     return " ".join(text.split()).strip(" .!")
 
 
-def is_hedged(found: Sequence[Token]) -> bool:
+def is_hedged(tokens: Sequence[Token]) -> bool:
     """Whether words or signs say that the text does not commit to its value."""
-    texts = [token.text.lower() for token in found]
-    if any(token.is_sign("?", "≈", "...") for token in found) or not _HEDGES.isdisjoint(texts):
+    texts = [token.text.lower() for token in tokens]
+    if any(token.is_sign("?", "≈", "...") for token in tokens) or not _HEDGES.isdisjoint(texts):
         return True
-    for place, (one, other) in enumerate(itertools.pairwise(texts)):
-        if (one, other) in _HEDGING_PHRASES and not (one == "up" and place and texts[place - 1] in _ADDING):
+    for index, (word, following) in enumerate(itertools.pairwise(texts)):
+        if (word, following) in _HEDGING_PHRASES and not (word == "up" and index and texts[index - 1] in _ADDING):
             return True
     return any(
-        one.endswith("n") and two == "'" and three == "t"
-        for one, two, three in zip(texts, texts[1:], texts[2:], strict=False)
+        first.endswith("n") and second == "'" and third == "t"
+        for first, second, third in zip(texts, texts[1:], texts[2:], strict=False)
     )
 
 
-def is_plain_words(found: Sequence[Token]) -> bool:
+def is_plain_words(tokens: Sequence[Token]) -> bool:
     """Whether the tokens are words of a language and nothing else."""
     has_word = False
-    for token in found:
+    for token in tokens:
         if token.kind == "word":
             has_word = True
         elif (
@@ -109,33 +107,33 @@ def is_plain_words(found: Sequence[Token]) -> bool:
     return has_word
 
 
-def words_value(found: Sequence[Token]) -> Value | None:
+def words_value(tokens: Sequence[Token]) -> Value | None:
     """The value of an answer that is words alone: words, or a short product; None for anything else."""
-    if not is_plain_words(found):
+    if not is_plain_words(tokens):
         return None
-    if any(token.kind == "number" for token in found):
-        is_title = any(token.kind == "word" and token.text != token.text.lower() for token in found)
-        return Words(phrase(found)) if is_title or found[0].kind != "number" else None
-    text = phrase(found)
-    if len(found) == 1 and found[0].mode != "text":
-        return _single(found[0], text)
-    if any(token.text.lower() in ("and", "or") for token in found) or any(
-        token.is_sign(",", ";", ":") for token in found
+    if any(token.kind == "number" for token in tokens):
+        is_title = any(token.kind == "word" and token.text != token.text.lower() for token in tokens)
+        return Words(phrase(tokens)) if is_title or tokens[0].kind != "number" else None
+    text = phrase(tokens)
+    if len(tokens) == 1 and tokens[0].mode != "text":
+        return _single(tokens[0], text)
+    if any(token.text.lower() in ("and", "or") for token in tokens) or any(
+        token.is_sign(",", ";", ":") for token in tokens
     ):
-        return None if len(found) <= MAX_WORDS and text not in NO_SOLUTION else Words(text)
+        return None if len(tokens) <= MAX_WORDS and text not in NO_SOLUTION else Words(text)
     if text in REALS or text in NO_SOLUTION:
         return None
-    if _is_formula_in_letters(found):
+    if _is_formula_in_letters(tokens):
         return None
     return Words(same_phrase(text))
 
 
-def _is_formula_in_letters(found: Sequence[Token]) -> bool:
+def _is_formula_in_letters(tokens: Sequence[Token]) -> bool:
     """A word of plain text beside signs and letters that may be a product: ``AB - x``."""
-    if not any(token.is_sign("-", "'") for token in found):
+    if not any(token.is_sign("-", "'") for token in tokens):
         return False
-    return all(token.kind == "name" or token.is_sign("-", "'") or len(token.text) == 2 for token in found) and not any(
-        token.mode == "text" for token in found
+    return all(token.kind == "name" or token.is_sign("-", "'") or len(token.text) == 2 for token in tokens) and not any(
+        token.mode == "text" for token in tokens
     )
 
 
@@ -156,30 +154,30 @@ def same_phrase(text: str) -> str:
     return rest if first in _ARTICLES and rest else text
 
 
-def verdict_with_reason(found: Sequence[Token]) -> str | None:
+def verdict_with_reason(tokens: Sequence[Token]) -> str | None:
     """The "yes" or "no" before its reason; None for anything else."""
-    if len(found) < 3 or found[0].text.lower() not in _VERDICTS or not found[1].is_sign(",", ".", ";", ":"):
+    if len(tokens) < 3 or tokens[0].text.lower() not in _VERDICTS or not tokens[1].is_sign(",", ".", ";", ":"):
         return None
-    rest = {token.text.lower() for token in found[2:]}
-    return None if rest & _TURNING else found[0].text.lower()
+    rest = {token.text.lower() for token in tokens[2:]}
+    return None if rest & _TURNING else tokens[0].text.lower()
 
 
-def without_remark(found: list[Token]) -> list[Token]:
+def without_remark(tokens: list[Token]) -> list[Token]:
     """The tokens without a remark in brackets that gives the reason, ends a proof or says the number in words."""
-    if len(found) < 3 or found[-1].text != ")":
-        return found
+    if len(tokens) < 3 or tokens[-1].text != ")":
+        return tokens
     depth = 0
-    for start in range(len(found) - 1, 0, -1):
-        depth += (found[start].kind == "close") - (found[start].kind == "open")
+    for start in range(len(tokens) - 1, 0, -1):
+        depth += (tokens[start].kind == "close") - (tokens[start].kind == "open")
         if depth == 0:
             break
     else:
-        return found
-    inside = found[start + 1 : -1]
+        return tokens
+    inside = tokens[start + 1 : -1]
     texts = [token.text.lower() for token in inside if token.text != "."]
     if texts and (texts[0] in _BECAUSE or texts in (["q", "e", "d"], ["qed"])):
-        return found[:start]
-    return _restated(found[:start], inside) or found
+        return tokens[:start]
+    return _restated(tokens[:start], inside) or tokens
 
 
 def _restated(outside: list[Token], inside: list[Token]) -> list[Token] | None:
@@ -192,14 +190,14 @@ def _restated(outside: list[Token], inside: list[Token]) -> list[Token] | None:
     return outside
 
 
-def without_lead(found: list[Token]) -> list[Token]:
+def without_lead(tokens: list[Token]) -> list[Token]:
     """The tokens behind "there are", "the answer is" and the like."""
-    texts = [token.text.lower() for token in found]
+    texts = [token.text.lower() for token in tokens]
     for lead in _LEADS:
         if tuple(texts[: len(lead)]) == lead and len(texts) > len(lead):
-            rest = found[len(lead) :]
+            rest = tokens[len(lead) :]
             return rest[1:] if rest[0].is_sign(":") and len(rest) > 1 else rest
-    return found
+    return tokens
 
 
 _OPENERS = frozenset(
@@ -208,29 +206,31 @@ _OPENERS = frozenset(
 _QUANTIFIERS = frozenset(("all", "any", "every", "each", "some"))
 
 
-def split_clause(found: Sequence[Token]) -> Clause | None:
+def split_clause(tokens: Sequence[Token]) -> Clause | None:
     """The value and the clause behind it, such as ``for all real x`` or ``k \\in \\mathbb{Z}``; None without one."""
     depth = 0
-    for place, token in enumerate(found):
+    for index, token in enumerate(tokens):
         depth += (token.kind in ("open", "begin")) - (token.kind in ("close", "end"))
         is_opener = token.kind == "word" and token.text.lower() in _OPENERS
-        if (depth == 0 or (depth == 1 and found[place - 1].text == "(")) and place and is_opener:
-            start = place - 1 if found[place - 1].is_sign(",", ";") or found[place - 1].text == "(" else place
-            return _clause(list(found[:start]), list(found[place:]))
-        if depth == 0 and token.is_sign(",", ";", "quad") and place:
-            rest = [each for each in found[place + 1 :] if each.text not in ("(", ")", "quad")]
-            if (domain := _integers(rest)) is not None and any(each.text == domain[0] for each in found[:place]):
-                return Clause("integers", list(found[:place]), *domain)
-    rest = list(found)
+        if (depth == 0 or (depth == 1 and tokens[index - 1].text == "(")) and index and is_opener:
+            start = index - 1 if tokens[index - 1].is_sign(",", ";") or tokens[index - 1].text == "(" else index
+            return _clause(list(tokens[:start]), list(tokens[index:]))
+        if depth == 0 and token.is_sign(",", ";", "quad") and index:
+            rest = [following for following in tokens[index + 1 :] if following.text not in ("(", ")", "quad")]
+            if (domain := _integers(rest)) is not None and any(
+                following.text == domain[0] for following in tokens[:index]
+            ):
+                return Clause("integers", list(tokens[:index]), *domain)
+    rest = list(tokens)
     if rest and rest[-1].text == ")" and (start := _opening(rest)) and (domain := _integers(rest[start + 1 : -1])):
         return Clause("integers", rest[:start], *domain)
     return None
 
 
-def _opening(found: Sequence[Token]) -> int:
-    for start in range(len(found) - 1, 0, -1):
+def _opening(tokens: Sequence[Token]) -> int:
+    for start in range(len(tokens) - 1, 0, -1):
         try:
-            if found[start].text == "(" and closing(found, start) == len(found) - 1:
+            if tokens[start].text == "(" and closing(tokens, start) == len(tokens) - 1:
                 return start
         except Unreadable:
             return 0
@@ -257,11 +257,11 @@ def _clause(before: list[Token], behind: list[Token]) -> Clause:
     return Clause("condition", before)
 
 
-def _integers(found: Sequence[Token]) -> tuple[str, str] | None:
+def _integers(tokens: Sequence[Token]) -> tuple[str, str] | None:
     """The letter that a clause makes an integer, and where it is from; None for any other clause."""
     body = [
         token
-        for token in found
+        for token in tokens
         if token.text.lower() not in (*_QUANTIFIERS, "an", "a", "is", "are", "{}", "where", "for", ".", "number")
     ]
     texts = [token.text for token in body]

@@ -1,17 +1,59 @@
-"""Sets of real numbers as unions of intervals."""
+"""Sets of real numbers as unions of intervals, whose ends approximate values put in order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cmp_to_key, reduce
 
-from oncurve.rewards.grammar.brackets import closing, split, top
 from oncurve.rewards.grammar.exact import infinity, rational, same
 from oncurve.rewards.grammar.expressions import parse
-from oncurve.rewards.grammar.figures import Token, Unreadable
-from oncurve.rewards.grammar.numeric import approximation
+from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
 from oncurve.rewards.grammar.values import Interval, RealSet, Tree, negative, number, product, quotient
+
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "sin": math.sin, "cos": math.cos, "tan": math.tan, "arcsin": math.asin, "arccos": math.acos, "arctan": math.atan,
+    "sinh": math.sinh, "cosh": math.cosh, "tanh": math.tanh, "ln": math.log, "log": math.log, "exp": math.exp,
+    "abs": math.fabs, "max": lambda *values: max(values), "min": lambda *values: min(values),
+    "cot": lambda x: 1 / math.tan(x), "sec": lambda x: 1 / math.cos(x), "csc": lambda x: 1 / math.sin(x),
+}  # fmt: skip
+_CONSTANTS = {"π": math.pi, "e": math.e}
+MAX_FLOAT = 1e100
+
+
+def approximation(tree: Tree) -> float | None:
+    """The value of a real constant to about twelve digits; None for anything else."""
+    try:
+        value = _value(tree)
+    except (ValueError, OverflowError, ZeroDivisionError, KeyError, TypeError):
+        return None
+    return value if math.isfinite(value) and abs(value) < MAX_FLOAT else None
+
+
+def _value(tree: Tree) -> float:
+    exact = rational(tree)
+    if exact is not None:
+        return float(exact)
+    match tree.kind:
+        case "symbol":
+            return _CONSTANTS[tree.name]
+        case "sum":
+            return math.fsum(map(_value, tree.parts))
+        case "product":
+            return math.prod(map(_value, tree.parts))
+        case "power":
+            return math.pow(_value(tree.parts[0]), _value(tree.parts[1]))
+        case "root":
+            radicand, index = map(_value, tree.parts)
+            if radicand < 0 and index % 2 == 1:
+                return -math.pow(-radicand, 1 / index)
+            return math.pow(radicand, 1 / index)
+        case "call":
+            return _FUNCTIONS[tree.name](*map(_value, tree.parts))
+        case _:
+            raise ValueError
+
 
 MAX_PIECES = 32
 ORDERS = ("<", "<=", ">", ">=")
@@ -29,56 +71,56 @@ class OrderError(Exception):
     """Two ends of intervals cannot be put in order without algebra."""
 
 
-def read_region(found: Sequence[Token]) -> RealSet:
+def read_region(tokens: Sequence[Token]) -> RealSet:
     """The set of real numbers that tokens write. Raises Unreadable, and OrderError where its ends cannot be ordered.
 
     Understood are intervals, finite sets, chains of inequalities around one variable, memberships, set-builders, and
     unions, intersections and differences of those.
     """
-    pieces = split(found, "∪")
+    pieces = split(tokens, "∪")
     if len(pieces) > MAX_PIECES:
         raise Unreadable("too many intervals")
     return reduce(union, map(_intersection, pieces))
 
 
-def _intersection(found: Sequence[Token]) -> RealSet:
-    return reduce(intersection, map(_difference, split(found, "∩")))
+def _intersection(tokens: Sequence[Token]) -> RealSet:
+    return reduce(intersection, map(_difference, split(tokens, "∩")))
 
 
-def _difference(found: Sequence[Token]) -> RealSet:
-    pieces = split(found, "∖")
-    if len(pieces) == 1 and len(found) > 2 and found[0].text == "ℝ" and found[1].is_sign("-", "\\\\"):
-        pieces = [[found[0]], list(found[2:])]
+def _difference(tokens: Sequence[Token]) -> RealSet:
+    pieces = split(tokens, "∖")
+    if len(pieces) == 1 and len(tokens) > 2 and tokens[0].text == "ℝ" and tokens[1].is_sign("-", "\\\\"):
+        pieces = [[tokens[0]], list(tokens[2:])]
     whole, *gaps = (_atom(piece) for piece in pieces)
     for gap in gaps:
         whole = intersection(whole, complement(gap))
     return whole
 
 
-def _atom(found: Sequence[Token]) -> RealSet:
-    if not found:
+def _atom(tokens: Sequence[Token]) -> RealSet:
+    if not tokens:
         raise Unreadable("a set that is missing")
-    first = found[0]
-    if len(found) == 1 and first.text in ("ℝ", "∅"):
+    first = tokens[0]
+    if len(tokens) == 1 and first.text in ("ℝ", "∅"):
         return REALS if first.text == "ℝ" else EMPTY
-    if first.text == "ℝ" and len(found) < 6 and found[1].is_sign("^", "_"):
-        return _half_line(found)
+    if first.text == "ℝ" and len(tokens) < 6 and tokens[1].is_sign("^", "_"):
+        return _half_line(tokens)
     for sign in ("∈", "∉"):
-        if len(pieces := split(found, sign)) == 2 and len(pieces[0]) < 6:
+        if len(pieces := split(tokens, sign)) == 2 and len(pieces[0]) < 6:
             inside = read_region(pieces[1])
             name = variable(pieces[0])
             return RealSet((inside if sign == "∈" else complement(inside)).intervals, name)
-    if any(token.is_sign(*ORDERS, "!=") for piece in split(found, ",", "|", ":") for token in top(piece)) and (
-        first.text != "{" or closing(found, 0) != len(found) - 1
+    if any(token.is_sign(*ORDERS, "!=") for piece in split(tokens, ",", "|", ":") for token in top(piece)) and (
+        first.text != "{" or closing(tokens, 0) != len(tokens) - 1
     ):
-        return chain(found)
-    if first.kind == "open" and closing(found, 0) == len(found) - 1:
-        return _bracketed(found)
+        return chain(tokens)
+    if first.kind == "open" and closing(tokens, 0) == len(tokens) - 1:
+        return _bracketed(tokens)
     raise Unreadable("no set of numbers")
 
 
-def _half_line(found: Sequence[Token]) -> RealSet:
-    text = "".join(token.text for token in found[2:] if token.text != "{}")
+def _half_line(tokens: Sequence[Token]) -> RealSet:
+    text = "".join(token.text for token in tokens[2:] if token.text != "{}")
     zero = number(0)
     match text:
         case "+" | ">0":
@@ -90,8 +132,8 @@ def _half_line(found: Sequence[Token]) -> RealSet:
     raise Unreadable("a part of the real numbers")
 
 
-def _bracketed(found: Sequence[Token]) -> RealSet:
-    opening, inside, close = found[0].text, list(found[1:-1]), found[-1].text
+def _bracketed(tokens: Sequence[Token]) -> RealSet:
+    opening, inside, close = tokens[0].text, list(tokens[1:-1]), tokens[-1].text
     if opening == "{" and close == "}":
         return _braces(inside)
     members = split(inside, ",", ";")
@@ -119,12 +161,12 @@ def _braces(inside: list[Token]) -> RealSet:
     return normal(RealSet(tuple(Interval(point, point, is_low_open=False, is_high_open=False) for point in points)))
 
 
-def end(found: Sequence[Token]) -> Tree:
+def end(tokens: Sequence[Token]) -> Tree:
     """An end of an interval."""
-    found = list(found)
-    if found and found[0].is_sign("+"):
-        found = found[1:]
-    return parse(found)
+    tokens = list(tokens)
+    if tokens and tokens[0].is_sign("+"):
+        tokens = tokens[1:]
+    return parse(tokens)
 
 
 def interval(low: Tree, high: Tree, *, is_low_open: bool, is_high_open: bool) -> Interval:
@@ -142,33 +184,33 @@ def interval(low: Tree, high: Tree, *, is_low_open: bool, is_high_open: bool) ->
     )
 
 
-def variable(found: Sequence[Token]) -> str:
+def variable(tokens: Sequence[Token]) -> str:
     """The name of a variable that stands alone. Raises Unreadable."""
-    tree = parse(found)
+    tree = parse(tokens)
     if tree.kind != "symbol" or tree.name in ("e", "i", "π", "∞"):
         raise Unreadable("no variable")
     return tree.name
 
 
-def chain(found: Sequence[Token]) -> RealSet:
+def chain(tokens: Sequence[Token]) -> RealSet:
     """The numbers that satisfy ``1 < x <= 3``, ``x > 2`` or ``2x > 6``."""
-    sides = [parse(side) for side in split(found, *ORDERS, "!=")]
-    signs = [token.text for token in top(found) if token.is_sign(*ORDERS, "!=")]
+    sides = [parse(side) for side in split(tokens, *ORDERS, "!=")]
+    signs = [token.text for token in top(tokens) if token.is_sign(*ORDERS, "!=")]
     names = frozenset().union(*(side.symbols() for side in sides))
     if len(sides) not in (2, 3) or not names:
         raise Unreadable("no inequality in one variable")
     if len(sides) == 3 and len({sign[0] for sign in signs}) != 1:
         raise Unreadable("signs in different directions")
-    parts = [_solved(one, sign, other) for one, sign, other in zip(sides, signs, sides[1:], strict=False)]
+    parts = [_solved(left, sign, right) for left, sign, right in zip(sides, signs, sides[1:], strict=False)]
     if len({part.variable for part in parts}) != 1:
         raise Unreadable("no inequality in one variable")
     return reduce(intersection, parts)
 
 
 def _solved(left: Tree, sign: str, right: Tree) -> RealSet:
-    for one, other, turned in ((left, right, sign), (right, left, _TURNED[sign])):
-        if one.kind == "symbol" and one.name in one.symbols() and one.name not in other.symbols():
-            return RealSet(_half(other, turned), one.name)
+    for unknown, limit, turned in ((left, right, sign), (right, left, _TURNED[sign])):
+        if unknown.kind == "symbol" and unknown.name in unknown.symbols() and unknown.name not in limit.symbols():
+            return RealSet(_half(limit, turned), unknown.name)
     names = left.symbols() | right.symbols()
     if len(names) == 1 and (line := _linear(Tree("sum", (left, negative(right))), next(iter(names)))):
         slope, offset = line
@@ -187,7 +229,7 @@ def _bent(left: Tree, sign: str, right: Tree, names: frozenset[str]) -> RealSet:
             return intersection(low, high)
         return (intersection if sign in ("<", "<=") else union)(low, high)
     difference = Tree("sum", (left, negative(right)))
-    values = [rational(put_all(difference, {name: number(place)})) for place in (0, 1, -1, 2, 5)]
+    values = [rational(put_all(difference, {name: number(point)})) for point in (0, 1, -1, 2, 5)]
     if len(names) != 1 or difference.has("call", "root", "operator", "determinant") or None in values:
         raise Unreadable("no inequality that can be solved")
     c, plus, minus, *others = values
@@ -219,7 +261,7 @@ def _between_roots(a: Fraction, b: Fraction, c: Fraction, sign: str) -> RealSet:
 
 def _linear(tree: Tree, name: str) -> tuple[Tree, Tree] | None:
     """Slope and offset of an expression that is linear in a variable with rational numbers."""
-    values = [rational(put_all(tree, {name: number(place)})) for place in (0, 1, 2, 3, 7)]
+    values = [rational(put_all(tree, {name: number(point)})) for point in (0, 1, 2, 3, 7)]
     if None in values:
         return None
     offset, slope = values[0], values[1] - values[0]  # type: ignore[operator]
@@ -251,14 +293,14 @@ def _half(bound: Tree, sign: str) -> tuple[Interval, ...]:
     return Interval(None, bound), Interval(bound, None)
 
 
-def _compared(one: Tree, other: Tree) -> int:
+def _compared(first: Tree, second: Tree) -> int:
     """-1, 0 or 1 for less, equal or greater. Raises OrderError where nobody knows."""
-    values = rational(one), rational(other)
+    values = rational(first), rational(second)
     if None not in values:
         return (values[0] > values[1]) - (values[0] < values[1])  # type: ignore[operator]
-    if same(one, other):
+    if same(first, second):
         return 0
-    near = approximation(one), approximation(other)
+    near = approximation(first), approximation(second)
     if None not in near and abs(near[0] - near[1]) > 1e-9 * max(1.0, abs(near[0])):  # type: ignore[operator]
         return 1 if near[0] > near[1] else -1  # type: ignore[operator]
     raise OrderError
@@ -276,11 +318,11 @@ def _upper(piece: Interval) -> Bound:
     return piece.high, -1 if piece.is_high_open else 1
 
 
-def _order(one: Bound, other: Bound, *, infinite: int) -> int:
+def _order(first: Bound, second: Bound, *, infinite: int) -> int:
     """The order of two lower (``infinite`` -1) or two upper ends (1)."""
-    if one[0] is None or other[0] is None:
-        return infinite * ((one[0] is None) - (other[0] is None))
-    return _compared(one[0], other[0]) or (one[1] > other[1]) - (one[1] < other[1])
+    if first[0] is None or second[0] is None:
+        return infinite * ((first[0] is None) - (second[0] is None))
+    return _compared(first[0], second[0]) or (first[1] > second[1]) - (first[1] < second[1])
 
 
 def _is_nonempty(low: Bound, high: Bound) -> bool:
@@ -295,14 +337,16 @@ def normal(region: RealSet) -> RealSet:
     if len(region.intervals) < 2:
         return region
     ordered = sorted(
-        region.intervals, key=cmp_to_key(lambda one, other: _order(_lower(one), _lower(other), infinite=-1))
+        region.intervals, key=cmp_to_key(lambda first, second: _order(_lower(first), _lower(second), infinite=-1))
     )
-    kept = [ordered[0]]
+    merged = [ordered[0]]
     for piece in ordered[1:]:
-        last = kept[-1]
+        last = merged[-1]
         if _touches(last, piece):
-            high = max((last, piece), key=cmp_to_key(lambda one, other: _order(_upper(one), _upper(other), infinite=1)))
-            kept[-1] = Interval(
+            high = max(
+                (last, piece), key=cmp_to_key(lambda first, second: _order(_upper(first), _upper(second), infinite=1))
+            )
+            merged[-1] = Interval(
                 last.low,
                 high.high,
                 last.is_low_open,
@@ -310,8 +354,8 @@ def normal(region: RealSet) -> RealSet:
                 last.is_infinity_closed or high.is_infinity_closed,
             )
         else:
-            kept.append(piece)
-    return RealSet(tuple(kept), region.variable)
+            merged.append(piece)
+    return RealSet(tuple(merged), region.variable)
 
 
 def _touches(left: Interval, right: Interval) -> bool:
@@ -322,22 +366,22 @@ def _touches(left: Interval, right: Interval) -> bool:
     return order < 0 or (order == 0 and not (left.is_high_open and right.is_low_open))
 
 
-def _name(one: RealSet, other: RealSet) -> str:
-    if one.variable and other.variable and one.variable != other.variable:
+def _name(first: RealSet, second: RealSet) -> str:
+    if first.variable and second.variable and first.variable != second.variable:
         raise Unreadable("sets of different variables")
-    return one.variable or other.variable
+    return first.variable or second.variable
 
 
-def union(one: RealSet, other: RealSet) -> RealSet:
+def union(first: RealSet, second: RealSet) -> RealSet:
     """The numbers in either."""
-    return normal(RealSet(one.intervals + other.intervals, _name(one, other)))
+    return normal(RealSet(first.intervals + second.intervals, _name(first, second)))
 
 
-def intersection(one: RealSet, other: RealSet) -> RealSet:
+def intersection(first: RealSet, second: RealSet) -> RealSet:
     """The numbers in both."""
     pieces = []
-    for left in one.intervals:
-        for right in other.intervals:
+    for left in first.intervals:
+        for right in second.intervals:
             low = max((left, right), key=cmp_to_key(lambda a, b: _order(_lower(a), _lower(b), infinite=-1)))
             high = min((left, right), key=cmp_to_key(lambda a, b: _order(_upper(a), _upper(b), infinite=1)))
             if _is_nonempty(_lower(low), _upper(high)):
@@ -345,7 +389,7 @@ def intersection(one: RealSet, other: RealSet) -> RealSet:
                 pieces.append(Interval(low.low, high.high, low.is_low_open, high.is_high_open, closed))
     if len(pieces) > MAX_PIECES:
         raise Unreadable("too many intervals")
-    return normal(RealSet(tuple(pieces), _name(one, other)))
+    return normal(RealSet(tuple(pieces), _name(first, second)))
 
 
 def complement(region: RealSet) -> RealSet:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import reduce
 
 from oncurve.rewards.grammar import forms, regions
-from oncurve.rewards.grammar.brackets import closing, split, top
-from oncurve.rewards.grammar.equations import name_of, refuse_contradiction, stated_side
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
-from oncurve.rewards.grammar.figures import Token, Unreadable
+from oncurve.rewards.grammar.forms import read_truths
+from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
 from oncurve.rewards.grammar.phrases import (
     NO_SOLUTION,
     REALS,
@@ -21,9 +20,14 @@ from oncurve.rewards.grammar.phrases import (
     words_value,
 )
 from oncurve.rewards.grammar.preparation import trimmed
-from oncurve.rewards.grammar.quantities import read_quantity, with_signs
-from oncurve.rewards.grammar.sentences import only_value
-from oncurve.rewards.grammar.truths import read_truths
+from oncurve.rewards.grammar.quantities import (
+    name_of,
+    only_value,
+    read_quantity,
+    refuse_contradiction,
+    stated_side,
+    with_signs,
+)
 from oncurve.rewards.grammar.values import (
     Conditional,
     Congruence,
@@ -52,75 +56,75 @@ class Reader:
         self.with_letters = with_letters
         self.depth = 0
 
-    def value(self, found: Sequence[Token]) -> Value:
+    def value(self, tokens: Sequence[Token]) -> Value:
         """The value that the tokens write, whatever it is. Raises Unreadable."""
-        found = trimmed(without_remark(list(found)))
-        if not found:
+        tokens = trimmed(without_remark(list(tokens)))
+        if not tokens:
             raise Unreadable("nothing")
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise Unreadable("nested too deeply")
         try:
-            return self._any(found)
+            return self._any(tokens)
         finally:
             self.depth -= 1
 
-    def _any(self, found: list[Token]) -> Value:
-        if (value := _figure(found) or words_value(found)) is not None:
+    def _any(self, tokens: list[Token]) -> Value:
+        if (value := _figure(tokens) or words_value(tokens)) is not None:
             return value
-        if any(token.kind == "begin" for token in found) and (value := self._table(found)) is not None:
+        if any(token.kind == "begin" for token in tokens) and (value := self._table(tokens)) is not None:
             return value
         for read_form in (forms.read_date, self._time, forms.read_amounts):
-            if (value := read_form(found)) is not None:
+            if (value := read_form(tokens)) is not None:
                 return value
-        if (value := self._with_clause(found)) is not None:
+        if (value := self._with_clause(tokens)) is not None:
             return value
-        if any(token.is_sign("mod") for token in found) and (value := self._congruence(found)) is not None:
+        if any(token.is_sign("mod") for token in tokens) and (value := self._congruence(tokens)) is not None:
             return value
-        if any(token.is_sign("∧", "∨", "¬", "→", "⇒", "⇔", "∪", "∩", "∖", "ᶜ") for token in found) and (
-            value := _truths(found)
+        if any(token.is_sign("∧", "∨", "¬", "→", "⇒", "⇔", "∪", "∩", "∖", "ᶜ") for token in tokens) and (
+            value := _truths(tokens)
         ):
             return value
-        return self._plain(found)
+        return self._plain(tokens)
 
-    def _time(self, found: Sequence[Token]) -> Value | None:
-        value = forms.read_time(found)
+    def _time(self, tokens: Sequence[Token]) -> Value | None:
+        value = forms.read_time(tokens)
         return value if value is not None and value.half is not None else None
 
-    def _congruence(self, found: Sequence[Token]) -> Congruence | None:
-        return forms.read_congruence(found, self.pieces)
+    def _congruence(self, tokens: Sequence[Token]) -> Congruence | None:
+        return forms.read_congruence(tokens, self.pieces)
 
-    def _plain(self, found: list[Token]) -> Value:
+    def _plain(self, tokens: list[Token]) -> Value:
         """A region, a list, a relation, a ratio, a range, or one quantity."""
-        if (region := self._region(found)) is not None:
+        if (region := self._region(tokens)) is not None:
             return region
-        if (several := self._several(found)) is not None:
+        if (several := self._several(tokens)) is not None:
             return several
-        if (named := self._named(found)) is not None:
+        if (named := self._named(tokens)) is not None:
             return named
-        if any(token.is_sign(*regions.RELATIONS) for token in top(found)):
-            return self._relation(found)
-        if (value := self._range_or_ratio(found)) is not None:
+        if any(token.is_sign(*regions.RELATIONS) for token in top(tokens)):
+            return self._relation(tokens)
+        if (value := self._range_or_ratio(tokens)) is not None:
             return value
-        if (value := self._bracketed(found)) is not None:
+        if (value := self._bracketed(tokens)) is not None:
             return value
         try:
-            return with_signs(self.quantity(found))
+            return with_signs(self.quantity(tokens))
         except Unreadable:
-            if found[-1].is_from_words and found[-1].value == 0 and found[-2:-1] and found[-2].text == "below":
-                below = self.quantity(found[:-2])
+            if tokens[-1].is_from_words and tokens[-1].value == 0 and tokens[-2:-1] and tokens[-2].text == "below":
+                below = self.quantity(tokens[:-2])
                 return Quantity(negative(below.tree), below.unit)
-            if (sentence := only_value(found, self.value, self.quantity)) is not None:
+            if (sentence := only_value(tokens, self.value, self.quantity)) is not None:
                 return sentence
             raise
 
-    def _table(self, found: list[Token]) -> Value | None:
-        if (matrix := forms.read_matrix(found)) is not None:
+    def _table(self, tokens: list[Token]) -> Value | None:
+        if (matrix := forms.read_matrix(tokens)) is not None:
             return matrix
-        start = next(place for place, token in enumerate(found) if token.kind == "begin")
-        stop = closing(found, start)
-        before, after = found[:start], found[stop + 1 :]
-        is_system = found[start].text in (
+        start = next(index for index, token in enumerate(tokens) if token.kind == "begin")
+        stop = closing(tokens, start)
+        before, after = tokens[:start], tokens[stop + 1 :]
+        is_system = tokens[start].text in (
             "cases",
             "aligned",
             "align",
@@ -132,7 +136,7 @@ class Reader:
         )
         if not is_system or any(token.text != "{" for token in before) or after:
             return None
-        return self._system(found[start].text, split(found[start + 1 : stop], "\\\\"))
+        return self._system(tokens[start].text, split(tokens[start + 1 : stop], "\\\\"))
 
     def _system(self, name: str, rows: list[list[Token]]) -> Value:
         """The rows of ``cases`` or ``aligned``: pieces of a function, a chain over several lines, or a list."""
@@ -154,9 +158,9 @@ class Reader:
             condition = condition[1:]
         return Conditional(self.value(value), self.value(condition))
 
-    def _with_clause(self, found: list[Token]) -> Value | None:
+    def _with_clause(self, tokens: list[Token]) -> Value | None:
         """A value with ``for all x``, ``where k is an integer`` or a condition behind it; None without one."""
-        clause = split_clause(found)
+        clause = split_clause(tokens)
         if clause is None:
             return None
         if clause.kind == "always":
@@ -176,29 +180,29 @@ class Reader:
         inner = value.value if isinstance(value, Named) else value
         return IntegerFamily(inner, clause.domain, self.value(clause.before))
 
-    def _region(self, found: list[Token]) -> Value | None:
+    def _region(self, tokens: list[Token]) -> Value | None:
         """A set of real numbers; None for what is none or for relations that only algebra can solve."""
-        text = phrase(found)
+        text = phrase(tokens)
         if text in REALS or text in NO_SOLUTION:
             return regions.REALS if text in REALS else regions.EMPTY
-        if (excepted := self._all_but(found)) is not None:
+        if (excepted := self._all_but(tokens)) is not None:
             return excepted
-        if not _may_be_region(found):
+        if not _may_be_region(tokens):
             return None
-        pieces, joins = self.pieces_and_joins(found)
+        pieces, joins = self.pieces_and_joins(tokens)
         try:
             if len(pieces) > 1 and all(any(t.is_sign(*regions.ORDERS, "!=") for t in top(piece)) for piece in pieces):
                 return _joined([regions.read_region(piece) for piece in pieces], joins)
-            return regions.read_region(found)
+            return regions.read_region(tokens)
         except Unreadable:
             return None
 
-    def _all_but(self, found: list[Token]) -> RealSet | None:
-        texts = [token.text.lower() for token in found]
-        gap = next((place for place, text in enumerate(texts) if text in ("except", "but", "excluding")), None)
+    def _all_but(self, tokens: list[Token]) -> RealSet | None:
+        texts = [token.text.lower() for token in tokens]
+        gap = next((index for index, text in enumerate(texts) if text in ("except", "but", "excluding")), None)
         if gap is None or gap > 7 or not any(texts[0] == word for word in ("all", "any", "every", "ℝ")):
             return None
-        rest = [token for token in found[gap + 1 :] if token.text.lower() not in ("for", "at")]
+        rest = [token for token in tokens[gap + 1 :] if token.text.lower() not in ("for", "at")]
         sides = split(rest, "=", "!=")
         points = [parse(piece) for piece in self.pieces(sides[-1])]
         result = regions.REALS
@@ -207,14 +211,14 @@ class Reader:
             result = regions.intersection(result, regions.complement(gap_region))
         return result
 
-    def pieces(self, found: Sequence[Token]) -> list[list[Token]]:
+    def pieces(self, tokens: Sequence[Token]) -> list[list[Token]]:
         """The texts between commas, semicolons, "and" and "or"."""
-        return self.pieces_and_joins(found)[0]
+        return self.pieces_and_joins(tokens)[0]
 
-    def pieces_and_joins(self, found: Sequence[Token]) -> tuple[list[list[Token]], list[str]]:
+    def pieces_and_joins(self, tokens: Sequence[Token]) -> tuple[list[list[Token]], list[str]]:
         """The pieces of a list, and the word or sign between each and the next."""
         pieces, joins, depth = [list[Token]()], list[str](), 0
-        for token in found:
+        for token in tokens:
             depth += (token.kind in ("open", "begin")) - (token.kind in ("close", "end"))
             join = _join(token) if depth == 0 else ""
             if not join:
@@ -232,28 +236,28 @@ class Reader:
             pieces.pop()
         return pieces, joins
 
-    def _several(self, found: list[Token]) -> Value | None:
+    def _several(self, tokens: list[Token]) -> Value | None:
         """A list; None for one value."""
-        if found[0].text.lower() == "both":
-            found = found[1:]
-        pieces = self.pieces(found)
+        if tokens[0].text.lower() == "both":
+            tokens = tokens[1:]
+        pieces = self.pieces(tokens)
         if len(pieces) == 1:
-            pieces = _wide(found)
+            pieces = _wide(tokens)
         if len(pieces) == 1:
             return None
-        if (sentence := self._sentence_with_comma(found, pieces)) is not None:
+        if (sentence := self._sentence_with_comma(tokens, pieces)) is not None:
             return sentence
         values = [self.value(piece) for piece in pieces]
         if isinstance(values[0], Named) and all(isinstance(value, Quantity) for value in values[1:]):
             values = [values[0], *(Named(values[0].name, value) for value in values[1:])]  # x = 2, 3
         return self._members(values)
 
-    def _sentence_with_comma(self, found: list[Token], pieces: list[list[Token]]) -> Value | None:
+    def _sentence_with_comma(self, tokens: list[Token], pieces: list[list[Token]]) -> Value | None:
         """The value of a sentence of which one clause alone has a number; None for a list."""
         has_value = [any(token.kind not in ("word", "sign") for token in piece) for piece in pieces]
         if sum(has_value) != 1 or all(len(piece) < 2 for piece, has in zip(pieces, has_value, strict=True) if not has):
             return None
-        return only_value(found, self.value, self.quantity)
+        return only_value(tokens, self.value, self.quantity)
 
     def _members(self, values: Sequence[Value]) -> Value:
         flat: list[Value] = []
@@ -262,13 +266,13 @@ class Reader:
             flat += value.members if isinstance(value, Members) and is_expanded else [value]
         return Members("list", tuple(flat))
 
-    def _named(self, found: list[Token]) -> Value | None:
+    def _named(self, tokens: list[Token]) -> Value | None:
         """``x = 5``, ``f(x) = 2x``, ``Total: 84`` and ``(x, y) = (1, 2)``; None for an equation without a name."""
-        sides = split(found, "=")
+        sides = split(tokens, "=")
         if (
             len(sides) >= 2
             and all(sides)
-            and not any(t.is_sign(*regions.RELATIONS) and not t.is_sign("=") for t in top(found))
+            and not any(t.is_sign(*regions.RELATIONS) and not t.is_sign("=") for t in top(tokens))
         ):
             if len(sides) == 2 and (pairs := self._named_tuple(*sides)) is not None:
                 return pairs
@@ -278,14 +282,14 @@ class Reader:
                     return self._name_all(name, self.value(sides[1]))
                 return Named(name, self._last_of(sides[1:]))
             return None
-        colon = next((place for place, token in enumerate(found) if token.is_sign(":")), 0)
-        label = found[:colon]
+        colon = next((index for index, token in enumerate(tokens) if token.is_sign(":")), 0)
+        label = tokens[:colon]
         is_label = all(token.kind in ("word", "name") for token in label)
         has_word = any(token.kind == "word" for token in label) or (
-            colon + 1 < len(found) and found[colon + 1].has_space
+            colon + 1 < len(tokens) and tokens[colon + 1].has_space
         )
         if colon and is_label and has_word:
-            return self._name_all(phrase(label), self.value(found[colon + 1 :]))
+            return self._name_all(phrase(label), self.value(tokens[colon + 1 :]))
         return None
 
     def _name_all(self, name: str, value: Value) -> Value:
@@ -313,10 +317,10 @@ class Reader:
         refuse_contradiction([*sides])
         return last
 
-    def _relation(self, found: list[Token]) -> Value:
+    def _relation(self, tokens: list[Token]) -> Value:
         """An equation or chain: its last side where the others only lead to it, else the relation itself."""
-        signs = tuple(token.text for token in top(found) if token.is_sign(*regions.RELATIONS))
-        sides = split(found, *regions.RELATIONS)
+        signs = tuple(token.text for token in top(tokens) if token.is_sign(*regions.RELATIONS))
+        sides = split(tokens, *regions.RELATIONS)
         if not all(sides):
             raise Unreadable("a relation without one of its sides")
         if set(signs) == {"="}:
@@ -336,32 +340,32 @@ class Reader:
         near = rounded[1] if sign < 0 and len(rounded) == 2 else near
         if whole is None or near is None or near.kind != "number" or "." not in near.text:
             raise Unreadable("an approximation")
-        places = len(near.text.partition(".")[2])
-        if abs(whole - sign * near.value) * 2 > number(10).value ** -places:
+        num_decimals = len(near.text.partition(".")[2])
+        if abs(whole - sign * near.value) * 2 > number(10).value ** -num_decimals:
             raise Unreadable("an approximation of something else")
         return value
 
-    def quantity(self, found: Sequence[Token]) -> Quantity:
+    def quantity(self, tokens: Sequence[Token]) -> Quantity:
         """A number or expression with its unit. Raises Unreadable."""
-        return read_quantity(found, with_letters=self.with_letters)
+        return read_quantity(tokens, with_letters=self.with_letters)
 
-    def _range_or_ratio(self, found: list[Token]) -> Range | Ratio | None:
-        value = forms.read_range(found, self.value)
+    def _range_or_ratio(self, tokens: list[Token]) -> Range | Ratio | None:
+        value = forms.read_range(tokens, self.value)
         if value is not None:
             return value
-        return forms.read_ratio(found, self.quantity)
+        return forms.read_ratio(tokens, self.quantity)
 
-    def _bracketed(self, found: list[Token]) -> Value | None:
+    def _bracketed(self, tokens: list[Token]) -> Value | None:
         """A tuple, set or list of lists in one pair of brackets; None for anything else."""
-        if (nested := forms.read_nested_list(found)) is not None:
+        if (nested := forms.read_nested_list(tokens)) is not None:
             return nested
-        if len(found) > 5 and forms.is_transposed(found[(stop := closing_or_none(found) or 0) + 1 :]) and stop:
-            pieces = self.pieces(found[1:stop])
+        if len(tokens) > 5 and forms.is_transposed(tokens[(stop := closing_or_none(tokens) or 0) + 1 :]) and stop:
+            pieces = self.pieces(tokens[1:stop])
             return Members("tuple", tuple(self.value(piece) for piece in pieces), "⟨⟩") if len(pieces) > 1 else None
-        opening, close = found[0].text, found[-1].text
-        if found[0].kind != "open" or opening == "{}" or closing(found, 0) != len(found) - 1:
+        opening, close = tokens[0].text, tokens[-1].text
+        if tokens[0].kind != "open" or opening == "{}" or closing(tokens, 0) != len(tokens) - 1:
             return None
-        pieces = self.pieces(found[1:-1]) if len(found) > 2 else []
+        pieces = self.pieces(tokens[1:-1]) if len(tokens) > 2 else []
         if opening == "{" and close == "}":
             return Members("set", self._expanded(pieces))
         if opening in "([⟨" and close in ")]⟩" and len(pieces) > 1:
@@ -383,45 +387,45 @@ def _join(token: Token) -> str:
     return {"∨": "or", "∧": "and", "&": ","}.get(token.text, "") if token.kind == "sign" else ""
 
 
-def _wide(found: list[Token]) -> list[list[Token]]:
+def _wide(tokens: list[Token]) -> list[list[Token]]:
     """The statements between wide spaces; the whole where a piece is none."""
-    pieces = [piece for piece in split(found, "quad") if piece]
+    pieces = [piece for piece in split(tokens, "quad") if piece]
     is_list = len(pieces) > 1 and all(any(token.is_sign("=") for token in piece) for piece in pieces)
-    return pieces if is_list else [[token for token in found if not token.is_sign("quad")]]
+    return pieces if is_list else [[token for token in tokens if not token.is_sign("quad")]]
 
 
-def _figure(found: list[Token]) -> Value | None:
+def _figure(tokens: list[Token]) -> Value | None:
     """An angle or triangle by its corners; an angle may be read from both sides."""
-    kind = {"angle": "∠", "triangle": "△", "∠": "∠", "△": "△"}.get(found[0].text.lower(), "")
-    corners = "".join(token.text for token in found[1:] if token.text != "{}")
+    kind = {"angle": "∠", "triangle": "△", "∠": "∠", "△": "△"}.get(tokens[0].text.lower(), "")
+    corners = "".join(token.text for token in tokens[1:] if token.text != "{}")
     if not kind or not (corners.isalpha() and corners.isupper() and len(corners) <= 4):
         return None
     return Words(kind + (min(corners, corners[::-1]) if kind == "∠" else corners))
 
 
-def _truths(found: list[Token]) -> Value | None:
+def _truths(tokens: list[Token]) -> Value | None:
     try:
-        return read_truths(found)
+        return read_truths(tokens)
     except Unreadable:
         return None
 
 
-def _may_be_region(found: Sequence[Token]) -> bool:
-    if any(token.is_sign(*regions.SIGNS) or token.text in ("ℝ", "∅") for token in found):
+def _may_be_region(tokens: Sequence[Token]) -> bool:
+    if any(token.is_sign(*regions.SIGNS) or token.text in ("ℝ", "∅") for token in tokens):
         return True
-    is_pair = found[0].text in "([" and found[-1].text in ")]" and closing_or_none(found) == len(found) - 1
-    is_mixed = found[0].text + found[-1].text in ("(]", "[)")
+    is_pair = tokens[0].text in "([" and tokens[-1].text in ")]" and closing_or_none(tokens) == len(tokens) - 1
+    is_mixed = tokens[0].text + tokens[-1].text in ("(]", "[)")
     return (
-        is_pair and (is_mixed or any(token.text == "∞" for token in found)) and len(split(found[1:-1], ",", ";")) == 2
+        is_pair and (is_mixed or any(token.text == "∞" for token in tokens)) and len(split(tokens[1:-1], ",", ";")) == 2
     )
 
 
-def closing_or_none(found: Sequence[Token]) -> int | None:
-    """The place of the bracket that closes the first one; None if it does not close or is none."""
-    if found[0].kind != "open":
+def closing_or_none(tokens: Sequence[Token]) -> int | None:
+    """The index of the bracket that closes the first one; None if it does not close or is none."""
+    if tokens[0].kind != "open":
         return None
     try:
-        return closing(found, 0)
+        return closing(tokens, 0)
     except Unreadable:
         return None
 

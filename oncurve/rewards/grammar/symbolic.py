@@ -12,7 +12,7 @@ import sympy
 from oncurve.core.errors import Failure, attempt
 from oncurve.rewards.grammar.equality import equal, read_reference
 from oncurve.rewards.grammar.exact import is_too_large, rational
-from oncurve.rewards.grammar.figures import Unreadable
+from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.values import Tree
 
 MAX_DEGREE = 1_000
@@ -20,8 +20,8 @@ MAX_DEGREE = 1_000
 _DIGITS = (400, 5_000)
 """Decimal places to which a difference of constants is computed: at first, and where algebra does not decide."""
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
-_PLACES = ((5, 1), (3, 1), (9, 1), (8, -1))
-"""Bottom and sign of the values of all variables, whose tops are primes; a place counts only where both sides are real
+_POINTS = ((5, 1), (3, 1), (9, 1), (8, -1))
+"""Bottom and sign of the values of all variables, whose tops are primes; a point counts only where both sides are real
 there."""
 _FUNCTIONS = {
     "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
@@ -47,12 +47,12 @@ def grade(payload: dict[str, Any]) -> str:
     return "right" if equal(payload["candidate"], reference, equal_expressions) else "wrong"
 
 
-def equal_expressions(one: Tree, other: Tree) -> bool:
+def equal_expressions(first: Tree, second: Tree) -> bool:
     """Whether two expressions are equal for all values of their variables."""
-    if is_too_large(one) or is_too_large(other):
+    if is_too_large(first) or is_too_large(second):
         return False
     result = attempt(
-        lambda: _same(_built(one), _built(other)), log=False, passing=lambda error: isinstance(error, MemoryError)
+        lambda: _same(_built(first), _built(second)), log=False, passing=lambda error: isinstance(error, MemoryError)
     )
     return result is True
 
@@ -140,7 +140,7 @@ _WRITTEN_OUT = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
 
 
 def _same(answer: Any, reference: Any) -> bool:
-    """The difference is zero: proved for constants, for expressions at generic places or by algebra."""
+    """The difference is zero: proved for constants, for expressions at generic points or by algebra."""
     if answer == reference:
         return True
     answer, reference = (side.doit() if side.has(*_WRITTEN_OUT) else side for side in (answer, reference))
@@ -152,10 +152,10 @@ def _same(answer: Any, reference: Any) -> bool:
     if len(symbols) > len(_PRIMES):
         return sympy.simplify(answer - reference) == 0
     num_compared = 0
-    for bottom, sign in _PLACES:
+    for bottom, sign in _POINTS:
         tops = _PRIMES if bottom % 2 else _PRIMES[::-1]
-        place = {name: sympy.Rational(sign * top, bottom) for name, top in zip(symbols, tops, strict=False)}
-        values = [side.subs(place) for side in (answer, reference)]
+        point = {name: sympy.Rational(sign * top, bottom) for name, top in zip(symbols, tops, strict=False)}
+        values = [side.subs(point) for side in (answer, reference)]
         if not all(isinstance(value, sympy.Expr) and value.is_number for value in values):
             return sympy.simplify(answer - reference) == 0
         if any(value.has(sympy.zoo, sympy.nan) or value.is_finite is False for value in values):

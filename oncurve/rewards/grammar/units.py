@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from oncurve.rewards.grammar.figures import Token
+from oncurve.rewards.grammar.lexemes import Token
 
 MAX_UNIT_TOKENS = 24
 MAX_POWER = 9
@@ -154,7 +154,7 @@ DEGREES, RADIANS = (Unit(((name, 1),)) for name in ("°", "rad"))
 
 
 def _rows() -> dict[str, tuple[Fraction, dict[str, int]]]:
-    found: dict[str, tuple[Fraction, dict[str, int]]] = {}
+    rows: dict[str, tuple[Fraction, dict[str, int]]] = {}
     for line in _TABLE.strip().splitlines():
         symbol, factor, dimensions, takes_prefixes, *names = line.split()
         powers = {}
@@ -162,22 +162,22 @@ def _rows() -> dict[str, tuple[Fraction, dict[str, int]]]:
             base, power = re.fullmatch(r"(\D+?)(-?\d+)?", part).groups()  # type: ignore[union-attr]
             powers[base] = int(power or 1)
         entry = (Fraction(factor), powers)
-        found[symbol] = entry
+        rows[symbol] = entry
         for name in names:
-            found[name] = found[f"{name}s"] = entry
+            rows[name] = rows[f"{name}s"] = entry
         if takes_prefixes == "p":
             for prefix, exponent in _SHORT_PREFIXES.items():
-                found.setdefault(prefix + symbol, (entry[0] * Fraction(10) ** exponent, powers))
+                rows.setdefault(prefix + symbol, (entry[0] * Fraction(10) ** exponent, powers))
             for prefix, exponent in _LONG_PREFIXES.items():
                 for name in names:
                     prefixed = (entry[0] * Fraction(10) ** exponent, powers)
-                    found[prefix + name] = found[f"{prefix}{name}s"] = prefixed
+                    rows[prefix + name] = rows[f"{prefix}{name}s"] = prefixed
     for line in _TABLE.strip().splitlines():  # what has a row of its own is not a prefix with a unit
         symbol, factor, *_ = line.split()
-        found[symbol] = (Fraction(factor), found[symbol][1])
+        rows[symbol] = (Fraction(factor), rows[symbol][1])
     for symbol in _PLURAL_SYMBOLS:
-        found[f"{symbol}s"] = found[symbol] if symbol in found else found[symbol.removesuffix("s")]
-    return found
+        rows[f"{symbol}s"] = rows[symbol] if symbol in rows else rows[symbol.removesuffix("s")]
+    return rows
 
 
 _KNOWN = _rows()
@@ -189,20 +189,20 @@ def _known(word: str) -> tuple[Fraction, dict[str, int]] | None:
     return _KNOWN.get(word) or _LOWERED.get(word.lower())
 
 
-def unit_suffix(found: Sequence[Token], *, with_letters: bool = True) -> tuple[int, Unit]:
-    """The place where the unit at the end of some tokens begins, and the unit; the end itself where there is none.
+def unit_suffix(tokens: Sequence[Token], *, with_letters: bool = True) -> tuple[int, Unit]:
+    """The index where the unit at the end of some tokens begins, and the unit; the end itself where there is none.
 
     ``with_letters`` False takes single letters outside of text for variables.
     """
-    best, unit = len(found), NO_UNIT
-    for start in range(len(found) - 1, max(len(found) - MAX_UNIT_TOKENS, 0) - 1, -1):
-        if not _may_belong(found[start]):
+    best, unit = len(tokens), NO_UNIT
+    for start in range(len(tokens) - 1, max(len(tokens) - MAX_UNIT_TOKENS, 0) - 1, -1):
+        if not _may_belong(tokens[start]):
             break
-        if start > 0 and not _ends_value(found[start - 1]):
+        if start > 0 and not _ends_value(tokens[start - 1]):
             continue
-        if start == 0 or not _may_begin(found, start, with_letters=with_letters):
+        if start == 0 or not _may_begin(tokens, start, with_letters=with_letters):
             continue
-        if (composed := compose(found[start:])) is not None and composed:
+        if (composed := compose(tokens[start:])) is not None and composed:
             best, unit = start, composed
     return best, unit
 
@@ -221,20 +221,20 @@ def _ends_value(token: Token) -> bool:
     return token.kind in ("number", "close", "name", "word") or token.is_sign("!", "°", "%", ".", "'", "ᶜ")
 
 
-def _may_begin(found: Sequence[Token], start: int, *, with_letters: bool) -> bool:
+def _may_begin(tokens: Sequence[Token], start: int, *, with_letters: bool) -> bool:
     """Whether the unit may begin with this token: a letter that touches its number is a variable."""
-    token, before = found[start], found[start - 1]
+    token, before = tokens[start], tokens[start - 1]
     if token.is_sign("%", "°", "$", "€", "£", "¢") or token.text == "Ω" or token.mode == "text":
         return not token.is_sign("*", "^", "-", ".", "'")
     if token.text == "frac":
-        return any(each.mode == "text" for each in found[start:])
+        return any(part.mode == "text" for part in tokens[start:])
     is_number = before.kind == "number"
-    are_names = all(each.kind in ("name", "word", "sign") for each in found[start:])
-    is_rate = are_names and any(each.is_sign("/") for each in found[start:])
+    are_names = all(part.kind in ("name", "word", "sign") for part in tokens[start:])
+    is_rate = are_names and any(part.is_sign("/") for part in tokens[start:])
     if is_number and is_rate and not token.has_space and with_letters and token.text not in ("/", "*"):
         return True
     if token.kind == "name":
-        after = found[start + 1].text if start + 1 < len(found) else ""
+        after = tokens[start + 1].text if start + 1 < len(tokens) else ""
         is_prefix = (token.text == "μ" and after != "") or after == "Ω"
         return (
             with_letters
@@ -243,13 +243,13 @@ def _may_begin(found: Sequence[Token], start: int, *, with_letters: bool) -> boo
             and (_known(token.text) is not None or is_prefix)
         )
     if token.kind != "word":
-        return token.is_sign("/") and is_number and all(each.kind == "word" for each in found[start + 1 :])
+        return token.is_sign("/") and is_number and all(part.kind == "word" for part in tokens[start + 1 :])
     if is_number and not token.has_space:
         return token.text in TOUCHING or not token.text.isascii()
     return is_number or before.is_sign("!") or _known(token.text) is not None or token.text in _SQUARES
 
 
-def compose(found: Sequence[Token]) -> Unit | None:
+def compose(tokens: Sequence[Token]) -> Unit | None:
     """The unit that tokens write; None if they write something else, such as a variable.
 
     >>> from oncurve.rewards.grammar.lexer import tokens
@@ -257,58 +257,58 @@ def compose(found: Sequence[Token]) -> Unit | None:
     Fraction(5, 18)
     """
     reader = _Reader()
-    for word in _words(list(found)):
+    for word in _words(list(tokens)):
         if not reader.take(word):
             return None
     return reader.unit() if not reader.needs_name else None
 
 
-def _words(found: list[Token]) -> Iterator[str]:
+def _words(tokens: list[Token]) -> Iterator[str]:
     """The tokens as words, powers and signs of multiplication and division."""
-    place = 0
-    while place < len(found):
-        token, after = found[place], found[place + 1] if place + 1 < len(found) else None
-        place += 1
+    index = 0
+    while index < len(tokens):
+        token, after = tokens[index], tokens[index + 1] if index + 1 < len(tokens) else None
+        index += 1
         if token.is_sign("^"):
-            text, place = _power(found, place)
+            text, index = _power(tokens, index)
             yield text
         elif token.text in ("{}", ".") or token.is_sign("-", "'"):
             continue
         elif token.text == "frac":
-            middle = next((k for k in range(place, len(found)) if found[k].kind == "close"), len(found))
-            yield from _words(found[place:middle])
+            middle = next((k for k in range(index, len(tokens)) if tokens[k].kind == "close"), len(tokens))
+            yield from _words(tokens[index:middle])
             yield "/"
-            place = middle
+            index = middle
         elif token.kind == "number":
-            yield f"^{token.text}" if place > 1 and not token.has_space else "?"
+            yield f"^{token.text}" if index > 1 and not token.has_space else "?"
         elif token.is_sign("°") and after is not None and after.text in ("C", "F", "K"):
-            place += 1
+            index += 1
             yield f"°{after.text}" if after.text != "K" else "K"
         elif after is not None and (token.text == "μ" or (token.text in ("k", "M", "G", "m") and after.text == "Ω")):
-            place += 1
+            index += 1
             yield token.text + after.text
         elif token.text in ("fl", "fluid") and after is not None:
-            place += 1 + (after.text == "." and place + 1 < len(found))
+            index += 1 + (after.text == "." and index + 1 < len(tokens))
             yield "floz"
         elif token.text == "per" and after is not None and after.text == "cent":
-            place += 1
+            index += 1
             yield "percent"
         else:
             yield token.text
 
 
-def _power(found: list[Token], place: int) -> tuple[str, int]:
-    """The exponent that stands here as ``^2``, and the place behind it."""
+def _power(tokens: list[Token], index: int) -> tuple[str, int]:
+    """The exponent that stands here as ``^2``, and the index behind it."""
     sign = ""
-    while place < len(found) and (found[place].text in ("{}", "(", ")") or found[place].is_sign("-")):
-        sign += "-" if found[place].is_sign("-") else ""
-        place += 1
-    if place == len(found) or found[place].kind != "number":
-        return "?", place
-    end = place + 1
-    while end < len(found) and found[end].kind == "close":
+    while index < len(tokens) and (tokens[index].text in ("{}", "(", ")") or tokens[index].is_sign("-")):
+        sign += "-" if tokens[index].is_sign("-") else ""
+        index += 1
+    if index == len(tokens) or tokens[index].kind != "number":
+        return "?", index
+    end = index + 1
+    while end < len(tokens) and tokens[end].kind == "close":
         end += 1
-    return f"^{sign}{found[place].text}", end
+    return f"^{sign}{tokens[index].text}", end
 
 
 class _Reader:

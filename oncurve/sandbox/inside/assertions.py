@@ -13,7 +13,7 @@ SOLUTION_MODULES = ("solution", "main", "candidate", "submission", "program")
 """Modules that stand for the program when test code imports from them."""
 
 
-class _OneResultEach(ast.NodeTransformer):
+class _ResultPerAssertion(ast.NodeTransformer):
     """Puts every assertion, and every ``try`` that holds one, into a block that records how it ended."""
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class _OneResultEach(ast.NodeTransformer):
         return ast.copy_location(ast.With([ast.withitem(call)], [node]), node)
 
 
-def one_result_each(source: str) -> tuple[ast.Module, int]:
+def result_per_assertion(source: str) -> tuple[ast.Module, int]:
     """The code with every assertion in a block of its own, and the number of such blocks.
 
     Raises SyntaxError.
     """
-    transformer = _OneResultEach()
+    transformer = _ResultPerAssertion()
     tree = transformer.visit(ast.parse(source))
     return ast.fix_missing_locations(tree), transformer.num_tests
 
@@ -48,15 +48,15 @@ def uncalled_tests(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunction
     defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     others = [node for node in tree.body if node not in defined]
     called = {inner.id for node in others for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    found = [node for node in defined if node.name.startswith("test") and node.name not in called]
+    tests = [node for node in defined if node.name.startswith("test") and node.name not in called]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and not node.bases:
-            found += [
+            tests += [
                 method
                 for method in node.body
                 if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name.startswith("test")
             ]
-    return found
+    return tests
 
 
 def free_names(source: str) -> set[str]:

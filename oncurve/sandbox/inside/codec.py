@@ -127,8 +127,8 @@ def _is_view_or_iterator(value: Any) -> bool:
 
 
 def _bounded(values: Iterable[Any]) -> Iterable[Any]:
-    for place, value in enumerate(values):
-        if place >= MAX_LENGTH:
+    for index, value in enumerate(values):
+        if index >= MAX_LENGTH:
             raise NotData(f"an iterator of more than {MAX_LENGTH} values")
         yield value
 

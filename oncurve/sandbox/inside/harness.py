@@ -122,7 +122,7 @@ def _wait(control: socket.socket, pid: int) -> None:
 def _become_child(parent: int, request: dict[str, Any], fds: list[int], settings: Mapping[str, Any]) -> None:
     os.setsid()
     confine.die_with(parent)
-    moved = [os.dup2(fd, FIRST_SPARE_FD + place) for place, fd in enumerate(fds)]
+    moved = [os.dup2(fd, FIRST_SPARE_FD + offset) for offset, fd in enumerate(fds)]
     os.dup2(moved[1], 1)
     if len(moved) > 2:
         os.dup2(moved[2], 0)

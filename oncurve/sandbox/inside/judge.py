@@ -11,7 +11,14 @@ from types import ModuleType
 from typing import Any
 
 from . import frames
-from .assertions import RECORD, SOLUTION_MODULES, free_names, imported_from_solution, one_result_each, shadowed_builtin
+from .assertions import (
+    RECORD,
+    SOLUTION_MODULES,
+    free_names,
+    imported_from_solution,
+    result_per_assertion,
+    shadowed_builtin,
+)
 from .caught import Caught, text_of
 from .pytest_stand_in import calls_of, stand_in
 from .remote import CallStopped, Peer, RemoteFunction
@@ -80,21 +87,21 @@ class _Judge:
         job, source = self._job, self._job["code"]
         for statement in job["setup"]:
             exec(compile(statement, "<setup>", "exec", dont_inherit=True), self.namespace)
-        wanted = {name for name in free_names(source) if name not in self.namespace}
-        named = wanted | imported_from_solution(source)
+        missing = {name for name in free_names(source) if name not in self.namespace}
+        named = missing | imported_from_solution(source)
         self._peer.allows_objects = any(name[:1].isupper() for name in named)
         for name in named:
             if name[:1].isupper() and name.endswith(("Error", "Exception")):
                 self._peer.exceptions[name] = type(name, (Exception,), {})
         for module in SOLUTION_MODULES:
             sys.modules[module] = _Solution(module, self._peer)
-        for name in sorted(wanted & sys.stdlib_module_names):
+        for name in sorted(missing & sys.stdlib_module_names):
             self.namespace[name] = importlib.import_module(name)
-            wanted.discard(name)
+            missing.discard(name)
         entry_point = job["entry_point"]
         if entry_point is None and not named:
             entry_point = shadowed_builtin(source)
-        for name in sorted(wanted):
+        for name in sorted(missing):
             self._provide(name)
         if entry_point is not None:
             self.namespace[entry_point] = RemoteFunction(self._peer, entry_point)
@@ -115,10 +122,10 @@ class _Judge:
         """Runs the tests in the style that they are written in."""
         match self._job["style"]:
             case "asserts":
-                tree, self.num_tests = one_result_each(self._job["code"])
+                tree, self.num_tests = result_per_assertion(self._job["code"])
                 exec(compile(tree, "<tests>", "exec", dont_inherit=True), self.namespace)
             case "check":
-                tree, self.num_tests = one_result_each(self._job["code"])
+                tree, self.num_tests = result_per_assertion(self._job["code"])
                 exec(compile(tree, "<tests>", "exec", dont_inherit=True), self.namespace)
                 self.namespace["check"](self.namespace[self._job["entry_point"]])
             case "pytest":
@@ -150,10 +157,10 @@ class _Judge:
         They are at fault if they fail before the program had a say in anything.
         """
         kind, detail = self.outcome(error)
-        has_asked = self._peer.num_calls > self._num_calls_to_define
+        has_called = self._peer.num_calls > self._num_calls_to_define
         if self._unsendable:
             broken = self._unsendable
-        elif not has_asked and isinstance(error, ImportError | SyntaxError):
+        elif not has_called and isinstance(error, ImportError | SyntaxError):
             broken = detail
         elif self._peer.num_calls == 0 and self._num_passed == 0:
             broken = detail or "the tests end before they ask anything of the program"

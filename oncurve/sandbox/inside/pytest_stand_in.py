@@ -39,11 +39,11 @@ class _Approx:
 
 @contextmanager
 def _raises(kinds: Any, match: str | None = None) -> Iterator[SimpleNamespace]:
-    found = SimpleNamespace(value=None, type=None)
+    info = SimpleNamespace(value=None, type=None)
     try:
-        yield found
+        yield info
     except kinds as error:
-        found.value, found.type = error, type(error)
+        info.value, info.type = error, type(error)
         if match is not None and not re.search(match, str(error)):
             raise AssertionError(f"{str(error)!r} does not match {match!r}") from error
     else:
@@ -80,14 +80,14 @@ def calls_of(source: str, namespace: Mapping[str, Any]) -> Iterator[Callable[[],
     """Every test that code leaves to pytest, once for each of its parameters."""
     tree = ast.parse(source)
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    wanted = [node.name for node in uncalled_tests(tree)]
-    for name in wanted:
+    names = [node.name for node in uncalled_tests(tree)]
+    for name in names:
         if name in functions:
             yield from _expanded(namespace[name])
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name.startswith("Test") and not node.bases:
             for name in vars(namespace[node.name]):
-                if name in wanted and name not in functions:
+                if name in names and name not in functions:
                     yield from _expanded(vars(namespace[node.name])[name], namespace[node.name])
 
 

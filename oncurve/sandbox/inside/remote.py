@@ -113,10 +113,10 @@ class RemoteObject(RemoteFunction):
         return self._peer.ask(self._target, "bool") is True
 
     def __next__(self) -> Any:
-        found = self._peer.ask(self._target, "next")
-        if not found:
+        reply = self._peer.ask(self._target, "next")
+        if not reply:
             raise StopIteration
-        return found[0]
+        return reply[0]
 
     def __enter__(self) -> Any:
         return self._peer.ask(self._target, "enter")
@@ -297,18 +297,18 @@ class Peer:
 
     def _surroundings(self) -> frames.Frame:
         """The input that the test has put in place, for the program to read from."""
-        given: frames.Frame = {}
+        surroundings: frames.Frame = {}
         if builtins.input is not _INPUT:
-            given["input"] = self._encode(builtins.input)
+            surroundings["input"] = self._encode(builtins.input)
         if isinstance(sys.stdin, io.StringIO):
-            given["stdin"] = sys.stdin.read()
-        return given
+            surroundings["stdin"] = sys.stdin.read()
+        return surroundings
 
     def _performed(self, call: frames.Frame) -> frames.Frame:
         """The reply to a call; what a program prints meanwhile goes with it, and its input comes from the test."""
         if not self._is_tested:
             return self._answered(call)
-        kept, printed = (sys.stdin, sys.stdout, builtins.input), io.StringIO()
+        streams, printed = (sys.stdin, sys.stdout, builtins.input), io.StringIO()
         with Caught():
             if "input" in call:
                 builtins.input = decode(call["input"], self._resolve)
@@ -318,7 +318,7 @@ class Peer:
         reply = self._answered(call)
         with Caught():
             reply["printed"] = str(printed.getvalue())[:MAX_PRINTED_CHARACTERS]
-        sys.stdin, sys.stdout, builtins.input = kept
+        sys.stdin, sys.stdout, builtins.input = streams
         return reply
 
     def _answered(self, call: frames.Frame) -> frames.Frame:
@@ -336,16 +336,16 @@ class Peer:
 
     def _perform(self, call: frames.Frame, args: list[Any]) -> Any:
         target, operation = call["to"], call["op"]
-        found = self._objects[target] if isinstance(target, int) else self._find(target) if self._find else None
+        value = self._objects[target] if isinstance(target, int) else self._find(target) if self._find else None
         if operation == "name" and self._is_tested:
-            return found
-        if operation == "call" and found is not None:
+            return value
+        if operation == "call" and value is not None:
             kwargs = {key: decode(item, self._resolve) for key, item in call["kwargs"].items()}
-            result = found(*args, **kwargs)
+            result = value(*args, **kwargs)
             return asyncio.run(result) if inspect.iscoroutine(result) else result
         if not self._is_tested:
             raise TypeError("a function of the test can only be called")
-        return _OPERATIONS[operation](found, *args)
+        return _OPERATIONS[operation](value, *args)
 
     def _changed(self, value: Any, before: Payload) -> Payload:
         """The new content of an argument that the call has changed in place; None if it did not."""

@@ -71,14 +71,14 @@ def _rules(own_pid: int) -> dict[str, list[Instruction]]:
             (_RETURN, 0, 0, ALLOW),
             (_RETURN, 0, 0, EPERM),
         ],
-        "fcntl": _unless_one_of(1, _COMMANDS_AGAINST_OTHERS),
-        "ioctl": _only_if_one_of(1, _TERMINAL_AND_FILE_IOCTLS),
-        "kill": _only_if_one_of(0, (own_pid,)),
-        "tgkill": _only_if_one_of(0, (own_pid,)),
+        "fcntl": _unless_among(1, _COMMANDS_AGAINST_OTHERS),
+        "ioctl": _only_if_among(1, _TERMINAL_AND_FILE_IOCTLS),
+        "kill": _only_if_among(0, (own_pid,)),
+        "tgkill": _only_if_among(0, (own_pid,)),
         "open": _unless_truncating(1),
         "openat": _unless_truncating(2),
-        "prctl": _only_if_one_of(0, _NAMING_PRCTLS),
-        "prlimit64": _only_if_one_of(0, (0, own_pid)),
+        "prctl": _only_if_among(0, _NAMING_PRCTLS),
+        "prlimit64": _only_if_among(0, (0, own_pid)),
         "sendto": [  # without an address: with one, a datagram pair could reach any socket of the machine
             *_load(4),
             (_JUMP_EQUAL, 0, 3, 0),
@@ -100,7 +100,7 @@ def _rules(own_pid: int) -> dict[str, list[Instruction]]:
 
 
 def _unless_truncating(argument: int) -> list[Instruction]:
-    load, *rest = _unless_one_of(argument, _TRUNCATING_WITHOUT_WRITING)
+    load, *rest = _unless_among(argument, _TRUNCATING_WITHOUT_WRITING)
     return [load, (_AND, 0, 0, _ACCESS_AND_TRUNCATE), *rest]
 
 
@@ -109,13 +109,13 @@ def _load(argument: int) -> list[Instruction]:
     return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument)]
 
 
-def _only_if_one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    jumps = [(_JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+def _only_if_among(argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    jumps = [(_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [*_load(argument), *jumps, (_RETURN, 0, 0, EPERM), (_RETURN, 0, 0, ALLOW)]
 
 
-def _unless_one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    jumps = [(_JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+def _unless_among(argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    jumps = [(_JUMP_EQUAL, len(values) - index, 0, value) for index, value in enumerate(values)]
     return [*_load(argument), *jumps, (_RETURN, 0, 0, ALLOW), (_RETURN, 0, 0, EPERM)]
 
 

@@ -11,13 +11,13 @@ from oncurve.rewards.prose import last_expression
 from oncurve.rewards.statement import stated_answer
 from oncurve.rewards.thinking import after_thinking
 
-AnswerPlace = Literal["marked", "boxed", "answer_tag", "hash", "prose", "choice"]
+AnswerSource = Literal["marked", "boxed", "answer_tag", "hash", "prose", "choice"]
 """Where the recipe asks for the answer. "marked" takes the first of these that there is: the tag, the box, #### on the
 last line, a statement; "prose" also the last expression; "choice" the letter of an option there."""
 
-FoundIn = Literal["box", "tag", "hash", "statement", "prose", "nowhere"]
+AnswerLocation = Literal["box", "tag", "hash", "statement", "prose", "nowhere"]
 """Where an answer was found."""
-PLACES: tuple[FoundIn, ...] = get_args(FoundIn)
+LOCATIONS: tuple[AnswerLocation, ...] = get_args(AnswerLocation)
 
 MAX_TEXT_CHARACTERS = 50_000
 """Only the end of a longer text is searched: the answer comes last, and a megabyte must cost no more than this."""
@@ -37,12 +37,12 @@ _NEXT_TURN = re.compile(r"^[ \t]*(?:human|user)\s*:.*", re.MULTILINE | re.DOTALL
 
 
 @dataclass(frozen=True, slots=True)
-class FoundAnswer:
+class LocatedAnswer:
     """The answer of a completion and where it was found."""
 
     text: str | None
     """None if there is none."""
-    found_in: FoundIn
+    location: AnswerLocation
 
 
 def last_boxed(text: str) -> str | None:
@@ -55,13 +55,13 @@ def last_boxed(text: str) -> str | None:
     """
     text = text[-MAX_TEXT_CHARACTERS:].replace("\\\\boxed", "\\boxed").replace("\\\\fbox", "\\fbox")
     text = _BARE_BOX.sub(lambda box: f"\\boxed{{{box[1].rstrip('.,;:')}}}", text)
-    found = _boxes(text)
-    while len(found) > 1 and not text[found[-1][1] : found[-1][2]].strip():
-        found.pop()
-    if not found:
+    boxes = _boxes(text)
+    while len(boxes) > 1 and not text[boxes[-1][1] : boxes[-1][2]].strip():
+        boxes.pop()
+    if not boxes:
         return None
-    contents = [text[found[-1][1] : found[-1][2]].strip()]
-    for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
+    contents = [text[boxes[-1][1] : boxes[-1][2]].strip()]
+    for left, right in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
         name = _NAMED.search(text[max(left[0] - 20, 0) : left[0]])  # x = 3 or x = 5
         if not _BETWEEN_BOXES.fullmatch(text[left[2] + 1 : right[0]].removesuffix(name.group() if name else "")):
             break
@@ -72,7 +72,7 @@ def last_boxed(text: str) -> str | None:
 def _boxes(text: str) -> list[tuple[int, int, int]]:
     """Where each outermost box begins, and where its content begins and ends."""
     open_braces: list[tuple[int, int] | None] = []  # where a box and its content start; None for any other brace
-    found: list[tuple[int, int, int]] = []
+    boxes: list[tuple[int, int, int]] = []
     for match in _BRACE.finditer(text):
         token = match.group()
         if token == "{":
@@ -80,12 +80,12 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
         elif token == "}":
             box = open_braces.pop() if open_braces else None
             if box is not None:
-                while found and found[-1][0] > box[0]:
-                    found.pop()  # inside of this one
-                found.append((*box, match.start()))
+                while boxes and boxes[-1][0] > box[0]:
+                    boxes.pop()  # inside of this one
+                boxes.append((*box, match.start()))
         elif token.endswith("{") and len(token) > 2:
             open_braces.append((match.start(), match.end()))
-    return found
+    return boxes
 
 
 def after_hash(text: str) -> str | None:
@@ -115,7 +115,7 @@ def marked_answer(text: str) -> str | None:
     return answer_tag(text) or last_boxed(text) or after_hash(text)
 
 
-def find_answer(text: str, place: AnswerPlace) -> str | None:
+def find_answer(text: str, source: AnswerSource) -> str | None:
     r"""The final answer at the asked place, without a box around it; None if the place is empty or missing.
 
     The thinking is never read.
@@ -123,32 +123,32 @@ def find_answer(text: str, place: AnswerPlace) -> str | None:
     >>> find_answer(r"</think> <answer> \boxed{15} </answer>", "answer_tag")
     '15'
     """
-    return locate_answer(text, place).text
+    return locate_answer(text, source).text
 
 
-def locate_answer(text: str, place: AnswerPlace) -> FoundAnswer:
+def locate_answer(text: str, source: AnswerSource) -> LocatedAnswer:
     """The same, and where it was found."""
-    said = after_thinking(text)
-    match place:
+    spoken = after_thinking(text)
+    match source:
         case "boxed":
-            found = _first((("box", last_boxed(said)),))
+            located = _first((("box", last_boxed(spoken)),))
         case "answer_tag":
-            found = _first((("tag", _stated_in(answer_tag(said))),))
+            located = _first((("tag", _stated_in(answer_tag(spoken))),))
         case "hash":
-            found = _first((("hash", _stated_in(after_hash(said))),))
+            located = _first((("hash", _stated_in(after_hash(spoken))),))
         case "choice":
-            return _choice(said[-MAX_TEXT_CHARACTERS:])
+            return _choice(spoken[-MAX_TEXT_CHARACTERS:])
         case "marked" | "prose":
-            found = _marked(said, takes_prose=place == "prose")
-    inner = None if found.text is None else last_boxed(found.text)
-    return found if inner is None else FoundAnswer(inner or None, found.found_in if inner else "nowhere")
+            located = _marked(spoken, takes_prose=source == "prose")
+    inner = None if located.text is None else last_boxed(located.text)
+    return located if inner is None else LocatedAnswer(inner or None, located.location if inner else "nowhere")
 
 
-def _first(places: tuple[tuple[FoundIn, str | None], ...]) -> FoundAnswer:
-    for name, text in places:
+def _first(candidates: tuple[tuple[AnswerLocation, str | None], ...]) -> LocatedAnswer:
+    for name, text in candidates:
         if text:
-            return FoundAnswer(text, name)
-    return FoundAnswer(None, "nowhere")
+            return LocatedAnswer(text, name)
+    return LocatedAnswer(None, "nowhere")
 
 
 def _stated_in(content: str | None) -> str | None:
@@ -156,12 +156,12 @@ def _stated_in(content: str | None) -> str | None:
     return content and (stated_answer(content) or content)
 
 
-def _marked(said: str, *, takes_prose: bool) -> FoundAnswer:
-    text = _ANNOTATION.sub("", said[-MAX_TEXT_CHARACTERS:])
+def _marked(spoken: str, *, takes_prose: bool) -> LocatedAnswer:
+    text = _ANNOTATION.sub("", spoken[-MAX_TEXT_CHARACTERS:])
     text = turn if (turn := _NEXT_TURN.sub("", text)).strip() else text
     lines = text.strip().splitlines()
     is_hashed = bool(lines) and _HASH.match(lines[-1].lstrip()) is not None  # else it is a heading
-    found = _first(
+    located = _first(
         (
             ("tag", _stated_in(answer_tag(text))),
             ("box", last_boxed(text)),
@@ -169,14 +169,14 @@ def _marked(said: str, *, takes_prose: bool) -> FoundAnswer:
             ("statement", stated_answer(text)),
         )
     )
-    if found.text is None and takes_prose:
+    if located.text is None and takes_prose:
         return _first((("prose", last_expression(text)),))
-    return found
+    return located
 
 
-def _choice(said: str) -> FoundAnswer:
+def _choice(spoken: str) -> LocatedAnswer:
     """The letter in a marked place, or else the one that the text commits to."""
-    for name, marked in (("tag", answer_tag(said)), ("box", last_boxed(said)), ("hash", after_hash(said))):
+    for name, marked in (("tag", answer_tag(spoken)), ("box", last_boxed(spoken)), ("hash", after_hash(spoken))):
         if marked and ((letter := chosen_letter(marked)) or re.search(r"\b[A-J]\b", marked)):
             return _first(((name, letter),))  # type: ignore[arg-type]
-    return _first((("statement", chosen_letter(said)),))
+    return _first((("statement", chosen_letter(spoken)),))

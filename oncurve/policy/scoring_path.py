@@ -37,40 +37,40 @@ PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True)
-class Road:
+class ScoringPath:
     """The way in which a model is trained."""
 
-    way: str
+    method: str
     """In words."""
     is_packed: bool
     reasons: tuple[str, ...] = ()
     """The reasons against the faster ways."""
 
     def __str__(self) -> str:
-        return self.way + (f", since {'; '.join(self.reasons)}" if self.reasons else "")
+        return self.method + (f", since {'; '.join(self.reasons)}" if self.reasons else "")
 
 
 @dataclass(frozen=True)
-class _Way:
-    said: str
+class _Candidate:
+    description: str
     is_packed: bool
     layers: bool = False
     head: bool = True
     padding: bool = True
 
 
-_WAYS = (
-    _Way("packed rows through our own layers", is_packed=True, layers=True),
-    _Way("packed rows through the model's modules", is_packed=True),
-    _Way("padded rows through the model's modules", is_packed=False),
-    _Way("padded rows through the model's own forward pass, with more memory", is_packed=False, head=False),
-    _Way("its own forward pass row by row, which is slow", is_packed=False, head=False, padding=False),
+_CANDIDATES = (
+    _Candidate("packed rows through our own layers", is_packed=True, layers=True),
+    _Candidate("packed rows through the model's modules", is_packed=True),
+    _Candidate("padded rows through the model's modules", is_packed=False),
+    _Candidate("padded rows through the model's own forward pass, with more memory", is_packed=False, head=False),
+    _Candidate("its own forward pass row by row, which is slow", is_packed=False, head=False, padding=False),
 )
 
 
-def find_road(
+def find_scoring_path(
     model: PreTrainedModel, compute_type: torch.dtype = torch.float32, *, packing: bool = True, in_parts: bool = False
-) -> Road:
+) -> ScoringPath:
     """The first way that is right, which the model is made ready for. Without ``packing``, rows are padded at least.
 
     A model whose weights will be ``in_parts`` is trained through its modules, around which they are put together.
@@ -78,42 +78,44 @@ def find_road(
     Raises CheckpointError for a model whose own forward pass fails.
     """
     with in_full_precision(model):
-        road = _find(model, packing, in_parts)
-        if road.is_packed and (objection := choose_kernel(model, example_batch(model), compute_type)):
+        path = _find(model, packing, in_parts)
+        if path.is_packed and (mismatch := choose_kernel(model, example_batch(model), compute_type)):
             log.warning(
-                "packed attention goes on in blocks, slower and with more memory: the flash kernel %s", objection
+                "packed attention goes on in blocks, slower and with more memory: the flash kernel %s", mismatch
             )
-    log.info("the model is trained with %s", road)
-    return road
+    log.info("the model is trained with %s", path)
+    return path
 
 
-def _find(model: PreTrainedModel, packing: bool, in_parts: bool) -> Road:
+def _find(model: PreTrainedModel, packing: bool, in_parts: bool) -> ScoringPath:
     if model.config.get_text_config()._attn_implementation in (NAME, IN_BLOCKS):
         ordinary_attention(model)
     set_trust(model, Trust())
     subjects = list(_subjects(model))
     if not all(subject.is_finite for subject in subjects):  # whatever is sampled is refused
-        return Road("padded rows through the model's modules", is_packed=False)
+        return ScoringPath("padded rows through the model's modules", is_packed=False)
     reasons, has_layers = list[str](), True
-    for way in _WAYS:
-        is_own = way.layers
-        if (is_own and not has_own_layers(model)) or (way.is_packed and not packing and not is_own):
+    for candidate in _CANDIDATES:
+        is_own = candidate.layers
+        if (is_own and not has_own_layers(model)) or (candidate.is_packed and not packing and not is_own):
             continue
-        objection = packing_objection(model) if way.is_packed else None
+        mismatch = packing_mismatch(model) if candidate.is_packed else None
         for subject in subjects:
-            objection = objection or subject.objection(way)
-        if objection is not None:
-            reasons.append(objection)
+            mismatch = mismatch or subject.mismatch(candidate)
+        if mismatch is not None:
+            reasons.append(mismatch)
             has_layers = has_layers and not is_own
-        elif not way.is_packed or (packing and not (is_own and in_parts)):  # own layers that are right also sample
-            set_trust(model, Trust(has_layers, way.head, way.padding))
-            if way.is_packed:
+        elif not candidate.is_packed or (
+            packing and not (is_own and in_parts)
+        ):  # own layers that are right also sample
+            set_trust(model, Trust(has_layers, candidate.head, candidate.padding))
+            if candidate.is_packed:
                 use_packed_attention(model, in_blocks=True)
-            return Road(way.said, way.is_packed, tuple(dict.fromkeys(reasons)))
+            return ScoringPath(candidate.description, candidate.is_packed, tuple(dict.fromkeys(reasons)))
     raise CheckpointError(f"{type(model).__name__} cannot be trained: {'; '.join(reasons)}")
 
 
-def packing_objection(model: PreTrainedModel) -> str | None:
+def packing_mismatch(model: PreTrainedModel) -> str | None:
     """A reason in the model's configuration not to lay rows end to end, whatever a few rows would show; or None."""
     config = model.config.get_text_config()
     kinds = [kind for kind in getattr(config, "layer_types", None) or () if kind not in PLAIN_LAYERS]
@@ -183,37 +185,37 @@ class _Subject:
         """Its numbers are numbers."""
         return bool(self.exact.isfinite().all())
 
-    def objection(self, way: _Way) -> str | None:
+    def mismatch(self, candidate: _Candidate) -> str | None:
         """The reason against a way; None if there is none. The model's attention is the ordinary one afterwards."""
-        set_trust(self.model, Trust(way.layers, way.head, way.padding))
+        set_trust(self.model, Trust(candidate.layers, candidate.head, candidate.padding))
         model, batch = self.model, self.batch
         try:
-            if way.is_packed:
+            if candidate.is_packed:
                 use_packed_attention(model, in_blocks=True)
-            found, gradient = self._outcome(
-                lambda: completion_logprobs(model, batch, temperature=1.0, packed=way.is_packed)[0]
+            logprobs, gradient = self._outcome(
+                lambda: completion_logprobs(model, batch, temperature=1.0, packed=candidate.is_packed)[0]
             )
             with torch.no_grad():
-                own = own_logprobs(model, batch) if way.is_packed else self.exact
+                own = own_logprobs(model, batch) if candidate.is_packed else self.exact
         except FAILURES as error:
-            return f"{_kind(way)} raised {short(error)}"
+            return f"{_kind(candidate)} raised {short(error)}"
         finally:
             set_trust(model, Trust())
             set_attention(model, self.attention)
-        return self._differs(way, found, own, gradient)
+        return self._differs(candidate, logprobs, own, gradient)
 
-    def _differs(self, way: _Way, found: Tensor, own: Tensor, gradient: list[Tensor]) -> str | None:
-        for name, numbers in (("log-probabilities", found), ("log-probabilities in ordinary calls", own)):
+    def _differs(self, candidate: _Candidate, logprobs: Tensor, own: Tensor, gradient: list[Tensor]) -> str | None:
+        for name, numbers in (("log-probabilities", logprobs), ("log-probabilities in ordinary calls", own)):
             error = float((numbers - self.exact).abs().max())
             if not error <= self.allowed:
                 return (
-                    f"{_kind(way)} give {name} that differ by {error:.2g} from the model's own (at most "
+                    f"{_kind(candidate)} give {name} that differ by {error:.2g} from the model's own (at most "
                     f"{self.allowed:.2g} is rounding)"
                 )
         most = max(GRADIENT_FLOOR, ROUNDINGS * self.gradient_rounding)
         if not (error := _distance(gradient, self.gradient)) <= most:
-            return f"{_kind(way)} give gradients that differ by {error:.2g} (at most {most:.2g} is rounding)"
-        log.info("%s of %s agree with the model's own", _kind(way), type(self.model).__name__)
+            return f"{_kind(candidate)} give gradients that differ by {error:.2g} (at most {most:.2g} is rounding)"
+        log.info("%s of %s agree with the model's own", _kind(candidate), type(self.model).__name__)
         return None
 
     def _outcome(self, compute: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -224,35 +226,36 @@ class _Subject:
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         with torch.enable_grad():
             logprobs = compute()
-            found = torch.autograd.grad(logprobs.sum(), weights, allow_unused=True)
+            gradients = torch.autograd.grad(logprobs.sum(), weights, allow_unused=True)
         return logprobs.detach(), [
-            torch.zeros_like(weight) if one is None else one for weight, one in zip(weights, found, strict=True)
+            torch.zeros_like(weight) if gradient is None else gradient
+            for weight, gradient in zip(weights, gradients, strict=True)
         ]
 
 
-def _kind(way: _Way) -> str:
-    return way.said.partition(",")[0]
+def _kind(candidate: _Candidate) -> str:
+    return candidate.description.partition(",")[0]
 
 
-def _distance(found: list[Tensor], exact: list[Tensor]) -> float:
+def _distance(actual: list[Tensor], exact: list[Tensor]) -> float:
     """|a - b| / |b| over all weights."""
     if not exact:
         return 0.0
-    error = sum(float((a - b).double().norm()) ** 2 for a, b in zip(found, exact, strict=True))
+    error = sum(float((a - b).double().norm()) ** 2 for a, b in zip(actual, exact, strict=True))
     return (error / max(sum(float(b.double().norm()) ** 2 for b in exact), 1e-30)) ** 0.5
 
 
 def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = False) -> Tensor:
     """Log-probabilities [B, T] by the model's own forward pass over each row alone."""
-    found = []
+    rows = []
     for row in range(len(batch)):
-        one = batch.select(torch.tensor([row]))
-        ids, predicts = (part.to(model.device) for part in join_rows(one))
+        single = batch.select(torch.tensor([row]))
+        ids, predicts = (part.to(model.device) for part in join_rows(single))
         logits = nudged(model, ids) if is_nudged else model(input_ids=ids, use_cache=False).logits
-        targets = one.completion_ids[one.mask].to(model.device)
+        targets = single.completion_ids[single.mask].to(model.device)
         logprobs = from_logits(logits[predicts], targets, temperature=1.0)[0]
-        found.append(torch.nn.functional.pad(logprobs, (0, batch.mask.shape[1] - len(logprobs))))
-    return torch.stack(found)
+        rows.append(torch.nn.functional.pad(logprobs, (0, batch.mask.shape[1] - len(logprobs))))
+    return torch.stack(rows)
 
 
 def example_batch(model: PreTrainedModel) -> Batch:

@@ -11,9 +11,16 @@ import pytest
 from cpu_time import assert_ends_within
 from reward_records import completion_of, prompt_of
 
-from oncurve.rewards.places import AnswerPlace, after_hash, answer_tag, find_answer, last_boxed, locate_answer
+from oncurve.rewards.answer_locations import (
+    AnswerSource,
+    after_hash,
+    answer_tag,
+    find_answer,
+    last_boxed,
+    locate_answer,
+)
 from oncurve.rewards.prose import last_expression
-from oncurve.rewards.thinking import MARKS, after_thinking, said_by, unknown_marks
+from oncurve.rewards.thinking import MARKS, after_thinking, spoken_text, unknown_marks
 
 
 @pytest.mark.proves("D29")
@@ -142,7 +149,7 @@ def test_thinking_is_never_said_whether_closed_begun_by_the_prompt_or_cut_off(
 
 
 @pytest.mark.parametrize(("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("marked", "3")])
-def test_every_place_finds_its_own_answer(place: AnswerPlace, answer: str) -> None:
+def test_every_place_finds_its_own_answer(place: AnswerSource, answer: str) -> None:
     assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", place) == answer
 
 
@@ -179,7 +186,7 @@ def test_no_family_of_models_is_paid_for_its_thinking(opening: str, closing: str
     assert find_answer(f"{opening} {draft}", "boxed") is None
     assert find_answer(f"{opening} {draft} {closing} It is \\boxed{{6}}.", "boxed") == "6"
     prompt, cut_off = prompt_of("5", text=f"Question {opening}"), replace(completion_of(draft), finish_reason="length")
-    assert said_by(prompt, cut_off) == ""
+    assert spoken_text(prompt, cut_off) == ""
 
 
 def test_no_text_breaks_the_reader() -> None:
@@ -188,12 +195,12 @@ def test_no_text_breaks_the_reader() -> None:
     random = Random(0)
     for number in range(20_000):
         text = (" " if number % 2 else "").join(random.choices(signs, k=random.randint(1, 8)))
-        for place in get_args(AnswerPlace):
+        for place in get_args(AnswerSource):
             assert find_answer(text, place) != "", text
 
 
 @pytest.mark.parametrize(
-    ("text", "found_in"),
+    ("text", "location"),
     [
         (r"so \boxed{5}", "box"),
         ("</think> <answer> 5 </answer>", "tag"),
@@ -203,13 +210,13 @@ def test_no_text_breaks_the_reader() -> None:
         ("", "nowhere"),
     ],
 )
-def test_the_place_of_an_answer_is_known(text: str, found_in: str) -> None:
-    assert locate_answer(text, "marked").found_in == found_in
+def test_the_place_of_an_answer_is_known(text: str, location: str) -> None:
+    assert locate_answer(text, "marked").location == location
 
 
 def test_prose_is_read_where_it_is_asked_for_by_name() -> None:
     assert find_answer("so it is 5", "marked") is None
-    assert locate_answer("so it is 5", "prose").found_in == "prose"
+    assert locate_answer("so it is 5", "prose").location == "prose"
     assert locate_answer(r"\boxed{4}, or 5", "prose").text == "4"
 
 
