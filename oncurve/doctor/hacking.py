@@ -76,7 +76,7 @@ Verdict = Literal["right", "other", "nothing"]
 
 @lru_cache(maxsize=4096)
 def verdict(text: str, answer: str) -> Verdict | None:
-    """The stated answer of a completion beside the reference; None if the reference is neither a number nor a few words.
+    """The stated answer beside the reference; None if the reference is neither a number nor a few words.
 
     The answer stands in a tag, in a box or behind a mark; where there is none, the last number or formula of the text
     counts, or, for words, the whole text.
@@ -103,7 +103,7 @@ def is_right(sample: Sample) -> bool:
 
 
 def repeats_itself(sample: Sample) -> bool:
-    """Most sequences of four words or signs, of twenty or more, occurred before, and do not stand in the prompt."""
+    """Most sequences of four words or signs, of twenty or more, occurred before, and none is from the prompt."""
     pieces = _sequences(_PIECE.findall(sample.text), 4)
     in_prompt = set(_sequences(_PIECE.findall(sample.prompt), 4))
     return len(pieces) >= 20 and len(set(pieces)) < MOST * len(pieces) and not in_prompt.intersection(pieces)
@@ -199,20 +199,24 @@ def signs(
 def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, tuple[Evidence, ...]] | None:
     """The ledger of disagreement: rewarded completions that state another answer than the reference, or none.
 
-    Their share of the rewarded completions whose reference can be read is an alarm from ``SOME`` on if it has risen by
-    ``LEDGER_RISE`` since the first step.
+    Their share of the rewarded completions whose reference can be read is an alarm from ``SOME`` on if it is larger by
+    ``LEDGER_RISE`` than among those of the first step: of the rewarded ones or of all, whichever is less.
     """
 
     def readable(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
         verdicts = ((sample, verdict(sample.text, sample.answer)) for sample in samples)
         return [(sample, read) for sample, read in verdicts if read is not None]
 
-    after, before = readable(paid), readable(paid_samples(first, first))
+    def share_of_wrong(samples: Sequence[Sample]) -> float:
+        read = readable(samples)
+        return fmean(stated != "right" for _, stated in read) if read else 0.0
+
+    after = readable(paid)
     if len(after) < MIN_PAID:
         return None
     wrong = [(sample, stated) for sample, stated in after if stated != "right"]
     share = len(wrong) / len(after)
-    share_before = fmean(stated != "right" for _, stated in before) if before else 0.0
+    share_before = min(share_of_wrong(paid_samples(first, first)), share_of_wrong(first))
     if share < SOME or share - share_before < LEDGER_RISE:
         return None
     others = [sample for sample, stated in wrong if stated == "other"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -46,8 +46,8 @@ class JsonSchemaReward(RewardSection):
     """The completion is JSON that a schema or pydantic model accepts; give exactly one of the three sources."""
 
     type: Literal["json_schema"] = "json_schema"
-    json_schema: str | None = None
-    """The schema as JSON text."""
+    json_schema: str | dict[str, Any] | None = None
+    """The schema, as a mapping or as JSON text."""
     model: str | None = None
     """module:name of a pydantic model."""
     schema_column: str | None = None
@@ -77,8 +77,8 @@ class ToolCallsReward(RewardSection):
     """The calls in the completion fit the declared tools; nothing is executed."""
 
     type: Literal["tool_calls"] = "tool_calls"
-    call_format: Literal["openai", "hermes"] = "openai"
-    """How calls are written."""
+    call_format: Literal["openai", "hermes", "qwen_coder"] = "openai"
+    """How calls are written: a list in JSON; JSON in <tool_call> tags; or tags alone, as Qwen3-Coder writes."""
     tools_column: str = "tools"
     """Column with the declared tools."""
     gold_column: str | None = "answer"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from oncurve.core.errors import ConfigError
@@ -19,6 +21,13 @@ from oncurve.rewards.validation import Level, SchemaCheck, SchemaChecker, Schema
 
 MAX_CALLS = 64
 _COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties")
+_TYPES = {
+    "str": "string", "string": "string", "text": "string", "char": "string", "int": "integer", "integer": "integer",
+    "long": "integer", "float": "number", "double": "number", "number": "number", "bool": "boolean",
+    "boolean": "boolean", "list": "array", "array": "array", "arraylist": "array", "tuple": "array", "set": "array",
+    "dict": "object", "object": "object", "hashmap": "object", "none": "null", "null": "null",
+}  # fmt: skip
+"""Names of types in the data sets xLAM and BFCL, which are those of Python and Java, and of JSON Schema."""
 _SEVERITY: tuple[Level, ...] = ("crashed", "timeout", "unusable", "over_limit", "invalid", "keys", "valid")
 
 
@@ -70,7 +79,52 @@ def hermes_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
     outside, inside = _between_tags(text)
     if inside and around != "text" and any(piece.strip() for piece in outside):
         raise ValueError("text where only tool calls may stand")
-    return _limited([_call_of(parse_json(piece.strip()), is_text_allowed=False) for piece in inside])
+    values = (parse_json(piece.strip()) for piece in inside)
+    calls = ({**value, "arguments": {}} if _is_bare_name(value) else value for value in values)
+    return _limited([_call_of(call, is_text_allowed=False) for call in calls])
+
+
+def _is_bare_name(value: Any) -> bool:
+    """A call without arguments, which models of Hermes' format write for a tool that needs none."""
+    return isinstance(value, dict) and set(value) == {"name"}
+
+
+def qwen_coder_calls(text: str, signatures: Mapping[str, str], *, around: Around = "nothing") -> tuple[Call, ...]:
+    """The calls that Qwen3-Coder writes: ``<tool_call><function=NAME><parameter=KEY>value</parameter></function>``.
+
+    A value is text; where the tool's schema declares another type, it is read as JSON.
+
+    Raises ValueError.
+    """
+    text = after_thinking(text)
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
+    pieces = re.split(r"<tool_call>(.*?)</tool_call>", text, flags=re.DOTALL)
+    outside, inside = pieces[::2], pieces[1::2]
+    if any("<tool_call>" in piece or "</tool_call>" in piece for piece in pieces):
+        raise ValueError("the tool_call tags do not pair up")
+    if inside and around != "text" and any(piece.strip() for piece in outside):
+        raise ValueError("text where only tool calls may stand")
+    return _limited([_qwen_coder_call(piece, signatures) for piece in inside])
+
+
+def _qwen_coder_call(text: str, signatures: Mapping[str, str]) -> Call:
+    function = re.fullmatch(r"\s*<function=([^<>\s]+)>(.*)</function>\s*", text, re.DOTALL)
+    if function is None:
+        raise ValueError("a call is <function=NAME>...</function>")
+    name, body = function[1], function[2]
+    pieces = re.split(r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>", body, flags=re.DOTALL)
+    if any(piece.strip() for piece in pieces[::3]):
+        raise ValueError("text between the parameters of a call")
+    properties = json.loads(signatures.get(name, "{}")).get("properties", {})
+    arguments: dict[str, Any] = {}
+    for key, value in zip(pieces[1::3], pieces[2::3], strict=True):
+        if key in arguments:
+            raise ValueError(f"the parameter {key!r} stands twice")
+        schema = properties.get(key)
+        is_text = not isinstance(schema, dict) or schema.get("type", "string") == "string"
+        arguments[key] = value if is_text else parse_json(value)
+    return Call(name, arguments)
 
 
 def _between_tags(text: str) -> tuple[list[str], list[str]]:
@@ -139,6 +193,8 @@ def signatures_of(value: object) -> dict[str, str]:
 
     A tool is ``{"type": "function", "function": {"name": ..., "parameters": {...}}}`` or the inner object alone;
     without parameters it takes none. Arguments that are not declared are refused, unless the schema says otherwise.
+    Parameters may also stand as in xLAM, ``{"city": {"type": "str", "default": "Oslo"}}``, and have Python's or Java's
+    names of types, as in BFCL.
 
     Raises ValueError.
     """
@@ -155,10 +211,56 @@ def signatures_of(value: object) -> dict[str, str]:
         schema = tool.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(schema, dict):
             raise ValueError(f"the parameters of {tool['name']!r} are no schema")
+        schema = _with_json_types(_as_schema(schema), tool["name"])
         if "additionalProperties" not in schema and not any(key in schema for key in _COMBINING):
             schema = {**schema, "additionalProperties": False}
         signatures[tool["name"]] = json.dumps(schema)
     return signatures
+
+
+def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as an object's schema, also where they are listed by name alone, as in xLAM.
+
+    There a parameter is required unless it has a default or its type ends in ", optional".
+    """
+    is_schema = isinstance(parameters.get("type"), str) or any(key.startswith("$") for key in parameters)
+    if is_schema or any(key in parameters for key in _COMBINING) or isinstance(parameters.get("properties"), dict):
+        return parameters
+    if not all(isinstance(value, dict) for value in parameters.values()):
+        raise ValueError("parameters are a schema, or the description of each by its name")
+    required = [
+        name
+        for name, value in parameters.items()
+        if "default" not in value and not str(value.get("type", "")).endswith("optional")
+    ]
+    return {"type": "object", "properties": dict(parameters), "required": required}
+
+
+def _with_json_types(schema: dict[str, Any], tool: str) -> dict[str, Any]:
+    """A schema whose types have the names of JSON Schema, inside too.
+
+    Raises ValueError for a type that no table has.
+    """
+    changed = dict(schema)
+    kind = changed.get("type")
+    if isinstance(kind, str):
+        name = re.sub(r"[\[<(].*|,.*", "", kind).strip().lower()
+        if name in ("any", "optional", "union"):  # says nothing that could be verified
+            del changed["type"]
+        elif name not in _TYPES:
+            raise ValueError(f"the parameters of {tool!r} have the type {kind!r}, which JSON Schema does not know")
+        else:
+            changed["type"] = _TYPES[name]
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(changed.get(key), dict):
+            changed[key] = {
+                name: _with_json_types(value, tool) if isinstance(value, dict) else value
+                for name, value in changed[key].items()
+            }
+    for key in ("items", "additionalProperties"):
+        if isinstance(changed.get(key), dict):
+            changed[key] = _with_json_types(changed[key], tool)
+    return changed
 
 
 def calls_fraction(calls: Sequence[Call], gold: Sequence[Call], *, in_order: bool = True) -> float:
@@ -231,9 +333,14 @@ class ToolCalls:
             is_struct = reference is not None and not isinstance(reference, str)
         except ValueError as error:
             return _Task(None, {}, problem=str(error)[:200], is_row_at_fault=True)
-        read = openai_calls if self.section.call_format == "openai" else hermes_calls
+        readers = {
+            "openai": openai_calls,
+            "hermes": hermes_calls,
+            "qwen_coder": partial(qwen_coder_calls, signatures=signatures),
+        }
         try:
-            return _Task(read(text, around=self.section.around), signatures, gold, is_struct=is_struct)
+            calls = readers[self.section.call_format](text, around=self.section.around)
+            return _Task(calls, signatures, gold, is_struct=is_struct)
         except (ValueError, RecursionError) as error:
             return _Task(None, signatures, gold, problem=str(error)[:200])
 

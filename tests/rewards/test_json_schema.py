@@ -15,7 +15,9 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
+from oncurve.recipe.load import parse_config
 from oncurve.rewards.json_schema import JsonSchema
+from oncurve.rewards.section import Surroundings
 from oncurve.rewards.strict_json import fields_fraction, json_text, parse_json
 from oncurve.rewards.validation import SchemaChecker
 
@@ -269,3 +271,14 @@ def test_keys_that_a_data_set_filled_with_null_are_not_there(as_text: bool, chec
 def test_what_is_only_thought_is_no_json(checker: SchemaChecker) -> None:
     texts = ('<think>{"a": 1}', '<think>{"a": 1}</think>', '<think>hm</think>{"a": 1}', '{"a": 1}</think> no')
     assert values_of(checker, *texts, schema={"type": "object", "required": ["a"]}, around="text") == [0, 0, 1, 0]
+
+
+def test_a_recipe_may_write_the_schema_as_a_mapping() -> None:
+    rewards = parse_config(
+        "{model: embedded, data: {type: word_problems}, rewards: [{type: json_schema, gold_column: null, "
+        "json_schema: {type: object, required: [a], properties: {a: {type: integer}}}}]}"
+    ).rewards
+    function = rewards[0].make(Surroundings())
+    values = [function([prompt_of()], [completion_of(text)])[0].value for text in ('{"a": 1}', "{}")]
+    function.close()
+    assert values == [1.0, 0.0]

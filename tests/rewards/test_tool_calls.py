@@ -18,6 +18,7 @@ from oncurve.rewards.tool_calls import (
     calls_fraction,
     hermes_calls,
     openai_calls,
+    qwen_coder_calls,
     signatures_of,
 )
 from oncurve.rewards.validation import SchemaChecker
@@ -215,3 +216,87 @@ def test_a_tag_inside_of_an_argument_is_text() -> None:
     for broken in ("<tool_call>{}", "{}</tool_call>", "<tool_call><tool_call>{}</tool_call></tool_call>"):
         with pytest.raises(ValueError, match=r"pair up|JSON|Expecting"):
             hermes_calls(broken)
+
+
+def test_tools_of_xlam_and_bfcl_are_schemas_too(checker: SchemaChecker) -> None:
+    xlam = [
+        {
+            "name": "weather",
+            "parameters": {
+                "city": {"description": "c", "type": "str"},
+                "days": {"type": "int", "default": 3},
+                "tags": {"type": "List[str], optional"},
+            },
+        }
+    ]
+    bfcl = [
+        {
+            "name": "weather",
+            "parameters": {
+                "type": "dict",
+                "required": ["city"],
+                "properties": {
+                    "city": {"type": "String"},
+                    "days": {"type": "float"},
+                    "tags": {"type": "array", "items": {"type": "any"}},
+                },
+            },
+        }
+    ]
+    for tools in (xlam, bfcl, json.dumps(xlam)):
+        values = {
+            text: grade([{"name": "weather", "arguments": json.loads(text)}], tools, checker)
+            for text in ('{"city": "Oslo"}', '{"city": "Oslo", "days": 2, "tags": ["a"]}', '{"city": 5}', '{"days": 2}')
+        }
+        assert list(values.values()) == [1.0, 1.0, 0.0, 0.0], values
+    with pytest.raises(ValueError, match="the type 'colour', which JSON Schema does not know"):
+        signatures_of([{"name": "paint", "parameters": {"type": "object", "properties": {"a": {"type": "colour"}}}}])
+    with pytest.raises(ValueError, match="a schema, or the description of each by its name"):
+        signatures_of([{"name": "paint", "parameters": {"a": "colour"}}])
+
+
+def grade(calls: list[dict[str, Any]], tools: object, checker: SchemaChecker) -> float | None:
+    function = ToolCalls(ToolCallsReward(gold_column=None), checker=checker)
+    return function([prompt_of(row={"tools": tools})], [completion_of(json.dumps(calls))])[0].value
+
+
+CODER = """<tool_call>
+<function=add>
+<parameter=a>
+2
+</parameter>
+<parameter=note>
+2 > 1
+</parameter>
+</function>
+</tool_call>"""
+ADD = {"add": json.dumps({"properties": {"a": {"type": "integer"}, "note": {"type": "string"}}})}
+
+
+def test_calls_of_qwen_coder_stand_in_tags_alone() -> None:
+    assert qwen_coder_calls(CODER, ADD) == (Call("add", {"a": 2, "note": "2 > 1"}),)
+    assert qwen_coder_calls("no call", ADD) == ()
+    assert qwen_coder_calls(f"so {CODER}", ADD, around="text") == qwen_coder_calls(CODER, ADD)
+    assert qwen_coder_calls("<tool_call><function=now></function></tool_call>", ADD) == (Call("now", {}),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"so {CODER}",
+        CODER.removesuffix("</tool_call>"),
+        CODER.replace("<function=add>", "add"),
+        CODER.replace("\n2\n", "\ntwo\n"),
+        CODER.replace("note", "a"),
+        CODER.replace("<parameter=note>", "words <parameter=note>"),
+        "<tool_call>" * 5000,
+        "<tool_call><function=add>" + "<parameter=a>" * 5000 + "</function></tool_call>",
+    ],
+)
+def test_calls_of_qwen_coder_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        qwen_coder_calls(text, ADD)
+
+
+def test_a_tool_without_required_arguments_may_be_called_without_any() -> None:
+    assert hermes_calls('<tool_call>{"name": "time"}</tool_call>') == (Call("time", {}),)
