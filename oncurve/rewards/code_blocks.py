@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from oncurve.rewards.answer_locations import answer_tag
@@ -15,7 +16,9 @@ _LANGUAGE = re.compile(r"(?:[\w+#.-]+|\{[^{}]*\})?(?:[ \t]+\w+=.*)?")
 _CLOSING = re.compile(r"(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?P<after>[^`~]*)$")
 _BEHIND = re.compile(r"[ \t]*$|\s*[</.,;:!?|*)\]].*|[ \t]+\S.*")
 """May follow a closing fence: nothing, a tag, a stop, or words; a word that touches it opens another block."""
+_TRIPLE_QUOTE = re.compile("\"{3}|'{3}")
 MAX_TRIED_BLOCKS = 50
+MAX_TRIED_FENCES = 8
 _PYTHON = re.compile(r"(python|py|ipython|sage)[\d.]*\b|\{[ \t]*\.?(python|py)\b", re.IGNORECASE)
 
 
@@ -33,16 +36,22 @@ def fenced_blocks(text: str) -> Iterator[FencedBlock]:
     """Every fenced block from first to last, with any fence spelling and any line ends.
 
     A block that never closes, as in a completion that was cut off or stopped at the fence, ends with the text. However
-    long a text is, all of it is read: the end of a program is another program.
+    long a text is, all of it is read: the end of a program is another program. A fence inside of a docstring that ends
+    in the same block, as around an example, closes nothing.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     margin, fence, language, content = "", "", "", []
-    for line in lines:
+    num_tried = 0
+    quote: str | None = None
+    for index, line in enumerate(lines):
         has_fence = "```" in line or "~~~" in line
+        num_tried += has_fence and quote is not None
         if not fence:
             if opening := _opening(line) if has_fence else None:
                 margin, fence, language = opening
-                content = []
+                content, quote = [], None
+        elif has_fence and quote and num_tried < MAX_TRIED_BLOCKS and _ends_behind(content, lines[index:], fence):
+            content.append(line.removeprefix(margin))
         elif has_fence and (last := _last_line(line, fence)) is not None:
             if last.strip(" \t>"):
                 content.append(last.removeprefix(margin))
@@ -50,8 +59,34 @@ def fenced_blocks(text: str) -> Iterator[FencedBlock]:
             fence = ""
         else:
             content.append(line.removeprefix(margin))
+            quote = _open_quote(line, quote)
     if fence:
         yield FencedBlock(language, "\n".join(content))
+
+
+def _open_quote(line: str, quote: str | None) -> str | None:
+    """The triple quote that is open behind a line, if ``quote`` is open before it."""
+    for mark in _TRIPLE_QUOTE.findall(line):
+        if quote is None:
+            quote = mark
+        elif mark == quote:
+            quote = None
+    return quote
+
+
+def _ends_behind(content: Sequence[str], lines: Sequence[str], fence: str) -> bool:
+    """A later fence closes the block, since what stands before that one is a program, and what stands here is not."""
+    fences = [index for index, line in enumerate(lines) if index and fence in line][:MAX_TRIED_FENCES]
+    return any(is_program([*content, *lines[:end]]) for end in fences if _last_line(lines[end], fence) is not None)
+
+
+def is_program(lines: Sequence[str]) -> bool:
+    """Python can read the lines; nothing of them is run."""
+    try:
+        ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _opening(line: str) -> tuple[str, str, str] | None:

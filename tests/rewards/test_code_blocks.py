@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cpu_time import assert_ends_within
 
 from oncurve.rewards.code_blocks import fenced_blocks, last_program, program_in
 
@@ -107,3 +108,17 @@ def test_a_long_program_is_read_whole() -> None:
     assert program_in(program, require_fence=False) == program
     assert program_in(f"<answer>\n{program}\n</answer>", require_fence=False) == program
     assert program_in(f"```python\n{program}") == program  # cut off: its end alone would be another program
+
+
+def test_a_fence_inside_of_a_docstring_is_part_of_the_program() -> None:
+    example = 'def f(x):\n    """Adds.\n\n    ```\n    f(1)\n    ```\n    """\n    return x + 1'
+    draft, final = 'def f(x):\n    """Adds', 'def g(x):\n    """Subtracts."""\n    return x - 1'
+    blocks = fenced_blocks(f"So:\n```python\n{example}\n```\nDone.")
+    assert [block.content for block in blocks] == [example]
+    blocks = fenced_blocks(f"```python\n{draft}\n```\nand\n```python\n{final}\n```")
+    assert [block.content for block in blocks] == [draft, final]
+
+
+def test_open_docstrings_and_fences_without_end_cost_little() -> None:
+    for piece in ('"""\n```\n', '```\n"""\n', '```python\n"""\n```\n', '"""\n```python\n"""\n```\n'):
+        assert_ends_within(2.0, lambda text=piece * 4096: list(fenced_blocks(text)))

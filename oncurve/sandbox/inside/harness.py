@@ -48,6 +48,7 @@ def main(control_fd: int, settings: Mapping[str, Any]) -> None:
         sys.path.append(settings["packages"])
     for name in (*PRELOADED.split(), *settings["modules"]):
         importlib.import_module(name)
+    sys.set_int_max_str_digits(0)  # long integers are part of some tasks; the limit of processor time holds them
     if settings["landlock"]:
         landlock.restrict(readable=settings["readable"], writable_devices=[os.devnull])
     scratch = Scratch(settings["scratch"])
