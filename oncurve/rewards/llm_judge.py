@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.core.grading import ungraded
@@ -48,6 +48,7 @@ class Judge:
     """
 
     name = "judge"
+    waits: Literal[True] = True
     scores = (0, 10)
     """The lowest and the highest score."""
 

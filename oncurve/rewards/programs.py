@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt, Reward
@@ -65,6 +65,7 @@ class Programs:
     """
 
     name = "programs"
+    waits: Literal[True] = True
 
     def __init__(
         self,

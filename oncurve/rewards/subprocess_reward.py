@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Prompt, Reward, Segment, ToolCall
@@ -24,6 +24,8 @@ class SubprocessReward:
     completions of a group still can. What the function breaks is an error of the item, never a zero: its limits are its
     author's to keep.
     """
+
+    waits: Literal[True] = True
 
     def __init__(
         self,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal, Protocol, runtime_checkable
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction, grade
@@ -12,6 +14,13 @@ from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
 
 FIXED_PARTS = ("correct", "format")
 """Parts whose meaning is the same everywhere: 1.0 if the answer is right, 1.0 if the form is as asked."""
+
+
+@runtime_checkable
+class Waits(Protocol):
+    """A reward function that waits for a model behind a server or for processes of its own, and runs in any thread."""
+
+    waits: Literal[True]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class WeightedSum:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, its parts unweighted."""
-        columns = [grade(term.function, prompts, completions) for term in self.terms]
+        columns = self._columns(prompts, completions)
         for term, column in zip(self.terms, columns, strict=True):
             if term.decides and any(reward.value not in (None, 0.0, 1.0) for reward in column):
                 self._is_graded = True
@@ -93,6 +102,18 @@ class WeightedSum:
             self._combine(row, weights[completion.policy_version])
             for *row, completion in zip(*columns, completions, strict=True)
         ]
+
+    def _columns(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[list[Reward]]:
+        """The rewards of every term; those that wait for others do it beside the terms that compute here."""
+        waiting = [term for term in self.terms if isinstance(term.function, Waits)]
+        if not waiting or len(self.terms) == 1:
+            return [grade(term.function, prompts, completions) for term in self.terms]
+        with ThreadPoolExecutor(len(waiting), thread_name_prefix="waiting-reward") as threads:
+            pending = {term.key: threads.submit(grade, term.function, prompts, completions) for term in waiting}
+            here = {
+                term.key: grade(term.function, prompts, completions) for term in self.terms if term.key not in pending
+            }
+            return [here[term.key] if term.key in here else pending[term.key].result() for term in self.terms]
 
     def close(self) -> None:
         """Closes every function."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -234,3 +235,29 @@ def test_the_limit_of_what_knows_no_answer_follows_the_schedule_of_what_does() -
     total_at = WeightedSum([answer, Term(Fixed(value(9.0), "long"))])
     completions = [replace(completion_of(""), policy_version=step) for step in (0, 10)]
     assert [reward.value for reward in total_at([prompt_of()] * 2, completions)] == [0.5, 1.0]
+
+
+class _Meets:
+    """A function that returns only once another one is under way, too."""
+
+    def __init__(self, name: str, barrier: threading.Barrier, *, waits: bool) -> None:
+        self.name, self.barrier, self.thread = name, barrier, 0
+        if waits:
+            self.waits = True
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        self.thread = threading.get_ident()
+        self.barrier.wait(60)
+        return [Reward(1.0)] * len(completions)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_functions_that_wait_do_it_beside_those_that_compute() -> None:
+    barrier = threading.Barrier(3)
+    functions = [_Meets(name, barrier, waits=name != "here") for name in ("judge", "here", "programs")]
+    reward = total(*(Term(function, weight) for function, weight in zip(functions, (1.0, 2.0, 4.0), strict=True)))
+    assert (reward.value, list(reward.parts)) == (7.0, ["judge", "here", "programs"])
+    assert functions[1].thread == threading.get_ident()
+    assert functions[0].thread != functions[2].thread
