@@ -149,10 +149,15 @@ def grpo(folder: Path) -> str:
     return trained(folder)
 
 
-def dapo(folder: Path) -> str:
+def dapo(folder: Path, *, rounding: str = "dither") -> str:
     """Two updates for the completions of a step, in bfloat16."""
-    run = {"completions_per_update": 8}
-    return trained(folder, algorithm={"type": "dapo"}, policy={"compute_type": "bfloat16"}, run=run)
+    policy = {"compute_type": "bfloat16", "rounding": rounding}
+    return trained(folder, algorithm={"type": "dapo"}, policy=policy, run={"completions_per_update": 8})
+
+
+def nearest(folder: Path) -> str:
+    """The same with copies that are rounded to the nearest."""
+    return dapo(folder, rounding="nearest")
 
 
 def kl(folder: Path) -> str:
@@ -288,6 +293,7 @@ def be_killed() -> None:
 RUNS: dict[str, Callable[[Path], str]] = {
     "grpo": grpo,
     "dapo": dapo,
+    "nearest": nearest,
     "kl": kl,
     "refill": refill,
     "lora": lora,

@@ -27,6 +27,8 @@ def expected() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_ends_with_the_same_bits_as_before(name: str, expected: dict[str, str], tmp_path: Path) -> None:
+    if name not in expected:
+        pytest.skip(f"no value of {name} for this kind of machine: python tests/bits/runs.py --write")
     assert RUNS[name](tmp_path) == expected[name]
 
 
