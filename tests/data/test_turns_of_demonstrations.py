@@ -24,8 +24,8 @@ def test_every_turn_of_the_policy_ends_and_only_those_are_learned() -> None:
     learned = [made.token_ids[part.start : part.end] for part in made.segments if part.is_policy]
     assert [ids[-1] for ids in learned] == [end, end]
     assert [tokenizer.decode(ids[:-1]) for ids in learned] == ["ab", "ba"]
-    told = [made.token_ids[part.start : part.end] for part in made.segments if not part.is_policy]
-    assert end not in told[0]
+    answers = [made.token_ids[part.start : part.end] for part in made.segments if not part.is_policy]
+    assert end not in answers[0]
 
 
 def test_turns_must_be_texts() -> None:

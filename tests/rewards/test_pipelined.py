@@ -49,10 +49,10 @@ class Told:
     def sample(
         self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
     ) -> list[Group]:
-        for place in self.order:
+        for index in self.order:
             if self.on_group is not None:
-                self.on_group(self.groups[place])
-            self.between(place)
+                self.on_group(self.groups[index])
+            self.between(index)
         return list(self.groups)
 
     def close(self) -> None: ...
@@ -87,7 +87,7 @@ def test_rewards_and_errors_are_those_of_grading_afterwards(
     expected = score(groups, Plain(value))
     assert any(reward.error for row in expected for reward in row)
     function = PipelinedRewards(Plain(value))
-    assert graded(Told(groups, order, lambda place: None), function) == expected
+    assert graded(Told(groups, order, lambda index: None), function) == expected
     function.close()
 
 
@@ -99,9 +99,9 @@ def test_a_slow_grader_works_while_the_next_group_is_sampled(random_groups: Make
         assert sampled.wait(SOON), "sampling waited for the grader"
         return by_text(completion)
 
-    def between(place: int) -> None:
+    def between(index: int) -> None:
         assert begun.wait(SOON), "the grader waited for the end of sampling"
-        if place == 2:
+        if index == 2:
             sampled.set()
 
     groups, function = random_groups(3, 2), Plain(value)
@@ -114,7 +114,7 @@ def test_a_slow_grader_works_while_the_next_group_is_sampled(random_groups: Make
 def test_a_sampler_that_tells_nothing_and_a_function_that_must_not_are_graded_afterwards(
     random_groups: MakeGroups,
 ) -> None:
-    groups, told = random_groups(3, 2), Told(random_groups(3, 2), [0, 1, 2], lambda place: None)
+    groups, told = random_groups(3, 2), Told(random_groups(3, 2), [0, 1, 2], lambda index: None)
     plain = Plain(by_text)
     assert graded(told, plain) == score(groups, Plain(by_text))
     assert plain.calls == [[0, 1, 2]]
@@ -133,9 +133,9 @@ def test_a_step_that_is_left_begins_nothing_more(random_groups: MakeGroups) -> N
         assert go_on.wait(SOON)
         return by_text(completion)
 
-    def between(place: int) -> None:
+    def between(index: int) -> None:
         assert begun.wait(SOON)
-        if place == 2:
+        if index == 2:
             raise KeyboardInterrupt
 
     function = Plain(value)
@@ -156,7 +156,7 @@ def test_closing_ends_processes_that_grade(random_groups: MakeGroups, tmp_path: 
     )
     inner = SubprocessReward(f"{slow}:slow", timeout_seconds=600.0)
     early = PipelinedRewards(inner)
-    with grading(Told(random_groups(2, 2), [0, 1], lambda place: None), early) as begun:
+    with grading(Told(random_groups(2, 2), [0, 1], lambda index: None), early) as begun:
         assert begun is not None
         begun.take(random_groups(1, 1)[0])
         while not mark.exists():
