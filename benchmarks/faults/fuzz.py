@@ -29,7 +29,7 @@ from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_place
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.recipe.find import described_recipes, find_recipe
+from oncurve.recipe.files import described_recipes, find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.run.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
 from oncurve.run.parts import recorded

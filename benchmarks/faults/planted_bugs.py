@@ -56,7 +56,7 @@ BUGS = (
         "parts of completions that could not be graded count in the metrics"),
     Bug("tasks/word_problems.py", "results[-1] = _slip(steps[-1])", "results[0] = _slip(steps[0])",
         "a wrong answer key has its first equation wrong"),
-    Bug("recipe/find.py", ' if other != path}', "}", "a recipe's main file is listed as a variant of itself",
+    Bug("recipe/files.py", ' if other != path}', "}", "a recipe's main file is listed as a variant of itself",
         ("tests/recipes/test_recipe_files.py",)),
     Bug("model/packing.py", "torch.arange(self.prompt) < self.spans[:, 3, None]",
         "torch.arange(self.prompt) <= self.spans[:, 3, None]", "a row sees one token behind its prompt",

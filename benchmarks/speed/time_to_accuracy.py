@@ -42,7 +42,7 @@ from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.model_folder import load_model
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import make_reward_function

@@ -21,8 +21,7 @@ from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
 from oncurve.core.scheduler import RowScheduler, occurrence_indices
 from oncurve.history.past import PastRun
 from oncurve.model.layer_decoders import LayerDecoders
-from oncurve.model.ops import operations
-from oncurve.model.ops_native import NativeOps
+from oncurve.model.ops_native import NativeOps, operations
 from oncurve.model.row_memory import RowMemory
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step

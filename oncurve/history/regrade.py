@@ -15,7 +15,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Group, Reward
 from oncurve.history.past import PastRun, PastStep, advantages_under
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config

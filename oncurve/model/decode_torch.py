@@ -23,7 +23,7 @@ from torch import Tensor
 from oncurve.model.caches import LayerCache
 from oncurve.model.forward_backward import Angles
 from oncurve.model.lora_linear import LoraDelta
-from oncurve.model.ops import Ops
+from oncurve.model.ops_native import Ops
 from oncurve.model.ops_torch import attend_with_sums, paired
 from oncurve.model.weights import AttentionSizes, Backbone, LayerParameters, LayerWeights, project
 

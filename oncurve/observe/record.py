@@ -414,3 +414,18 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds a {type(value).__name__}, not a JSON object.")
     return value
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    """Write nothing: another process does."""
+
+
+class NullRunFolder(RunFolder):
+    """The folder of a run that another process writes: the same calls, and no file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.tracker = Tracker()
+
+    write_start = write_metrics = forget_row = write_status = write_rollouts = write_evaluation = _nothing
+    sync = log = close = _nothing

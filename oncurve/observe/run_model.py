@@ -1,11 +1,12 @@
-"""The model that a run's folder stands for, wherever a command takes a model."""
+"""Models in folders: that of a run, that of this package, and adapters with the base that they are for."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
-from oncurve.constants import MODEL_FILES
+from oncurve.constants import ADAPTER_CONFIG, MODEL_FILES
 from oncurve.observe.record import METRICS
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import did_you_mean
@@ -70,3 +71,31 @@ def check_place(name: str) -> tuple[str, bool]:
             f"folder that the model was saved in, or the folder of a finished run"
         )
     return place, looks_local
+
+
+def is_adapter(place: str | Path) -> bool:
+    """Whether a folder holds an adapter rather than a model."""
+    return os.path.isfile(Path(place) / ADAPTER_CONFIG)  # False, not an error, in a closed folder
+
+
+def read_adapter(folder: str | Path) -> dict[str, object]:
+    """An adapter as peft wrote it: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
+    path = Path(folder) / ADAPTER_CONFIG
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise TypeError(f"a {type(described).__name__} instead of an object")
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return described
+
+
+def base_of(folder: str | Path) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter was made for. Raises CheckpointError if it names none."""
+    described = read_adapter(folder)
+    name, revision = described.get("base_model_name_or_path"), described.get("revision")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            f"{folder}: its {ADAPTER_CONFIG} names no base model. Write base_model_name_or_path there"
+        )
+    return name, revision if isinstance(revision, str) else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,8 @@ from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
 from oncurve.policy.road import Road, find_road
-from oncurve.policy.sharding import fill
+from oncurve.policy.sharding import ReplicaPlace, fill
 from oncurve.policy.tensor_files import TensorFiles
-
-ReplicaPlace = Literal["device", "cpu", "none"]
-"""Place of this process's whole copy of a model in parts, to sample or to publish from."""
 
 
 class NotByParts(Exception):

@@ -28,7 +28,6 @@ from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.data.settings import DataSection
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
-from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import (
     LoadedModel,
@@ -41,14 +40,11 @@ from oncurve.policy.from_settings import (
     own_device,
     where_whole,
 )
-from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.model_folder import add_end_token
-from oncurve.policy.sharding import Sharding
+from oncurve.policy.sharding import Sharding, ZeroSettings
 from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
-from oncurve.policy.unread_model import copy_unread
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
-from oncurve.sample.event_loop import require_aiohttp
 from oncurve.sample.settings import SAMPLERS
 from oncurve.user_code import load_function
 
@@ -162,6 +158,8 @@ def make_policy(
         nn.Module.requires_grad_(model, False)
     _dither(model, config, compute, sharding)
     if device.type == "cuda" and compute == "bfloat16" and sharding is None and not few_bits:
+        from oncurve.policy.half_precision import halve_frozen_matrices  # lazy
+
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:
         nn.Module.to(model, device)
@@ -185,6 +183,8 @@ def make_policy(
 
 def _served_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> OutsideTeacher:
     """The teacher behind a server."""
+    from oncurve.sample.event_loop import require_aiohttp  # lazy
+
     require_aiohttp()
     asked = str(config.algorithm.teacher), tokenizer, config.model, config.rollouts.deadlines
     return extension("teacher behind a server")(*asked)
@@ -228,9 +228,21 @@ def _make_reference(
     reference = section.row().reference
     if not needs_copy(source, reference):
         return None
+    from oncurve.policy.unread_model import copy_unread  # lazy
+
     copied = copy_unread(loaded.model).requires_grad_(False)
     like(loaded.model, copied)
     return copied
+
+
+def settle(config: Config) -> tuple[Config, str | None]:
+    """The recipe with what it leaves to this machine settled: where completions are sampled, how weights get there.
+
+    With it the sentences that say so; None where nothing was left open.
+    """
+    if config.rollouts.type not in ("auto", "servers"):
+        return config, None
+    return extension("servers of a machine")(config)
 
 
 def make_sampler(config: Config, given: Given = NOTHING) -> Sampler:

@@ -22,7 +22,6 @@ from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.given import NOTHING, Given
-from oncurve.data.prompts_on_demand import PromptsOnDemand
 from oncurve.extensions import extension
 from oncurve.model.context import context_of
 from oncurve.observe.manifest import describe_run
@@ -34,7 +33,6 @@ from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import make_reward_function, with_early_grading
 from oncurve.run.assemble import make_algorithm, make_policy, make_sampler, with_episodes
 from oncurve.run.code_files import file_of, fingerprints, variables
-from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
 from oncurve.run.state import checksum
@@ -92,6 +90,8 @@ class Parts:
     """Sampler of measurements; None: that of training."""
     examining_reward: RewardFunction | None = None
     """Reward of measurements; None: that of training."""
+    correct_means: str = ""
+    """Meaning of "correct" in measurements, where the recipe's rewards do not say it."""
 
     @property
     def closing(self) -> list[Sampler | RewardFunction | OutsideTeacher]:
@@ -153,13 +153,16 @@ def make_parts(
     sampler, servers, ahead = make_shared_sampler(config, processes, data, interruption, given)
     if config.sft is None:
         return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, given, ahead)
+    from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward  # lazy
+
+    correct_means = ""
     if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
         reward_function.close()
-        reward_function = SameTextReward()
+        reward_function, correct_means = SameTextReward(), "the text is the demonstration's"
     shown = DemonstrationSampler(prompts.demonstrations)
     return Parts(
         config, policy, algorithm, shown, DemonstratedReward(), prompts, data, servers, given,
-        examining_sampler=sampler, examining_reward=reward_function,
+        examining_sampler=sampler, examining_reward=reward_function, correct_means=correct_means,
     )  # fmt: skip
 
 
@@ -172,7 +175,7 @@ def _make_checked_prompts(
     policy.reference_prompts = prompts.hinted
     for prompt in (*prompts.written, *prompts.during, *prompts.test):
         check_ids(policy.trained_model, prompt.prompt_ids)
-    if isinstance(prompts.train, PromptsOnDemand):
+    if not isinstance(prompts.train, list):
         prompts.train.check = lambda token_ids: check_ids(policy.trained_model, token_ids)
     for shown in prompts.shown:
         check_ids(policy.trained_model, shown.token_ids)
@@ -255,7 +258,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
     """The same, as this process sees it."""
     config = recorded(parts.config)
     digest = hashlib.sha256()
-    if isinstance(parts.prompts.train, PromptsOnDemand):
+    if not isinstance(parts.prompts.train, list):
         digest.update(parts.prompts.train.fingerprint.encode())
     for prompt in parts.prompts.written:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
@@ -373,7 +376,7 @@ def arithmetic(config: Config, prompts: Rendered) -> str:
     ]
     if prompts.during:
         lines[1] += f", {len(prompts.during):,} validation"
-    if isinstance(prompts.train, PromptsOnDemand):
+    if not isinstance(prompts.train, list):
         lines.append(
             "many rows: each is read when a step takes it. Evaluation rows were drawn by their places, so that equal "
             "questions may stand on both sides; in the place of a row that is too long comes the next one"

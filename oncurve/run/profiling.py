@@ -14,8 +14,8 @@ _ROWS = 40
 class Profiler:
     """Traces a step: ``trace_step_<n>.json.gz`` for ui.perfetto.dev, and ``trace_step_<n>.txt`` with the sums."""
 
-    def __init__(self, folder: Path, *, trace_step: int | None, is_main: bool) -> None:
-        """``trace_step`` counts from 1; None traces nothing."""
+    def __init__(self, folder: Path, *, trace_step: int, is_main: bool) -> None:
+        """``trace_step`` counts from 1."""
         self.folder, self.trace_step, self.is_main = folder, trace_step, is_main
         self._profile: profile | None = None
 

@@ -10,8 +10,7 @@ import yaml
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.redact import redact, redact_tree
-from oncurve.observe.run_model import resolve_model
-from oncurve.policy.lora import base_of, is_adapter
+from oncurve.observe.run_model import base_of, is_adapter, resolve_model
 from oncurve.policy.model_folder import merge_adapter
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import listed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,18 +12,19 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat
 from oncurve.data.datasets import hold_out
-from oncurve.data.demonstrations import Demonstration, demonstrated_chat, render_demonstrations
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.given import NOTHING, Given
-from oncurve.data.hints import with_hint
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
-from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import have_right_answer
 from oncurve.rewards.thinking import refuse_unknown_marks
 from oncurve.wording import counted
+
+if TYPE_CHECKING:
+    from oncurve.data.demonstrations import Demonstration
+    from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ def make_prompts(
         )
     hinted: dict[tuple[int, ...], tuple[int, ...]] = {}
     if config.algorithm.teacher_hint is not None:
-        if isinstance(train, PromptsOnDemand):
+        if not isinstance(train, list):
             train.see = lambda prompts: hinted.update(writer.hinted(prompts))
         else:
             hinted = writer.hinted(train)
@@ -197,6 +198,8 @@ class _Writer:
         return prompts
 
     def on_demand(self, part: StoredRows) -> PromptsOnDemand:
+        from oncurve.data.prompts_on_demand import PromptsOnDemand  # lazy
+
         return PromptsOnDemand(part, lambda rows: self._rendered(rows, self.config.data, None)[0], limit=self.limit)
 
     def _rendered(self, part: Rows, data: DataSection, limit: int | None) -> tuple[list[Prompt], list[Excluded]]:
@@ -222,6 +225,8 @@ class _Writer:
 
         Raises DataError for a column that a row lacks, and for a prompt that leaves no room for a completion.
         """
+        from oncurve.data.hints import with_hint  # lazy
+
         data = self.config.data
         rows = [with_hint(one.row, str(self.config.algorithm.teacher_hint), place=one.index) for one in prompts]
         tokenizer = cast("Any", self.tokenizer)
@@ -245,6 +250,9 @@ class _Writer:
         return shown
 
     def shown_on_demand(self, part: StoredRows, sft: SftSection) -> DemonstrationsOnDemand:
+        from oncurve.data.demonstrations import demonstrated_chat  # lazy
+        from oncurve.data.prompts_on_demand import DemonstrationsOnDemand  # lazy
+
         data = self.config.data
         chat = demonstrated_chat(part[:FIRST_ROWS], data.chat, cast("Any", self.tokenizer), data.template)
 
@@ -266,6 +274,8 @@ class _Writer:
         max_tokens: int | None = None,
         first: int = 0,
     ) -> tuple[list[Demonstration], list[Excluded]]:
+        from oncurve.data.demonstrations import render_demonstrations  # lazy
+
         return render_demonstrations(
             part,
             cast("Any", self.tokenizer),

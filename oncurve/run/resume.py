@@ -14,16 +14,14 @@ from rich.text import Text
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.given import NOTHING, Given
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
-from oncurve.extensions import extension
 from oncurve.observe.lock import RunLock
-from oncurve.observe.null_run_folder import NullRunFolder
-from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
+from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, write_text
 from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import resolved, validate_tree
 from oncurve.recipe.run_folder import flat, read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.assemble import make_algorithm, settle
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
 from oncurve.run.guards import KL_LIMIT, KlAlarm
 from oncurve.run.interruption import Interrupted, Interruption
@@ -139,11 +137,7 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
         _go_back(root, request.after)
     checkpoint, manifest = newest_good(root, strict=request.strict, warn=request.warn)
     config = asked_config(path, manifest, request.overrides, warn=request.warn)
-    asked = (
-        None
-        if request.given is None
-        else extension("servers of a machine")(with_epochs(request.given, request.objects))[0]
-    )
+    asked = None if request.given is None else settle(with_epochs(request.given, request.objects))[0]
     if asked is not None and not request.owns_process:  # a program says what it resumes, and means it
         place = {"folder": config.run.folder, "name": config.run.name}
         data = asked.data.model_copy(update={"now": asked.data.now or config.data.now})

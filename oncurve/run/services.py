@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,7 +21,9 @@ from oncurve.observe.tokens import TokenRecord
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.profiling import Profiler
+
+if TYPE_CHECKING:
+    from oncurve.run.profiling import Profiler
 from oncurve.run.step_log import Step, StepLog
 from oncurve.run_errors import CheckpointError
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -15,10 +16,8 @@ from rich.console import Console
 from oncurve.core.errors import ConfigError
 from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_chat
-from oncurve.extensions import extension
 from oncurve.observe.manifest import describe_run
-from oncurve.observe.null_run_folder import NullRunFolder
-from oncurve.observe.record import RunFolder
+from oncurve.observe.record import NullRunFolder, RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_place
 from oncurve.policy.from_settings import make_processes
@@ -27,15 +26,18 @@ from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
+from oncurve.run.assemble import settle
 from oncurve.run.guards import KlAlarm
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Result, Steps, finish, report
-from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume, run_and_step
 from oncurve.run.session import make_session
 from oncurve.run.ways import advice, describe_ways
 from oncurve.run_errors import Stopped
+
+if TYPE_CHECKING:
+    from oncurve.run.resume import Load, ResumeRequest
 
 MAX_RETURNS = 3
 """Most returns of a run after KL alarms; a coefficient eight times as high should have helped."""
@@ -70,11 +72,12 @@ def recipe_steps(
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
         given.check_place(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
-        settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
+        settled, placement = processes.broadcast_from_main(lambda: settle(config))
         config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
         announce(config, placement, given, console)
-        grace, is_alone = config.run.grace_seconds, processes.count == 1
-        interruption = Interruption(grace_seconds=grace, is_alone=is_alone, owns_process=owns_process)
+        interruption = Interruption(
+            grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=owns_process
+        )
         try:
             with interruption.listen():
                 interruption.join(processes)
@@ -103,6 +106,8 @@ def recipe_steps(
             text = "stopped before the first step; there is nothing to resume"
             raise Stopped(text, exit_code=interruption.exit_code) from None
         except KlAlarm as alarm:
+            from oncurve.run.resume import ResumeRequest  # lazy
+
             request = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
             result = yield from _go_back(alarm, request, processes)
         return _reported(result, console, processes)
@@ -151,6 +156,8 @@ def resume_steps(
     Raises CheckpointError if there is no good one; ConfigError if the recipe, the data, the group size or the number
     of processes changed and ``allow_change`` is not given.
     """
+    from oncurve.run.resume import ResumeRequest, resume, run_and_step  # lazy
+
     run, named = run_and_step(run)
     with _joined(run, overrides) as processes:
         console = audible(console, processes)
@@ -171,6 +178,8 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
     The same step with the same recipe would run away again. Raises the alarm if that happened MAX_RETURNS times, or if
     there is no such checkpoint.
     """
+    from oncurve.run.resume import go_below_limit, resume  # lazy
+
     for _ in range(MAX_RETURNS):
         step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
         request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)

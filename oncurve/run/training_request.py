@@ -16,7 +16,7 @@ from oncurve.episodes.from_settings import NO_QUESTION, give_rewards
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
 from oncurve.policy.own_code import refuse_own_code
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import read_text, read_tree, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.settings import RunSection

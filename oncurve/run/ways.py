@@ -18,8 +18,6 @@ from oncurve.algorithm.precision import HALF, multiplies_bfloat16
 from oncurve.algorithm.rounding import seed_of
 from oncurve.core.errors import OncurveError
 from oncurve.core.policy import torch_type
-from oncurve.model.count_weights import count
-from oncurve.model.module_caches import reasons_of, way_of
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
@@ -195,12 +193,16 @@ def _elsewhere(rollouts: RolloutSection | None) -> str | None:
 def _in_engine(model: PreTrainedModel) -> str:
     if supports(model):
         return "through our own layers"
+    from oncurve.model.module_caches import reasons_of, way_of  # lazy
+
     way, reasons = way_of(model), reasons_of(model)
     return f"through its modules with {way.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
 
 
 def _described(path: str) -> dict[str, object]:
     """Sizes and ways of the model that a config.json describes. Raises ValueError for what is no such model."""
+    from oncurve.model.count_weights import count  # lazy
+
     sizes = count(path)
     try:
         ways = ways_of_kind(AutoConfig.from_pretrained(path))

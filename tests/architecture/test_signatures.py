@@ -27,7 +27,7 @@ KEYWORDS = {
     "fleet.prefetch._AtOnce.submit": "an Executor",
     "model.trace_ranges.traced.around.call": "arguments of any function",
     "observe.manifest.describe_run": "facts of a run, written down as they are",
-    "observe.null_run_folder._nothing": "takes every call",
+    "observe.record._nothing": "takes every call",
     "policy.lora_forward.OneSum.__call__": "the forward of a layer of peft's",
     "policy.packed_attention.block_attention": "an attention function of transformers",
     "policy.packed_attention.packed_attention": "an attention function of transformers",
