@@ -107,7 +107,7 @@ BUGS = (
     Bug("run/guards.py", "self.num_silent + 1 if fraction >= 1 else 0",
         "self.num_silent + 1 if fraction >= 1 else self.num_silent", "silent steps need not follow each other",
         ("tests/resilience/test_guards.py",)),
-    Bug("recipe/algorithm_rules.py", "max_staleness=config.rollouts.staleness", "max_staleness=0",
+    Bug("recipe/preflight.py", "max_staleness=config.rollouts.staleness", "max_staleness=0",
         "losses that need no stale samples go with servers that run ahead", ("tests/recipe",)),
     Bug("report/usage.py", "if after < before) + (clock[-1] if clock else 0.0)", "if after < before)",
         "the time since the last resume is not paid",

@@ -90,8 +90,8 @@ def train(
 def _refuse_more(folder: Path, config: Config) -> None:
     """Raises ConfigError where a finished run is asked for with another recipe than it had."""
     from oncurve.recipe.run_folder import read_run_config  # lazy
-    from oncurve.run.assemble import settle  # lazy
-    from oncurve.run.parts import recorded  # lazy
+    from oncurve.run.builder import settle  # lazy
+    from oncurve.run.identity import recorded  # lazy
     from oncurve.run.rendered import with_epochs  # lazy
     from oncurve.run.resume import config_differences, finished  # lazy
 

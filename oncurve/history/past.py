@@ -20,7 +20,7 @@ from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_ro
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.builder import make_algorithm
 from oncurve.run.rendered import split_rows
 
 

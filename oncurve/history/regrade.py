@@ -22,7 +22,7 @@ from oncurve.recipe.schema import Config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.section import RewardSection
-from oncurve.rewards.terms import make_reward_function
+from oncurve.run.builder import make_rewards
 from oncurve.wording import counted
 
 NUM_EXAMPLES = 20
@@ -160,7 +160,7 @@ def rewards_of(run: PastRun, other: str | Callable[..., Any] | None) -> tuple[Re
                 f"{run.path}: its reward was a Python object, which is not in the folder. Name one: --with file.py:name"
             )
         return (
-            make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps),
+            make_rewards(config),
             config,
             "its own reward, as it is now",
         )
@@ -169,7 +169,7 @@ def rewards_of(run: PastRun, other: str | Callable[..., Any] | None) -> tuple[Re
         return from_function(other, name=name, total_steps=config.run.steps), config, name
     sections = _sections(config, other)
     changed = config.model_copy(update={"rewards": sections})
-    return make_reward_function(sections, seed=config.run.seed, total_steps=config.run.steps), changed, other
+    return make_rewards(changed), changed, other
 
 
 def _sections(config: Config, other: str) -> list[RewardSection]:

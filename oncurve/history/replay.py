@@ -35,11 +35,9 @@ from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.grading_failures import check_any_graded
-from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm, make_sampler
+from oncurve.run.builder import Parts, make_algorithm, make_parts, make_rewards, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.interruption import Interruption
-from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
 from oncurve.run.training import joined, recipe_steps
 
@@ -363,7 +361,7 @@ class _Opener:
                 config = config.model_copy(update={"rewards": graded_by.rewards})
                 said.append(f"reward {described}")
             else:
-                function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps)
+                function = make_rewards(config)
             prompts = [group.prompt for group in groups for _ in group.completions]
             completions = [one for group in groups for one in group.completions]
             graded = parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions))

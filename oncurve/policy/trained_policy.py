@@ -23,12 +23,12 @@ from oncurve.model.allocator import give_back
 from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import set_trust, trust_of
 from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
+from oncurve.policy.device_memory import in_smaller_parts, moving_weights
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
 from oncurve.policy.road import Road, find_road
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import ReplicaPlace, Sharding, ZeroSettings
-from oncurve.policy.shortage import in_smaller_parts, moving_weights
 
 if TYPE_CHECKING:
     from transformers.modeling_layers import GradientCheckpointingLayer

@@ -17,7 +17,7 @@ from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
-from oncurve.data.from_settings import Rows, shared_columns
+from oncurve.data.from_settings import Rows
 from oncurve.data.given import NOTHING
 from oncurve.data.prompt_check import shown_demonstration, shown_prompt
 from oncurve.data.prompts import (
@@ -37,14 +37,14 @@ from oncurve.model.context import context_of
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
-from oncurve.recipe.algorithm_rules import check_algorithm
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.probes import describe_probes, judge_probes, run_probes
 from oncurve.rewards.references import describe_references
 from oncurve.rewards.section import RewardSection
-from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
-from oncurve.run.assemble import make_policy
+from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer
+from oncurve.run.builder import make_policy, make_rewards
 from oncurve.run.rendered import check_thinking, make_prompts, split_rows
 from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.engine import InProcessEngine
@@ -129,9 +129,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     if isinstance(parts[0], StoredRows):
         console.print(f"many rows: the first {CHECKED_ROWS:,} of {len(parts[0]):,} are checked", highlight=False)
         parts = (list(parts[0][:CHECKED_ROWS]), *parts[1:])
-    columns = shared_columns(parts)
-    function = make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps)
-    with closing(function) as reward_function:
+    with closing(make_rewards(config, rows=parts)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 

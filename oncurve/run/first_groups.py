@@ -14,7 +14,7 @@ from oncurve.core.records import Group, Prompt, Reward
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import rollout_metrics
 from oncurve.recipe.schema import Config
-from oncurve.run.parts import make_parts
+from oncurve.run.builder import make_parts
 from oncurve.run.ways import slow_rate
 from oncurve.stats import wilson_interval
 

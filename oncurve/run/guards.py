@@ -13,7 +13,7 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError, is_out_of_memory, release
 from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Mean
-from oncurve.policy.shortage import check_alone, check_smaller
+from oncurve.policy.device_memory import check_alone, check_smaller
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10

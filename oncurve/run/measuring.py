@@ -17,21 +17,20 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.sampler import Sampler
-from oncurve.data.from_settings import Rows, shared_columns
+from oncurve.data.from_settings import Rows
 from oncurve.data.prompts import describe_chat
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
-from oncurve.model.context import context_of
 from oncurve.observe.record import RunFolder
 from oncurve.observe.run_model import is_run
 from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.terms import describe_correct, make_loose_reward, make_reward_function
-from oncurve.run.assemble import make_policy, make_sampler
-from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
+from oncurve.rewards.terms import describe_correct, make_loose_reward
+from oncurve.run.builder import make_policy, make_rewards, make_sampler, prompts_for
+from oncurve.run.rendered import benchmark_rows, split_rows
 from oncurve.run.session import keep_evaluation
 from oncurve.run.ways import describe_sampling, describe_weights
 from oncurve.run_errors import Stopped
@@ -99,11 +98,7 @@ def evaluate_models(
         raise ConfigError(f"{output}: already holds a finished evaluation. Choose another --output, or remove it")
     console.print(f"evaluation: {output}", highlight=False)
     rows = rows or split_rows(config)
-    columns = shared_columns(rows)
-    strict, loose = (
-        make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps),
-        make_loose_reward(),
-    )
+    strict, loose = make_rewards(config, rows=rows), make_loose_reward()
     try:
         evaluations = [
             _measured(
@@ -144,7 +139,7 @@ def _labels(models: Sequence[str]) -> list[str]:
 
 def _measured(
     config: Config,
-    rows: tuple[Rows, ...],
+    rows: tuple[Rows, Rows, Rows, Rows],
     strict: RewardFunction,
     loose: RewardFunction,
     unfinished: Path,
@@ -158,13 +153,8 @@ def _measured(
     console.print(describe_sampling(policy, config.rollouts), markup=False, highlight=False, soft_wrap=True)
     weights = describe_weights(policy)
     console.print(weights, markup=False, highlight=False, soft_wrap=True)
-    context = context_of(policy.model.config)
-    prompts = make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
-    sampler, params, samples = (
-        make_sampler(config),
-        config.evaluation_sampling(),
-        config.evaluation.samples,
-    )
+    prompts = prompts_for(config, policy, rows=rows).test
+    sampler, params, samples = make_sampler(config), config.evaluation_sampling(), config.evaluation.samples
     settings = {
         "model": config.model,
         "sampler": config.rollouts.type,

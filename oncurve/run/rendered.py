@@ -294,3 +294,37 @@ def with_epochs(config: Config, given: Given = NOTHING) -> Config:
         return config
     steps = config.steps_over(len(split_rows(config, given)[0]))
     return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
+
+
+def count_prompts(prompts: Rendered) -> dict[str, int]:
+    """Numbers of prompts by their use, for the manifest."""
+    return {
+        "training": len(prompts.train),
+        "test": len(prompts.test),
+        "held_out": len(prompts.during),
+        "too_long": len(prompts.excluded),
+    }
+
+
+def arithmetic(config: Config, prompts: Rendered) -> str:
+    """The arithmetic of the batch in a few lines; a run's page has all of it."""
+    run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
+    updates = counted(config.updates_per_step, "update")
+    lines = [
+        f"each step: {run.prompts_per_step} prompts x {size} completions = {count} completions, {updates}",
+        f"the run: {counted(run.steps, 'step')}, {len(prompts.train):,} training prompts "
+        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {len(prompts.test):,} test",
+    ]
+    if prompts.during:
+        lines[1] += f", {len(prompts.during):,} validation"
+    if not isinstance(prompts.train, list):
+        lines.append(
+            "many rows: each is read when a step takes it. Evaluation rows were drawn by their places, so that equal "
+            "questions may stand on both sides; in the place of a row that is too long comes the next one"
+        )
+    if prompts.excluded:
+        what, limit = "prompt", "the model's context"
+        if config.sft is not None:
+            what, limit = "row", f"sft.max_tokens={config.sft.max_tokens}" if config.sft.max_tokens else limit
+        lines.append(f"left out: {counted(len(prompts.excluded), what)} too long for {limit}")
+    return "\n".join(lines)

@@ -21,11 +21,11 @@ from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import resolved, validate_tree
 from oncurve.recipe.run_folder import flat, read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm, settle
+from oncurve.run.builder import Parts, make_algorithm, make_parts, settle
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
 from oncurve.run.guards import KL_LIMIT, KlAlarm
+from oncurve.run.identity import identity, recorded
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.parts import Parts, identity, make_parts, recorded
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session

@@ -15,12 +15,11 @@ from oncurve.core.batch import Batch
 from oncurve.core.loop import StepSchedule
 from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Group, Mean, Reward
-from oncurve.model.out_of_memory import memory_error_as
-from oncurve.observe.step_record import step_path, write_step
 from oncurve.observe.tokens import TokenRecord
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run_errors import memory_error_as
 
 if TYPE_CHECKING:
     from oncurve.run.profiling import Profiler
@@ -109,6 +108,8 @@ class Run(StepSchedule):
         if done == 1 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
             self.log.folder.write_rollouts(done, groups, graded, advantages.tolist(), tokens=self.tokens)
         if self.records_all and self.log.processes.is_main:
+            from oncurve.observe.step_record import step_path, write_step  # lazy
+
             write_step(step_path(self.log.folder.path, done), groups, graded, advantages.tolist())
 
     def add_up(self) -> Mapping[str, Mean]:

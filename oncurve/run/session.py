@@ -31,10 +31,10 @@ from oncurve.policy.final_model import MODEL_TYPES, write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_loose_reward
+from oncurve.run.builder import Parts
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.parts import Parts
 from oncurve.run.rendered import Rendered
 from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run

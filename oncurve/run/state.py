@@ -25,7 +25,6 @@ from torch import Tensor
 from oncurve.algorithm.precision import HALF
 from oncurve.core.records import Group, Reward
 from oncurve.observe.checksums import FileSum
-from oncurve.observe.step_record import read_groups, write_step
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
@@ -141,6 +140,8 @@ def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None
     (folder / STATE).write_text(text + "\n", encoding="utf-8")
     for step, groups in snapshot.ahead.items():
         none = [[Reward(None, error="not graded yet") for _ in group.completions] for group in groups]
+        from oncurve.observe.step_record import write_step  # lazy
+
         write_step(folder / AHEAD.format(step), groups, none, [[math.nan for _ in graded] for graded in none])
     if snapshot.weights is None:
         return
@@ -161,6 +162,8 @@ def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None
 def read_ahead(folder: Path) -> dict[int, list[Group]]:
     """The groups of coming steps that a verified checkpoint holds. Raises DataError if they cannot be read."""
     files = {int(path.stem.removeprefix("ahead_")): path for path in folder.glob("ahead_*.parquet")}
+    from oncurve.observe.step_record import read_groups  # lazy
+
     return {step: list(read_groups(path).groups) for step, path in sorted(files.items())}
 
 

@@ -18,8 +18,8 @@ from oncurve.doctor.live import Watch
 from oncurve.observe.measure import age_metrics, rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
+from oncurve.policy.device_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.rewards.grading_failures import check_any_graded, check_errors, describe_failures
 from oncurve.run.checkpointer import Checkpointer
 

@@ -17,22 +17,19 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
 from oncurve.data.datasets import adapt_given_rows
-from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.evaluate.evaluation import Evaluation
-from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
-from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_policy, with_episodes
-from oncurve.run.parts import Parts, make_parts, weights_checksum
-from oncurve.run.rendered import make_prompts, split_rows
+from oncurve.run.builder import Parts, make_parts, make_policy, make_rewards, prompts_for, with_episodes
+from oncurve.run.identity import weights_checksum
+from oncurve.run.rendered import split_rows
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.session import Evaluator
 from oncurve.run.step_log import Step
@@ -210,15 +207,9 @@ class Trainer:
             config = validate_tree(tree, source="Trainer.evaluate")
             given = replace(given, evaluation_rows=rows)
         policy = self.policy
-        context, rows = context_of(policy.model.config), split_rows(config, given)
-        prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
-        reward_function = make_reward_function(
-            config.rewards,
-            seed=config.run.seed,
-            total_steps=config.run.steps,
-            given=given.rewards,
-            columns=shared_columns(rows),
-        )
+        rows = split_rows(config, given)
+        prompts = prompts_for(config, policy, rows=rows, given=given).test
+        reward_function = make_rewards(config, rows=rows, given=given)
         sampler = with_episodes(InProcessEngine(config.sampling()), config, given)
         params, samples = config.evaluation_sampling(), config.evaluation.samples
         evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)

@@ -22,15 +22,15 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_place
 from oncurve.policy.from_settings import make_processes
 from oncurve.policy.settings import PolicySection
-from oncurve.recipe.algorithm_rules import check_algorithm
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
-from oncurve.run.assemble import settle
+from oncurve.run.builder import make_parts, settle
 from oncurve.run.guards import KlAlarm
+from oncurve.run.identity import identity
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
-from oncurve.run.rendered import with_epochs
+from oncurve.run.rendered import arithmetic, count_prompts, with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.session import make_session
 from oncurve.run.ways import advice, describe_ways

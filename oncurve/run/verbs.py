@@ -40,7 +40,7 @@ from oncurve.recipe.load import validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm, make_policy
+from oncurve.run.builder import make_algorithm, make_policy
 from oncurve.sample.engine import InProcessEngine
 
 

@@ -32,7 +32,7 @@ KEYWORDS = {
     "policy.packed_attention.block_attention": "an attention function of transformers",
     "policy.packed_attention.packed_attention": "an attention function of transformers",
     "rewards.grammar.lexemes.NumberLexer.add": "properties of a token",
-    "run.assemble._own_formula.called": "a formula of the user's",
+    "run.own_formula.own_formula.called": "a formula of the user's",
     "run.stages.sft": "sections of a recipe, from Python",
     "run.trainer.Trainer.__init__": "sections of a recipe, from Python",
     "run.trainer.train": "sections of a recipe, from Python",

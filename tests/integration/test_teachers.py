@@ -19,7 +19,7 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
 from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 from oncurve.run.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import oncurve
 from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.recipe.load import load_config
-from oncurve.run.parts import code_fingerprints
+from oncurve.run.identity import code_fingerprints
 from oncurve.run.resume import finished
 from oncurve.run.training import recipe_steps, resume_run
 

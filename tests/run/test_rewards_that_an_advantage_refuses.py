@@ -22,7 +22,7 @@ from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.weighted_sum import Term, WeightedSum
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.builder import make_algorithm
 from oncurve.run.verbs import Scores
 
 RECIPE = [
