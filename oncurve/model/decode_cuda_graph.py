@@ -81,8 +81,7 @@ class RecordedLayers(TorchLayers):
     On a CPU, or with ``records`` off, the same step runs operation by operation.
     """
 
-    reads_anywhere: ClassVar[bool] = False
-    """A row costs the same in every slot."""
+    draws: ClassVar[bool] = True
 
     def __init__(
         self,

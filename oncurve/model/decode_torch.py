@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -155,6 +156,11 @@ Mixed = Callable[[Tensor, Layer, LayerCache], Tensor]
 
 class TorchLayers:
     """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
+
+    draws: ClassVar[bool] = False
+    """They draw tokens themselves."""
+    reads_anywhere: ClassVar[bool] = False
+    """A row costs the same in every slot."""
 
     def __init__(
         self, backbone: Backbone, weights: Sequence[LayerWeights], ops: Ops, compute_type: torch.dtype, *, slots: int

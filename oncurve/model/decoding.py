@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -88,8 +88,6 @@ class LayerDecoder:
         self.head = ops.head_matrix(head.detach(), head_type(self.device, given, backbone.wide), head_key)
         self.weights = backbone.weights(given)
         self.layers: NativeLayers | TorchLayers
-        self.recorded: RecordedLayers | None = None
-        """The layers on a GPU, which repeats their steps and draws by itself."""
         if isinstance(ops, NativeOps):
             self.layers = NativeLayers(backbone, ops, self.slots)
         elif self.device.type == "cpu":
@@ -101,8 +99,7 @@ class LayerDecoder:
             from oncurve.model.decode_flash import FlashLayers, can_decode  # lazy
 
             kind = FlashLayers if can_decode(backbone.sizes, given, self.device) else RecordedLayers
-            self.recorded = kind(backbone, self.weights, ops, given, slots=self.slots, records=self.records)
-            self.layers = self.recorded
+            self.layers = kind(backbone, self.weights, ops, given, slots=self.slots, records=self.records)
 
     @traced("prefill")
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
@@ -184,15 +181,19 @@ class LayerDecoder:
         return True
 
     @property
+    def recorded(self) -> RecordedLayers | None:
+        """The layers, if they repeat recorded steps and draw by themselves, as on a GPU."""
+        return cast("RecordedLayers", self.layers) if self.layers.draws else None
+
+    @property
     def draws(self) -> bool:
         """Tokens may be drawn where logits are computed, by ``draw``."""
-        return self.recorded is not None
+        return self.layers.draws
 
     @property
     def mover(self) -> LayerDecoder | None:
         """This decoder; None where rows are read as fast wherever they lie."""
-        reads_anywhere = isinstance(self.layers, NativeLayers) or (self.recorded and self.recorded.reads_anywhere)
-        return None if reads_anywhere else self
+        return None if self.layers.reads_anywhere else self
 
     @traced("decode")
     def draw(
@@ -204,14 +205,15 @@ class LayerDecoder:
         logits and uniform numbers and gives tokens and log-probabilities; it is the same in all calls and reads nothing
         back from the device.
         """
-        assert self.recorded is not None
+        recorded = self.recorded
+        assert recorded is not None
         self._grow(int(places.numpy()[:, 1].max()) + 1)
 
         def choose_of(hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
             return choose(self.logits(hidden), uniform)
 
         asked = (tokens, self.angles, positions, places, self.caches)
-        return self.recorded.draw(*asked, uniform=uniform, choose=choose_of)
+        return recorded.draw(*asked, uniform=uniform, choose=choose_of)
 
     def close(self) -> None:
         """Give back what sampling has taken of a device's memory; nothing is decoded after that."""
@@ -219,9 +221,9 @@ class LayerDecoder:
             torch.cuda.synchronize(self.device)
         self.caches, self.weights = [], []
         self.keeper = None  # it knows this decoder, and both would wait for the collector of garbage
-        if self.recorded is not None:
-            self.recorded.recordings.clear()
-            self.recorded.layers.clear()
+        if (recorded := self.recorded) is not None:
+            recorded.recordings.clear()
+            recorded.layers.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
