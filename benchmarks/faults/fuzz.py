@@ -29,10 +29,10 @@ from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.recipe.find import described_recipes, find_recipe
+from oncurve.recipe.files import described_recipes, find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.run.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
-from oncurve.run.parts import recorded
+from oncurve.run.identity import recorded
 from oncurve.run.resume import asked_config, config_differences
 
 WEIRD: tuple[Any, ...] = (

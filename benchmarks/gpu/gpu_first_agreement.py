@@ -19,7 +19,7 @@ from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 from oncurve.sample.engine import InProcessEngine
 
 TIE = 1e-3

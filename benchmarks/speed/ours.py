@@ -18,7 +18,7 @@ from oncurve.core.grading import score
 from oncurve.core.records import Group
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
+from oncurve.run.builder import make_algorithm, make_policy, make_sampler
 
 GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
 LEARNING_RATE = 1e-6

@@ -15,7 +15,6 @@ from typing import Any
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.data import stored_rows
-from oncurve.data.fingerprint import Fingerprint, fingerprint, rows_fingerprint
 from oncurve.data.settings import FILE_TYPES
 from oncurve.data.stored_rows import StoredTable
 
@@ -70,6 +69,8 @@ class Given:
 
     def with_fingerprints(self) -> Given:
         """The same with the fingerprints of everything in it, taken now."""
+        from oncurve.data.fingerprint import Fingerprint, fingerprint, rows_fingerprint  # lazy
+
         fingerprints = {
             f"{kind} {name}": fingerprint(item)
             for kind, ones in (

@@ -263,7 +263,8 @@ class PlannedRun:
 
     @property
     def has_flash_kernel(self) -> bool:
-        """Packed rows attend through torch's flash kernel, see ``policy/flash_varlen.py``; heads of other sizes than it
+        """Packed rows attend through torch's flash kernel, see ``policy/packed_attention.py``;
+        heads of other sizes than it
         knows are not told apart here."""
         return self.layout.is_gpu and self.policy.packing and self.width == 2
 

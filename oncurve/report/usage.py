@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.observe.columns import Columns
-from oncurve.plan.hardware import Device, load_devices
+
+if TYPE_CHECKING:
+    from oncurve.plan.hardware import Device
 
 PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
 
@@ -26,16 +28,16 @@ class Phase:
 
 def phases(metrics: Columns) -> list[Phase]:
     """Time and tokens by phase, and the rest of the steps as "other"; phases that took no time are left out."""
-    found: list[Phase] = []
+    phases_found: list[Phase] = []
     for name in PHASES:
         seconds = metrics.total(f"time/{name}_seconds")
         moved = {"sample": "tokens/sampled", "train": "tokens/trained"}.get(name)
         if seconds > 0:
-            found.append(Phase(name, seconds, metrics.total(moved) if moved else None))
-    inside = sum(phase.seconds for phase in found if phase.name not in ("evaluate", "save"))
+            phases_found.append(Phase(name, seconds, metrics.total(moved) if moved else None))
+    inside = sum(phase.seconds for phase in phases_found if phase.name not in ("evaluate", "save"))
     if (other := metrics.total("time/step_seconds") - inside) > 0.01:
-        found.append(Phase("other", other, None))
-    return found
+        phases_found.append(Phase("other", other, None))
+    return phases_found
 
 
 def elapsed_seconds(metrics: Columns) -> float:
@@ -77,7 +79,11 @@ def spending(metrics: Columns, manifest: Mapping[str, Any], *, usd_per_hour: flo
     count = int(manifest.get("processes") or 1) if gpus else 1
     if usd_per_hour is not None:
         return Spending(device, count, hours, usd_per_hour, f"{usd_per_hour:g} USD per hour, as given")
-    priced = priced_device(gpus[0], load_devices()) if gpus else None
+    priced = None
+    if gpus:
+        from oncurve.plan.hardware import load_devices  # lazy
+
+        priced = priced_device(gpus[0], load_devices())
     if priced is None or priced.on_demand is None:
         return Spending(device, count, hours, None, "no price of this device is known; give it with --usd-per-hour")
     dated = f", {priced.priced}" if priced.priced else ""
@@ -88,6 +94,7 @@ def spending(metrics: Columns, manifest: Mapping[str, Any], *, usd_per_hour: flo
 def priced_device(name: str, devices: Mapping[str, Device]) -> Device | None:
     """The row of the table for what a driver calls its GPU: the longest row whose every word is in the name.
 
+    >>> from oncurve.plan.hardware import load_devices
     >>> priced_device("NVIDIA A100-SXM4-80GB", load_devices()).name
     'A100-80GB'
     """

@@ -17,22 +17,19 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
 from oncurve.data.datasets import adapt_python_rows
-from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.evaluate.evaluation import Evaluation
-from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
-from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_policy, with_episodes
-from oncurve.run.parts import Parts, make_parts, weights_checksum
-from oncurve.run.rendered import make_prompts, split_rows
+from oncurve.run.builder import Parts, make_parts, make_policy, make_rewards, prompts_for, with_episodes
+from oncurve.run.identity import weights_checksum
+from oncurve.run.rendered import split_rows
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.session import Evaluator
 from oncurve.run.step_log import Step
@@ -201,25 +198,19 @@ class Trainer:
 
     def evaluate(self, data: Any = None) -> Evaluation:
         """The current weights on held-out problems: the recipe's own, or ``data``, in any form that a trainer takes."""
-        config, given = self.config, self._given
+        config, objects = self.config, self._given
         if data is not None:
-            kept = {key: value for key, value in config.data.model_dump().items() if key in KEPT_WITH_ROWS[:3]}
-            section, rows = data_section(data, kept)
+            options = {key: value for key, value in config.data.model_dump().items() if key in KEPT_WITH_ROWS[:3]}
+            section, rows = data_section(data, options)
             tree = config.model_dump()
             tree["evaluation"] = {**tree["evaluation"], "data": section}
             config = validate_tree(tree, source="Trainer.evaluate")
-            given = replace(given, evaluation_rows=rows)
+            objects = replace(objects, evaluation_rows=rows)
         policy = self.policy
-        context, rows = context_of(policy.model.config), split_rows(config, given)
-        prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
-        reward_function = make_reward_function(
-            config.rewards,
-            seed=config.run.seed,
-            total_steps=config.run.steps,
-            objects=given.rewards,
-            columns=shared_columns(rows),
-        )
-        sampler = with_episodes(InProcessEngine(config.sampling()), config, given)
+        rows = split_rows(config, objects)
+        prompts = prompts_for(config, policy, rows=rows, objects=objects).test
+        reward_function = make_rewards(config, rows=rows, objects=objects)
+        sampler = with_episodes(InProcessEngine(config.sampling()), config, objects)
         params, samples = config.evaluation_sampling(), config.evaluation.samples
         evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
         try:
@@ -239,7 +230,7 @@ class Trainer:
         """The model with its current weights; loaded when it is first needed."""
         if self._policy is None:
             quiet_libraries()
-            self._policy = make_policy(self.config, given=self._given)
+            self._policy = make_policy(self.config, objects=self._given)
         return self._policy
 
     def hold_model(self, *, for_later: bool = True) -> nn.Module:
@@ -259,7 +250,7 @@ class Trainer:
             config,
             self._recipe,
             console=Console(),
-            given=replace(self._given, base_sha256=None),
+            objects=replace(self._given, base_sha256=None),
             owns_process=False,
             load=self._load,
         )
@@ -271,7 +262,7 @@ class Trainer:
         run = self.config.run.model_copy(update={"name": self.folder.name})
         return resume_steps(
             self.folder,
-            given=self.config.model_copy(update={"run": run}),
+            new_config=self.config.model_copy(update={"run": run}),
             objects=self._given,
             owns_process=False,
             load=self._load,

@@ -18,8 +18,6 @@ from oncurve.algorithm.precision import HALF, multiplies_bfloat16
 from oncurve.algorithm.rounding import seed_of
 from oncurve.core.errors import OncurveError
 from oncurve.core.policy import torch_type
-from oncurve.model.count_weights import count
-from oncurve.model.module_caches import cache_kind_of, reasons_of
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
@@ -126,7 +124,9 @@ def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
     """A warning of a learning rate at which so few weights hardly move; None where it is at least a tenth of usual."""
     if config.optimizer.type == "muon" or config.optimizer.learning_rate == 0:
         return None
-    weights = sum(policy.backend.full_shape(one).numel() for one in trained_parameters(policy.model).values())
+    weights = sum(
+        policy.backend.full_shape(parameter).numel() for parameter in trained_parameters(policy.model).values()
+    )
     usual = 1e-5 if config.policy.lora is not None else next((r for n, r in USUAL_RATES if weights <= n), 0.0)
     if config.optimizer.learning_rate > 0.1 * usual:
         return None
@@ -141,12 +141,14 @@ def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
 
     Raises CheckpointError or SamplerError for a kind that cannot be.
     """
-    found = ways_of_kind(model_config, packing=config.policy.packing, trust_remote_code=config.policy.trust_remote_code)
-    if found is None:
+    descriptions = ways_of_kind(
+        model_config, packing=config.policy.packing, trust_remote_code=config.policy.trust_remote_code
+    )
+    if descriptions is None:
         return "model: how it is trained and sampled is found when it is loaded; there is no small model of its kind"
     return (
-        f"model: trained with {found[0]}; sampled {_elsewhere(config.rollouts) or found[1]} (shown by a small model of "
-        f"its kind; the model itself is tried when it is loaded)"
+        f"model: trained with {descriptions[0]}; sampled {_elsewhere(config.rollouts) or descriptions[1]} (shown by a "
+        f"small model of its kind; the model itself is tried when it is loaded)"
     )
 
 
@@ -195,18 +197,22 @@ def _elsewhere(rollouts: RolloutSection | None) -> str | None:
 def _in_engine(model: PreTrainedModel) -> str:
     if supports(model):
         return "through our own layers"
-    way, reasons = cache_kind_of(model), reasons_of(model)
-    return f"through its modules with {way.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
+    from oncurve.model.module_caches import cache_kind_of, reasons_of  # lazy
+
+    kind, reasons = cache_kind_of(model), reasons_of(model)
+    return f"through its modules with {kind.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
 
 
 def _described(path: str) -> dict[str, object]:
     """Sizes and ways of the model that a config.json describes. Raises ValueError for what is no such model."""
+    from oncurve.model.count_weights import count  # lazy
+
     sizes = count(path)
     try:
-        ways = ways_of_kind(AutoConfig.from_pretrained(path))
+        descriptions = ways_of_kind(AutoConfig.from_pretrained(path))
     except OncurveError as error:
-        ways = f"is refused when it is loaded: {error}", ""
-    return {**sizes, "ways": ways}
+        descriptions = f"is refused when it is loaded: {error}", ""
+    return {**sizes, "ways": descriptions}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
@@ -12,7 +13,9 @@ from oncurve.model.decode_proof import Proof
 from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.row_budget import RowBudget
 from oncurve.sample.settings import SamplingKeys
-from oncurve.sample.turns import EngineTurns, Turns
+
+if TYPE_CHECKING:
+    from oncurve.sample.turns import Turns
 
 
 class InProcessEngine(RowEngine):
@@ -48,6 +51,8 @@ class InProcessEngine(RowEngine):
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:
         """Turns of the current weights; they happen in the thread that advances them."""
+        from oncurve.sample.turns import EngineTurns  # lazy
+
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
         return EngineTurns(self._policy, params, self.decoders)

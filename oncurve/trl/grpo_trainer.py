@@ -19,8 +19,7 @@ from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.core.grading import score
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm
-from oncurve.run.parts import Parts
+from oncurve.run.builder import Parts, make_algorithm
 from oncurve.run.snapshot import is_trained_whole
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer

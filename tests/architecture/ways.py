@@ -20,7 +20,7 @@ import oncurve
 from oncurve.core.batch import Batch
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.training import run_recipe
 from oncurve.section import Section

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from oncurve.recipe.algorithm_rules import check_algorithm
+
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.messages import known_keys
 from oncurve.recipe.schema import Config

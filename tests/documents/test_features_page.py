@@ -19,7 +19,7 @@ from oncurve.cli.app import app
 from oncurve.core.errors import OncurveError
 from oncurve.doctor.diagnose import check_names
 from oncurve.observe.metrics import explain
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, parse_config
 
 ROOT = Path(__file__).resolve().parents[2]

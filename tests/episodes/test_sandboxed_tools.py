@@ -20,7 +20,7 @@ from oncurve.data.given import NOTHING
 from oncurve.episodes.from_settings import make_tools
 from oncurve.episodes.tools import sandboxed_tool
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.sandbox import tiers
 from oncurve.sandbox.failures import SandboxUnavailable

@@ -14,7 +14,7 @@ from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Prompt
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy, make_sampler
+from oncurve.run.builder import make_policy, make_sampler
 
 RECIPE = """
 model: embedded

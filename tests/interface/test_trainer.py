@@ -18,7 +18,7 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import read_tree
 from oncurve.run.trainer import Trainer
 

@@ -80,7 +80,7 @@ def test_bfloat16_gradients_are_as_near_to_float64_as_those_of_the_padded_model(
         for what, found_in in errors.items():
             with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as change:
                 if what == "padded":
-                    change.setattr("oncurve.model.head.is_plain_head", lambda _: False)
+                    change.setattr("oncurve.policy.forward.is_plain_head", lambda _: False)
                 _, found = gradients(make(family, seed=seed), batch, packed=what == "packed")
             square = sum(float((found[n].double() - exact[n]).square().sum()) for n in exact)
             found_in.append((square / sum(float(exact[n].square().sum()) for n in exact)) ** 0.5)

@@ -16,7 +16,7 @@ from oncurve.core.decoder import ModuleDecoder, RowCache
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.model import decode_proof as proof
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
@@ -83,7 +83,7 @@ def assert_same(found: list[Group], expected: list[Group]) -> None:
 def through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode as a GPU does, step by step."""
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
 
 
 @pytest.mark.usefixtures("through_torch")

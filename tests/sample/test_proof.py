@@ -14,7 +14,7 @@ from torch import Tensor
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.model import decode_proof as proof
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_proof import Proof, mismatch
 from oncurve.model.decoding import LayerDecoder
@@ -28,7 +28,7 @@ MakePolicy = Callable[..., TrainedPolicy]
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
     monkeypatch.setattr(proof, "needs_proof", lambda backbone: True)
 
 

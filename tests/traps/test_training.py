@@ -19,7 +19,7 @@ from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy as policy_of_recipe
+from oncurve.run.builder import make_policy as policy_of_recipe
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:

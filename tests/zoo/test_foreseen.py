@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def test_the_way_is_foreseen(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     from oncurve.policy.model_folder import load_tokenizer
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
+    from oncurve.run.builder import make_policy
     from oncurve.run.ways import describe_ways, foresee_ways
 
     make_zoo_model(name).save_pretrained(tmp_path)

@@ -95,7 +95,7 @@ def _reference(place: Path) -> Any:
 
 def _policy(place: Path, *overrides: str) -> TrainedPolicy:
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
+    from oncurve.run.builder import make_policy
 
     return make_policy(parse_config("{data: {type: word_problems}}", [f"model={place}", *overrides], source="zoo"))
 
