@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.algorithm.precision import HALF
-from oncurve.algorithm.presets import Advantage, build
+from oncurve.algorithm.presets import Advantage
 from oncurve.algorithm.rounding import like, use_dither
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.core.algorithm import Algorithm
@@ -60,25 +60,20 @@ log = logging.getLogger(__name__)
 
 def make_algorithm(config: Config) -> Algorithm:
     """The row of the table of algorithms, with the recipe's choices and functions."""
-    own: dict[str, Any] = config.algorithm.choices()
-    if config.algorithm.function is not None:
-        own["loss"] = _own_formula(config.algorithm.function, where="algorithm.function")
-    if config.algorithm.advantage_function is not None:
-        place = config.algorithm.advantage_function
-        own["advantage"] = _own_formula(place, where="algorithm.advantage_function")
-    made = build(
-        config.algorithm.row_name,
-        group_size=config.algorithm.group_size,
-        max_completion_tokens=config.rollouts.max_completion_tokens,
-        loss_options=config.algorithm.loss_options,
+    section = config.algorithm
+    made = section.make(
+        config.sampling(),
+        loss=_own_formula(section.function, where="algorithm.function"),
+        advantage=_own_formula(section.advantage_function, where="algorithm.advantage_function"),
         part_weights=part_weights(config.rewards),
-        **own,
     )
     return replace(made, advantage=_stopping(made.advantage))
 
 
-def _own_formula(location: str, *, where: str) -> Callable[..., Any]:
-    """A function of the user's; what it raises, beside a lack of memory, says whose it is and where."""
+def _own_formula(location: str | None, *, where: str) -> Callable[..., Any] | None:
+    """A function of the user's, if there is one; what it raises, beside a lack of memory, says whose it is."""
+    if location is None:
+        return None
     function = load_function(location, where=where)
 
     @wraps(function)

@@ -17,7 +17,7 @@ from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.loop import train
 from oncurve.core.records import Prompt, Reward, SamplingParams
-from oncurve.core.sampler import Sampler
+from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.data.demonstrations import Demonstration
 from oncurve.doctor.live import Watch
 from oncurve.evaluate.analysis import analysis_markdown
@@ -336,7 +336,7 @@ def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[s
 def demonstrated_loss(policy: TrainedPolicy, shown: Sequence[Demonstration]) -> float:
     """Mean of -log p over all tokens of some demonstrations under the current weights, in nats."""
     prompts = [one.prompt for one in shown]
-    batch = collate(DemonstrationSampler(shown).sample(prompts, 1), torch.ones(len(prompts), 1))
+    batch = collate(DemonstrationSampler(shown).sample(SamplingRequest(prompts, 1)), torch.ones(len(prompts), 1))
     logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
     assert logprobs is not None
     return -float(logprobs[batch.mask.to(logprobs.device)].mean())

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_given_rows
 from oncurve.data.from_settings import shared_columns
 from oncurve.data.given import data_section
@@ -195,7 +196,7 @@ class Trainer:
         engine.load_weights(policy, version=policy.num_updates)
         self._asked += 1
         try:
-            return engine.sample(prompts, n, step=-self._asked)
+            return engine.sample(SamplingRequest(prompts, n, -self._asked))
         finally:
             engine.close()
 
