@@ -312,7 +312,7 @@ class PlannedRun:
         """Learning rate of a step, where servers get what changed of the weights, in bfloat16; None: they get all."""
         if self.rollouts.deltas is None or self.trains_adapter:
             return None
-        return self.config.optimizer.learning_rate * self.config.updates_per_step
+        return self.config.optimizer.rate_of(self.config.updates_per_step)
 
     # -- what does not go together
 
