@@ -15,10 +15,10 @@ from rich.text import Text
 
 from oncurve import tables
 from oncurve.core.errors import DataError
-from oncurve.evaluate.evaluation import Evaluation, Example, Share
+from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text
-from oncurve.wording import counted
+from oncurve.wording import counted, decimals, interval, p_text, percent, points, signed_decimals, signed_points
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -237,12 +237,13 @@ class Comparison:
         if not self.is_binary:
             one = self.reward
             lines.append(
-                f"reward: {one.before.value:.3f} before, {one.after.value:.3f} after training, {one.change:+.3f} "
-                f"[{one.low:+.3f}, {one.high:+.3f}] ({one.after.total} test problems)"
+                f"reward: {decimals(one.before.value)} before, {decimals(one.after.value)} after training, "
+                f"{signed_decimals(one.change)} {interval(one.low, one.high, signed_decimals)} "
+                f"({one.after.total} test problems)"
             )
         if self.judges("correct"):
             before, after = self.before.correct, self.after.correct
-            shares = f"{before.fraction:.1%} before, {after.fraction:.1%} after training"
+            shares = f"{percent(before.fraction)} before, {percent(after.fraction)} after training"
             lines.append(f"correct: {shares} ({after.total} test problems)")
         return lines
 
@@ -251,13 +252,14 @@ class Comparison:
         cells = [] if self.is_binary else [_reward_cells(self.reward, between=between)]
         for row in self.rows:
             sides = [
-                f"{share.successes}{f'/{share.total}' if between == ' ' else ''} ({share.fraction:.1%})"
-                f"{between}{_interval(share)}"
+                f"{share.successes}{f'/{share.total}' if between == ' ' else ''} ({percent(share.fraction)})"
+                f"{between}{interval(share.low, share.high, points)}"
                 for share in (row.before, row.after)
             ]
             factor = f"{row.factor:.2f}x" if math.isfinite(row.factor) else "-"
-            change = f"{100 * row.change:+.1f}{between}{_interval(row)}"
-            cells.append((row.name, *sides, change, factor, _p_text(row.p_value)))
+            ends = interval(row.low, row.high, signed_points)
+            change = f"{signed_points(row.change)}{between}{ends}"
+            cells.append((row.name, *sides, change, factor, p_text(row.p_value)))
         return cells
 
 
@@ -339,15 +341,8 @@ def _change_lines(change: ExampleChange, names: tuple[str, str], max_characters:
 
 
 def _reward_cells(one: RewardChange, *, between: str) -> tuple[str, ...]:
-    sides = [f"{side.value:.3f}{between}[{side.low:.3f}, {side.high:.3f}]" for side in (one.before, one.after)]
-    change = f"{one.change:+.3f}{between}[{one.low:+.3f}, {one.high:+.3f}]"
-    return "mean reward", *sides, change, "-", _p_text(one.p_value)
-
-
-def _interval(of: Share | ComparisonRow) -> str:
-    sign = "+" if isinstance(of, ComparisonRow) else ""
-    return f"[{100 * of.low:{sign}.1f}, {100 * of.high:{sign}.1f}]"
-
-
-def _p_text(p_value: float) -> str:
-    return "<0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+    sides = [
+        f"{decimals(side.value)}{between}{interval(side.low, side.high, decimals)}" for side in (one.before, one.after)
+    ]
+    ends = interval(one.low, one.high, signed_decimals)
+    return "mean reward", *sides, f"{signed_decimals(one.change)}{between}{ends}", "-", p_text(one.p_value)

@@ -13,6 +13,7 @@ from oncurve import tables
 from oncurve.history.opened import OpenedStep, TokenView
 from oncurve.history.regrade import Regrade
 from oncurve.history.replay import Replay
+from oncurve.wording import decimals, percent
 
 MOST_PAIRS = 12
 """Pairs of verdicts in the table of agreement, the most frequent ones."""
@@ -23,7 +24,10 @@ def replay_text(found: Replay) -> Lines:
     """A replay as text: how it compares with the record, and the step."""
     lines: list[Text | Table] = [Text(line) for line in _verdict(found)]
     lines += [Text(line) for line in _gradient(found.step)]
-    lines += [_groups(found.step), _tokens("tokens that weigh most in the gradient", found.step, found.step.by_weight)]
+    lines += [
+        tables.terminal("groups by their share", GROUP_HEADS, group_rows(found.step, most=MAX_ROWS)),
+        _tokens("tokens that weigh most in the gradient", found.step, found.step.by_weight),
+    ]
     if any(abs(token.ratio - 1) > 1e-3 for token in found.step.by_ratio):
         lines.append(_tokens("tokens on which trainer and sampler differ most", found.step, found.step.by_ratio))
     if found.change is not None:
@@ -32,7 +36,7 @@ def replay_text(found: Replay) -> Lines:
             Text(f"with {found.change.described}, on the same completions:", style="bold"),
             Text(f"  {found.change.flipped} advantages change their sign; {_signal(found)}"),
             Text(
-                f"  cosine of the gradients {number_text(found.change.cosine)}; norm {was.norm:.4g} -> {now.norm:.4g}, "
+                f"  cosine of the gradients {decimals(found.change.cosine)}; norm {was.norm:.4g} -> {now.norm:.4g}, "
                 f"clipped {was.clipped_norm:.4g} -> {now.clipped_norm:.4g}"
             ),
         ]
@@ -69,15 +73,21 @@ def _gradient(step: OpenedStep) -> Iterator[str]:
     yield f"tokens: {trained:,} trained on, {step.num_without_weight:,} of them weigh nothing (clipped or masked)"
 
 
-def _groups(step: OpenedStep) -> Table:
+GROUP_HEADS = ("prompt", "rewards", "advantages", "of the gradient")
+
+
+def group_rows(step: OpenedStep, *, most: int | None = None, in_full: bool = False) -> list[tuple[str, ...]]:
+    """The groups by their share of the gradient: rewards, advantages as a span or ``in_full``, and that share."""
     rows: list[tuple[str, ...]] = []
     order = sorted(range(len(step.groups)), key=lambda place: -step.group_shares[place])
-    for place in order[:MAX_ROWS]:
-        rewards = " ".join("-" if one.value is None else f"{one.value:g}" for one in step.rewards[place])
-        weights = step.advantages[place]
-        span = f"{float(weights.min()):+.2f} to {float(weights.max()):+.2f}"
-        rows.append((str(step.groups[place].prompt.index), rewards, span, f"{100 * step.group_shares[place]:.1f}%"))
-    return tables.terminal("groups by their share", ("prompt", "rewards", "advantages", "of the gradient"), rows)
+    for place in order[:most]:
+        weights = step.advantages[place].tolist()
+        ends = weights if in_full else (min(weights), max(weights))
+        advantages = (" " if in_full else " to ").join(f"{weight:+.2f}" for weight in ends)
+        rewards = " ".join(value_text(one.value) for one in step.rewards[place])
+        share = percent(step.group_shares[place])
+        rows.append((str(step.groups[place].prompt.index), rewards, advantages, share))
+    return rows
 
 
 def _tokens(title: str, step: OpenedStep, tokens: tuple[TokenView, ...]) -> Table:
@@ -112,11 +122,13 @@ def regrade_text(found: Regrade) -> Lines:
         Text(
             f"{found.total('flipped'):,} advantages change their sign; of {found.total('num_groups'):,} groups "
             f"{found.total('gained_signal'):,} gain a signal and {found.total('lost_signal'):,} lose it; correlation "
-            f"of the two rewards inside groups {number_text(found.correlation)}"
+            f"of the two rewards inside groups {decimals(found.correlation)}"
         ),
     ]
-    lines.append(_agreement(found))
-    lines.append(_curve(found))
+    lines.append(tables.terminal("agreement", AGREEMENT_HEADS, agreement_rows(found, most=MOST_PAIRS)))
+    rows = step_rows(found, most=MAX_ROWS)
+    title = "by step" if len(rows) == len(found.steps) else "by step, in part"
+    lines.append(tables.terminal(title, step_heads(found), rows))
     if found.worst_prompts:
         rows = [(str(n), f"{damage:.2f}", _short(found.prompts[n], 90)) for n, damage in found.worst_prompts[:10]]
         heads = ("prompt", "advantages move by", "text")
@@ -135,30 +147,36 @@ def regrade_text(found: Regrade) -> Lines:
     return Lines(*lines)
 
 
-def _agreement(found: Regrade) -> Table:
+AGREEMENT_HEADS = ("then, now", "completions")
+
+
+def agreement_rows(found: Regrade, *, most: int) -> list[tuple[str, str]]:
+    """Pairs of verdicts, then and now, with their completions: the most frequent ones, and the rest in one row."""
     ordered = sorted(found.agreement.items(), key=lambda pair: -pair[1])
-    rows = [(key, f"{count:,}") for key, count in ordered[:MOST_PAIRS]]
-    if rest := ordered[MOST_PAIRS:]:
+    rows = [(key, f"{count:,}") for key, count in ordered[:most]]
+    if rest := ordered[most:]:
         rows.append((f"{len(rest)} other pairs", f"{sum(count for _, count in rest):,}"))
-    return tables.terminal("agreement", ("then, now", "completions"), rows)
+    return rows
 
 
-def _curve(found: Regrade) -> Table:
+def step_heads(found: Regrade) -> tuple[str, ...]:
+    """The columns of ``step_rows``."""
+    cosine = ("cosine of the gradients",) if found.cosines else ()
+    return ("step", "reward then", "now", "changed", "signs changed", *cosine)
+
+
+def step_rows(found: Regrade, *, most: int) -> list[tuple[str, ...]]:
+    """Mean rewards by step and what changed; of many steps an even choice, and all with a cosine."""
+    every = max(1, math.ceil(len(found.steps) / most))
     rows: list[tuple[str, ...]] = []
-    every = max(1, math.ceil(len(found.steps) / MAX_ROWS))
     for place, step in enumerate(found.steps):
         if place % every and step.step not in found.cosines:
             continue
-        means = number_text(step.mean_was), number_text(step.mean_now)
-        cosine = number_text(found.cosines[step.step]) if step.step in found.cosines else ""
-        rows.append((str(step.step), *means, str(step.flipped), *([cosine] if found.cosines else [])))
-    heads = ("step", "mean reward then", "now", "signs changed", *(["cosine"] if found.cosines else []))
-    return tables.terminal("by step" if every == 1 else f"by step, every {every}", heads, rows)
-
-
-def number_text(value: float) -> str:
-    """Three decimals, or a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:.3f}"
+        means = decimals(step.mean_was), decimals(step.mean_now)
+        cosine = decimals(found.cosines[step.step]) if step.step in found.cosines else ""
+        counts = f"{step.changed}", f"{step.flipped}"
+        rows.append((str(step.step), *means, *counts, *([cosine] if found.cosines else [])))
+    return rows
 
 
 def value_text(value: float | None) -> str:

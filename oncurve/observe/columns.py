@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,11 @@ class Columns:
     def total(self, key: str) -> float:
         """Their sum; 0 where there are none."""
         return sum(self.values(key))
+
+    def elapsed_seconds(self) -> float:
+        """Wall time up to the last row. The clock starts anew when a run is resumed, so that its falls are added up."""
+        clock = self.values("time/elapsed_seconds")
+        return sum(before for before, after in pairwise(clock) if after < before) + (clock[-1] if clock else 0.0)
 
 
 def read_columns(path: str | Path) -> Columns:

@@ -12,11 +12,21 @@ NOT_READ = ("malformed",)
 """Errors of calls that never reached a tool."""
 
 EPISODE = (
-    Metric("episode/turns", "turns", "mean over completions of how often the policy wrote", "-"),
+    Metric(
+        "episode/turns",
+        "turns",
+        "mean over completions of how often the policy wrote",
+        "-",
+        label="turns of an episode",
+    ),
     Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
     Metric("episode/rows", "rows", "mean over completions of their rows: conversations and forks of an agent", "-"),
     Metric(
-        "episode/calls", "calls", "calls by the policy, mean over completions that have something to call", "above 0"
+        "episode/calls",
+        "calls",
+        "calls by the policy, mean over completions that have something to call",
+        "above 0",
+        label="calls of tools",
     ),
     Metric(
         "episode/calling_fraction",
@@ -29,6 +39,7 @@ EPISODE = (
         "fraction",
         "calls that were answered with an error: wrong names or arguments, exceptions, timeouts, unreadable calls",
         "falls; staying high means that the tool is called wrongly, or is broken",
+        label="calls that failed",
     ),
     Metric(
         "episode/malformed_calls",
@@ -55,7 +66,13 @@ EPISODE = (
 )
 """Glossary of what a run with tools or environments writes besides."""
 EPISODE_TIME = (
-    Metric("time/tools_seconds", "seconds", "mean time that a completion waited for tools and its environment", "-"),
+    Metric(
+        "time/tools_seconds",
+        "seconds",
+        "mean time that a completion waited for tools and its environment",
+        "-",
+        label="waiting for tools, seconds",
+    ),
     Metric(
         "time/tools_max_seconds",
         "seconds",

@@ -45,6 +45,24 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
     }
 
 
+def commit_text(manifest: Mapping[str, Any]) -> str:
+    """The commit of a run in short, and whether the code was changed; empty where it is not known."""
+    code = manifest.get("code") or {}
+    commit = str(code.get("commit") or "")[:12]
+    return f"{commit} with changes" if commit and code.get("dirty") else commit
+
+
+def gpu_names(manifest: Mapping[str, Any]) -> list[str]:
+    """The GPUs of a run."""
+    return [str(gpu.get("name", "GPU")) for gpu in (manifest.get("hardware") or {}).get("gpus") or []]
+
+
+def processor_text(manifest: Mapping[str, Any]) -> str:
+    """The processor of a run and its cores."""
+    hardware = manifest.get("hardware") or {}
+    return f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
+
+
 @cache
 def _own_code() -> Mapping[str, Any]:
     """Commit of this package, read once for a process, which goes on with the code that it imported."""

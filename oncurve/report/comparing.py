@@ -28,11 +28,12 @@ from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.evaluate.paired import RewardChange
 from oncurve.observe.columns import Columns
-from oncurve.observe.progress import duration
-from oncurve.observe.summary import number
+from oncurve.observe.manifest import commit_text
+from oncurve.observe.metrics import metric
 from oncurve.recipe.run_folder import flat
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
+from oncurve.wording import decimals, duration, interval, p_text, percent, points, signed_decimals, signed_points, whole
 
 OWN_KEYS = ("run.name", "run.folder")
 """Keys in which two runs always differ."""
@@ -59,6 +60,10 @@ class Side:
     """The resolved recipe, flat: key with dots to value."""
     evaluations: Mapping[str, Evaluation]
     """The evaluations of "base" and "trained" that exist."""
+
+
+Row = tuple[str, Callable[[Side], Cell]]
+"""A number of every run: its name, and how it is found."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,9 @@ def _measured(name: str) -> Callable[[Side], Cell]:
             return Cell("-")
         if not side.evaluations[name].is_binary:
             mean = side.evaluations[name].mean_reward
-            return Cell(f"reward {mean.value:.3f}", f"[{mean.low:.3f}, {mean.high:.3f}]")
+            return Cell(f"reward {decimals(mean.value)}", interval(mean.low, mean.high, decimals))
         share = side.evaluations[name].correct
-        return Cell(f"{share.fraction:.1%}", f"[{100 * share.low:.1f}, {100 * share.high:.1f}]")
+        return Cell(percent(share.fraction), interval(share.low, share.high, points))
 
     return cell
 
@@ -147,10 +152,10 @@ def _against(first: Side, side: Side, reasons: dict[str, list[str]]) -> Cell:
         reasons.setdefault("They have other rewards, so that means say nothing.", []).append(side.name)
         return Cell("-")
     row = compared.rows[0] if compared.is_binary else compared.reward
-    p_value = "p < 0.0001" if row.p_value < 1e-4 else f"p = {row.p_value:.4f}"
-    if isinstance(row, RewardChange):
-        return Cell(f"reward {row.change:+.3f}", f"[{row.low:+.3f}, {row.high:+.3f}] {p_value}")
-    return Cell(f"{100 * row.change:+.1f} points", f"[{100 * row.low:+.1f}, {100 * row.high:+.1f}] {p_value}")
+    is_reward = isinstance(row, RewardChange)
+    form = signed_decimals if is_reward else signed_points
+    change, ends = form(row.change), interval(row.low, row.high, form)
+    return Cell(f"reward {change}" if is_reward else f"{change} points", f"{ends} {p_text(row.p_value, before='p')}")
 
 
 def rewards_of(side: Side) -> dict[str, str]:
@@ -170,10 +175,14 @@ def _held_out(side: Side) -> Cell:
     step = max(measured, default=0)
     if step == 0:  # what the base could do is another row
         return Cell("-")
-    return Cell(f"{ends[step]:.1%}", f"[{100 * lows[step]:.1f}, {100 * highs[step]:.1f}] at step {step}")
+    return Cell(percent(ends[step]), f"{interval(lows[step], highs[step], points)} at step {step}")
 
 
-def _last_tenth(key: str, form: Callable[[float], str]) -> Callable[[Side], Cell]:
+def _last_tenth(key: str, *, name: str = "", form: Callable[[float], str] | None = None) -> Row:
+    """The row of a metric, under its label in the glossary and in its form there unless others are given."""
+    entry = metric(key)
+    form = form or entry.text
+
     def cell(side: Side) -> Cell:
         values = side.metrics.values(key)
         if not values:
@@ -182,17 +191,9 @@ def _last_tenth(key: str, form: Callable[[float], str]) -> Callable[[Side], Cell
         if len(tail) < 3:
             return Cell(form(fmean(tail)), "")
         low, high = bootstrap_interval(tail, seed=0)
-        return Cell(form(fmean(tail)), f"[{form(low)}, {form(high)}]")
+        return Cell(form(fmean(tail)), interval(low, high, form))
 
-    return cell
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
+    return f"{name or entry.label.partition(',')[0]}, last tenth", cell
 
 
 def _seconds_per_step(side: Side) -> Cell:
@@ -220,26 +221,25 @@ def _doctor(side: Side) -> Cell:
 
 
 def _code(side: Side) -> Cell:
-    code = json_if_there(side.path / "manifest.json").get("code") or {}
-    commit = str(code.get("commit") or "")[:12]
-    return Cell(commit or "-", "with changes" if code.get("dirty") else "")
+    commit, _, changes = commit_text(json_if_there(side.path / "manifest.json")).partition(" ")
+    return Cell(commit or "-", changes)
 
 
-_ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
+_ROWS: tuple[Row, ...] = (
     ("steps done", _state),
     ("test problems, before", _measured("base")),
     ("test problems, after", _measured("trained")),
     ("held-out, last measurement", _held_out),
-    ("reward, last tenth", _last_tenth("reward/mean", number)),
-    ("correct, last tenth", _last_tenth("reward/correct", _percent)),
-    ("completion tokens, last tenth", _last_tenth("completion/mean_tokens", number)),
-    ("cut off at the limit, last tenth", _last_tenth("completion/truncated_fraction", _percent)),
-    ("groups without signal, last tenth", _last_tenth("group/zero_signal_fraction", _percent)),
-    ("entropy in nats, last tenth", _last_tenth("policy/entropy", number)),
-    ("KL to the reference, last tenth", _last_tenth("policy/kl", number)),
-    ("sampler/trainer KL, last tenth", _last_tenth("mismatch/kl", number)),
+    _last_tenth("reward/mean"),
+    _last_tenth("reward/correct"),
+    _last_tenth("completion/mean_tokens"),
+    _last_tenth("completion/truncated_fraction"),
+    _last_tenth("group/zero_signal_fraction"),
+    _last_tenth("policy/entropy", name="entropy in nats"),
+    _last_tenth("policy/kl"),
+    _last_tenth("mismatch/kl"),
     ("seconds per step", _seconds_per_step),
-    ("tokens per second, last tenth", _last_tenth("speed/tokens_per_second", _whole)),
+    _last_tenth("speed/tokens_per_second", form=whole),
     ("time in all", lambda side: Cell(duration(side.facts["spent"]["elapsed_seconds"]))),
     ("tokens sampled", lambda side: Cell(f"{side.facts['spent']['sampled_tokens']:,.0f}")),
     ("most memory", _memory),

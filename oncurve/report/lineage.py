@@ -12,6 +12,7 @@ from oncurve.doctor.read import read_config
 from oncurve.observe.columns import read_columns
 from oncurve.observe.record import METRICS, json_if_there
 from oncurve.observe.run_model import MODEL
+from oncurve.wording import percent
 
 MAX_STAGES = 8
 """Runs that are followed back, at most."""
@@ -47,7 +48,7 @@ def stage_lines(found: list[dict[str, Any]]) -> list[str]:
 
 def _change(stage: Mapping[str, Any]) -> str:
     shares = [stage[key]["fraction"] for key in ("before", "after") if stage[key]]
-    return " to ".join(f"{share:.1%}" for share in shares) + (" correct" if shares else "")
+    return " to ".join(map(percent, shares)) + (" correct" if shares else "")
 
 
 def _run_behind(run: Path, config: Mapping[str, Any]) -> Path | None:

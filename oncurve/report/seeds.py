@@ -12,6 +12,7 @@ from oncurve import tables
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.report.comparing import OWN_KEYS, RunComparison, Side, rewards_of
 from oncurve.stats import t_interval
+from oncurve.wording import decimals, interval, percent, signed_decimals, signed_points
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,17 +112,14 @@ class SeedComparison:
         if math.isnan(one.interval[0]):
             return ""
         least = -1.0 if self.is_share else -math.inf
-        ends = (self.shown(min(max(end, least), -least), signed=True) for end in one.interval)
-        low, high = (end.removesuffix(" points") for end in ends)
-        return f" [{low}, {high}]"
+        low, high = (min(max(end, least), -least) for end in one.interval)
+        return f" {interval(low, high, signed_points if self.is_share else signed_decimals)}"
 
     def shown(self, value: float, *, signed: bool = False) -> str:
         """A score or a difference as text."""
-        if math.isnan(value):
-            return "-"
-        if self.is_share:
-            return f"{100 * value:{'+' if signed else ''}.1f}{' points' if signed else '%'}"
-        return f"{value:{'+' if signed else ''}.3f}"
+        if math.isnan(value) or not self.is_share:
+            return signed_decimals(value) if signed else decimals(value)
+        return f"{signed_points(value)} points" if signed else percent(value)
 
 
 def compare_seeds(compared: RunComparison) -> SeedComparison | None:
@@ -196,7 +194,7 @@ def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
     by_name = {one.name: one for one in found.differences}
     rows: list[list[str]] = []
     for recipe in found.recipes:
-        low, high = (found.shown(min(max(end, 0.0), 1.0) if found.is_share else end) for end in recipe.interval)
+        low, high = (min(max(end, 0.0), 1.0) if found.is_share else end for end in recipe.interval)
         each = (", " if are_same else ",\n").join(
             found.shown(score) if are_same else f"{seed}: {found.shown(score)}"
             for seed, score in sorted(recipe.scores.items(), key=lambda item: item[0])
@@ -204,7 +202,9 @@ def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
         other = by_name.get(recipe.name)
         against = "-" if other is None else f"{found.shown(other.mean, signed=True)}\n{found.ends(other).strip()}"
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        mean = found.shown(recipe.mean) + ("" if math.isnan(recipe.interval[0]) else f"\n[{low}, {high}]")
+        mean = found.shown(recipe.mean) + (
+            "" if math.isnan(recipe.interval[0]) else f"\n{interval(low, high, found.shown)}"
+        )
         cells = [f"{len(recipe.scores)}{missing}", mean, each, against.rstrip()]
         rows.append([recipe.name, *cells])
     each = f"of seeds {', '.join(sorted(seeds))}" if are_same and len(seeds) < 10 else "of each seed"

@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 
 from oncurve.core.errors import OncurveError
 from oncurve.core.grading import RewardFunction, grade
-from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView, Sampler
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import PolicyView, Sampler, SamplingRequest
 from oncurve.policy.distributed import Processes
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.interruption import Interrupted, Interruption
@@ -33,20 +33,18 @@ class ShardedSampler:
         cast("TrainedPolicy", policy).publish()
         self.sampler.load_weights(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it with the same prompts."""
-        places = own_places(prompts, self.processes)
-        mine, own = [prompts[place] for place in places], dict[int, Group]()
+        places = own_places(request.prompts, self.processes)
+        share, own = request.with_prompts([request.prompts[place] for place in places]), dict[int, Group]()
 
         def sample_share() -> list[tuple[int, tuple[Completion, ...]]]:
-            groups = self.sampler.sample(mine, group_size, step=step, params=params) if mine else []
+            groups = self.sampler.sample(share) if share.prompts else []
             own.update(zip(places, groups, strict=True))
             return [(place, _sendable(group)) for place, group in own.items()]
 
         sampled = dict(together(sample_share, self.processes, self.interruption))
-        return [own.get(place) or Group(prompt, sampled[place]) for place, prompt in enumerate(prompts)]
+        return [own.get(place) or Group(prompt, sampled[place]) for place, prompt in enumerate(request.prompts)]
 
     def close(self) -> None:
         """Give back what the sampler took."""
@@ -67,20 +65,18 @@ class MainRankSampler:
         if self.sampler is not None:
             self.sampler.load_weights(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it."""
 
         own: list[Group] = []
 
         def sample_all() -> list[tuple[Completion, ...]]:
             if self.sampler is not None:
-                own.extend(self.sampler.sample(prompts, group_size, step=step, params=params))
+                own.extend(self.sampler.sample(request))
             return [_sendable(group) for group in own]
 
         sampled = together(sample_all, self.processes, self.interruption)
-        return own or [Group(prompt, completions) for prompt, completions in zip(prompts, sampled, strict=True)]
+        return own or [Group(prompt, completions) for prompt, completions in zip(request.prompts, sampled, strict=True)]
 
     def close(self) -> None:
         """Let go of the servers."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import PolicyView, SamplingRequest
 from oncurve.data.demonstrations import Demonstration, shown_text
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand
 
@@ -23,18 +23,23 @@ class DemonstrationSampler:
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Nothing: demonstrations do not depend on the policy."""
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group of one completion per prompt, in order. Its log-probabilities are 0: nobody sampled it."""
-        if group_size != 1:
-            raise ValueError(f"a prompt has one demonstration, not {group_size}")
+        if request.group_size != 1:
+            raise ValueError(f"a prompt has one demonstration, not {request.group_size}")
         groups = []
-        for prompt in prompts:
+        for prompt in request.prompts:
             shown = self._of[prompt.index]
             nothing = (0.0,) * len(shown.token_ids)
             completion = Completion(
-                prompt.prompt_ids, shown.token_ids, shown.text, nothing, "stop", step, 0, segments=shown.segments
+                prompt.prompt_ids,
+                shown.token_ids,
+                shown.text,
+                nothing,
+                "stop",
+                request.step,
+                0,
+                segments=shown.segments,
             )
             groups.append(Group(prompt, (completion,)))
         return groups

@@ -11,15 +11,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from oncurve.algorithm.rounding import seed_of
-from oncurve.core.draw import stream_keys
 from oncurve.core.errors import ConfigError, SamplerError
-from oncurve.core.records import USUAL_ROWS, Group, Prompt, SamplingParams
-from oncurve.core.sampler import end_token_ids, make_group
-from oncurve.core.scheduler import occurrence_indices
+from oncurve.core.records import USUAL_ROWS, Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest, end_token_ids, make_group
 from oncurve.fleet.servers.adapter_proof import measure
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -264,35 +261,33 @@ class ServerSampler:
         if self._host is not None:
             await self._host.close()
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, all of the weights that were loaded last.
 
         Raises SamplerError if no server is left for too long, or if one says that a request is wrong.
         """
         if self._policy is None or self._manifest is None or self._loop is None:
             raise SamplerError("the servers have no weights yet; call load_weights before sample")
+        prompts = request.prompts
         if not prompts:
             return []
         if self._sleep and self.pool.asleep:
             self._wake()
-        is_measuring = params is not None
-        params, manifest, policy = params or self.params, self._manifest, self._policy
+        is_measuring = request.params is not None
+        params, manifest, policy = request.params or self.params, self._manifest, self._policy
         end_ids = end_token_ids(policy.model, policy.tokenizer)
-        indices = np.array(occurrence_indices(prompts, group_size))
         jobs = [
             PendingGroup(
                 manifest.label,
                 prompt.prompt_ids,
-                stream_keys(params.seed, step, np.full(group_size, prompt.index), places).tolist(),
+                keys,
                 params,
                 end_ids,
-                0 if is_measuring else step,
+                0 if is_measuring else request.step,
                 self.pool.versions,
                 manifest.version,
             )
-            for prompt, places in zip(prompts, indices, strict=True)
+            for prompt, keys in zip(prompts, request.stream_keys(params.seed).tolist(), strict=True)
         ]
         groups: dict[int, Group] = {}
 

@@ -107,12 +107,7 @@ class SamplingServer:
     async def generate(self, request: web.Request) -> web.Response:
         """Completions of one prompt, or its own log-probabilities; a caller that goes away ends them."""
         asked = protocol.read_request(await _json(request))
-        longest = len(asked.token_ids) + (0 if asked.is_scored else asked.params.max_completion_tokens)
-        if not asked.token_ids or longest > self.context_tokens:
-            raise ValueError(
-                f"{len(asked.token_ids)} prompt tokens and {asked.params.max_completion_tokens} of a completion; "
-                f"together they must be at most {self.context_tokens}, and there must be a prompt"
-            )
+        asked.check_lengths(self.context_tokens)
         if self.is_draining:
             return _say("the server is ending", 503)
         if asked.is_scored and asked.without_adapter:
