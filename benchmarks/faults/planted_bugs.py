@@ -109,7 +109,7 @@ BUGS = (
         ("tests/resilience/test_guards.py",)),
     Bug("recipe/preflight.py", "max_staleness=config.rollouts.staleness", "max_staleness=0",
         "losses that need no stale samples go with servers that run ahead", ("tests/recipe",)),
-    Bug("report/usage.py", "if after < before) + (clock[-1] if clock else 0.0)", "if after < before)",
+    Bug("observe/columns.py", "if after < before) + (clock[-1] if clock else 0.0)", "if after < before)",
         "the time since the last resume is not paid",
         ("tests/report/test_report_parts.py", "tests/report/test_report_commands.py",)),
     Bug("data/demonstrations.py", "demonstrations=count - lessons,", "demonstrations=count,",

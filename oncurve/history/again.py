@@ -17,8 +17,8 @@ from oncurve.core.draw import GOLDEN, stream_keys
 from oncurve.core.errors import DataError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.core.requests import Request, RowState, Sampled
-from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
-from oncurve.core.scheduler import RowScheduler, occurrence_indices
+from oncurve.core.sampler import PolicyView, Sampler, SamplingRequest, end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.history.past import PastRun
 from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.ops_native import NativeOps, operations
@@ -65,13 +65,11 @@ class RecordedSampler:
         """For measurements alone: the tokens of training are known."""
         self.measuring.load_weights(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """The groups of a step; completions of a measurement are sampled."""
-        if params is not None:
-            return self.measuring.sample(prompts, group_size, step=step, params=params)
-        return self.groups_of(step, prompts)
+        if request.params is not None:
+            return self.measuring.sample(request)
+        return self.groups_of(request.step, request.prompts)
 
     def groups_of(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
         """The recorded groups of a step, counted from 0. Raises DataError where they are not those of the prompts."""
@@ -123,15 +121,16 @@ class AgainSampler(RecordedSampler):
             self._scheduler.renew(str(version))
         end_ids = end_token_ids(policy.model, policy.tokenizer)
         for step in range(version, self.last + 1):
-            indices = occurrence_indices([group.prompt for group in self._steps[step]], self._group_size(step))
+            indices = self._as_requested(step).completion_indices()
             for index, group in enumerate(self._steps[step]):
                 for completion in group.completions:
                     self._continue(step, index, completion, group.prompt, indices[index][completion.index], end_ids)
         self._scheduler.run()
         policy.model.train(was_training)
 
-    def _group_size(self, step: int) -> int:
-        return len(self._steps[step][0].completions)
+    def _as_requested(self, step: int) -> SamplingRequest:
+        groups = self._steps[step]
+        return SamplingRequest([group.prompt for group in groups], len(groups[0].completions), step)
 
     def _continue(
         self, step: int, index: int, completion: Completion, prompt: Prompt, number: int, end_ids: tuple[int, ...]

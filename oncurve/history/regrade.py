@@ -257,14 +257,15 @@ def _add_group(
 ) -> None:
     index = group.prompt.index
     regraded.prompts[index] = group.prompt.text
-    for completion, was, now, weight_was, other in zip(group.completions, *rewards, *weights, strict=True):
+    for completion, was, now, weight_was, weight_now in zip(group.completions, *rewards, *weights, strict=True):
         key = f"{_verdict(was)}, {_verdict(now)}"
         regraded.agreement[key] = regraded.agreement.get(key, 0) + 1
-        regraded.damage[index] = regraded.damage.get(index, 0.0) + abs(float(other - weight_was))
+        regraded.damage[index] = regraded.damage.get(index, 0.0) + abs(float(weight_now - weight_was))
         if was.value != now.value:
             regraded.examples.append(
                 Disagreement(
-                    step.number, index, group.prompt.text, completion.text, was, now, float(weight_was), float(other)
+                    step.number, index, group.prompt.text, completion.text, was, now,
+                    float(weight_was), float(weight_now),
                 )
             )  # fmt: skip
     if len(regraded.examples) > 100 * NUM_EXAMPLES:
@@ -301,8 +302,8 @@ def _change(step: PastStep, graded: Sequence[Sequence[Reward]], before: Any, aft
         became_wrong=sum(was and not now for was, now in judged),
         flipped=int((signs[0] * signs[1] < 0).sum()),
         num_groups=len(graded),
-        gained_signal=sum(not was_spread and other for was_spread, other in zip(*spread, strict=True)),
-        lost_signal=sum(was_spread and not other for was_spread, other in zip(*spread, strict=True)),
+        gained_signal=sum(not was_spread and now_spread for was_spread, now_spread in zip(*spread, strict=True)),
+        lost_signal=sum(was_spread and not now_spread for was_spread, now_spread in zip(*spread, strict=True)),
         mean_was=_mean([was.value for was, _ in pairs]),
         mean_now=_mean([now.value for _, now in pairs]),
         correlations=list(_correlations(step.rewards, graded)),
@@ -325,8 +326,10 @@ def _has_spread(rewards: Sequence[Reward]) -> bool:
 
 def _correlations(was: Sequence[Sequence[Reward]], now: Sequence[Sequence[Reward]]) -> Iterator[float]:
     """The correlation inside each group in which both rewards vary."""
-    for rewards_was, other in zip(was, now, strict=True):
-        pairs = [(a.value, b.value) for a, b in zip(rewards_was, other, strict=True) if None not in (a.value, b.value)]
+    for rewards_was, rewards_now in zip(was, now, strict=True):
+        pairs = [
+            (a.value, b.value) for a, b in zip(rewards_was, rewards_now, strict=True) if None not in (a.value, b.value)
+        ]
         values = np.array(pairs, dtype=float).T if pairs else np.zeros((2, 0))
         if values.shape[1] > 1 and min(np.ptp(values[0]), np.ptp(values[1])) > FLAT:
             yield float(np.asarray(np.corrcoef(values))[0, 1])

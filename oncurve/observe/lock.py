@@ -81,16 +81,16 @@ class RunLock:
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text.encode(), 0)
 
-    def _refuse(self, found: str, do: str) -> None:
-        raise ConfigError(f"{self.path.parent}: {found}. {do}, or choose another folder.")
+    def _refuse(self, problem: str, do: str) -> None:
+        raise ConfigError(f"{self.path.parent}: {problem}. {do}, or choose another folder.")
 
     def _owner(self) -> dict[str, Any]:
         """The owner that the file names; empty where it says nothing that can be read."""
         try:
-            found = json.loads(os.pread(self._descriptor, 4096, 0).decode("utf-8", errors="replace"))
+            owner = json.loads(os.pread(self._descriptor, 4096, 0).decode("utf-8", errors="replace"))
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return owner if isinstance(owner, dict) else {}
 
     def _age_seconds(self) -> float:
         """Seconds since the last heartbeat by the clock of the storage, so that two machines' clocks need not agree."""

@@ -27,6 +27,7 @@ def check_algorithm(config: Config) -> list[Rule]:
         row = config.algorithm.row()
     except ValueError as error:
         raise ConfigError(f"algorithm: {error}") from None
+    config.algorithm.check_baseline(row)
     config.algorithm.check_teacher(row)
     if config.algorithm.has_served_teacher and config.rollouts.temperature != 1:
         raise ConfigError(
@@ -42,7 +43,6 @@ def check_algorithm(config: Config) -> list[Rule]:
         )
     choices = Choices(
         row=row,
-        group_size=config.algorithm.group_size,
         masks_truncated=config.algorithm.mask_truncated,
         sampling=config.sampling(),
         updates_per_step=config.updates_per_step,

@@ -54,19 +54,19 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
     Raises ConfigError for a path that is no folder.
     """
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise ConfigError(f"{path}: there is no such folder. Name run folders, or a folder that holds some.")
         inside = [path] if (path / METRICS).is_file() else [file.parent for file in path.glob(f"*/{METRICS}")]
-        for run in sorted(inside, key=lambda one: (-modified(one / "recipe.yaml"), one.name)):
+        for run in sorted(inside, key=lambda folder: (-modified(folder / "recipe.yaml"), folder.name)):
             name = plain = run.resolve().name
             number = 1
-            while name in found and found[name] != run:
+            while name in runs and runs[name] != run:
                 number += 1
                 name = f"{plain}-{number}"
-            found[name] = run
-    return found
+            runs[name] = run
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,16 @@ class Site:
         """The page of some runs side by side. Raises DataError or ConfigError for names that are none, or too few."""
         if len(names) > MAX_COMPARED:
             raise ConfigError(f"{len(names)} runs are too many for one page. Choose at most {MAX_COMPARED}.")
-        found = [self.find(name) for name in dict.fromkeys(names)]
-        compared = compare_runs(found, usd_per_hour=self.usd_per_hour)
+        runs = [self.find(name) for name in dict.fromkeys(names)]
+        compared = compare_runs(runs, usd_per_hour=self.usd_per_hour)
         return "".join(comparison_page(compared, home="/", recipes=recipes_block(compared)))
 
     def _keep(self, kind: str, run: Path, stamp: str, make: Callable[[], Any]) -> Made:
         """The result of ``make``; the last one while nothing has changed, or only a moment ago."""
         with self._lock:
-            kept, started = self._kept.get((kind, run)), time.monotonic()
-            if kept and (kept.stamp == stamp or started - kept.made < kept.seconds / MAX_SHARE):
-                return kept
+            last, started = self._kept.get((kind, run)), time.monotonic()
+            if last and (last.stamp == stamp or started - last.made < last.seconds / MAX_SHARE):
+                return last
             value, made = make(), time.monotonic()
             self._kept.pop((kind, run), None)
             self._kept[kind, run] = Made(value, stamp, made, made - started)
@@ -162,8 +162,8 @@ def _entry(read: Reading) -> dict[str, Any]:
     facts = read.facts
     severities = [finding["severity"] for finding in facts["findings"]]
     measured = facts["evaluation"]["measured"]
-    tested = [one["shares"]["correct"]["fraction"] for one in measured if one["shares"]]
-    earned = [one["mean_reward"]["value"] for one in measured if one["mean_reward"]]
+    tested = [evaluation["shares"]["correct"]["fraction"] for evaluation in measured if evaluation["shares"]]
+    earned = [evaluation["mean_reward"]["value"] for evaluation in measured if evaluation["mean_reward"]]
     is_supervised = bool(read.config.get("sft"))
     curve = "sft/loss" if is_supervised else "reward/mean"  # every demonstration has a reward of 1
     values, last = read.table.curve(curve), read.table.last(curve)
@@ -231,8 +231,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _is_let_in(self, query: dict[str, list[str]]) -> bool:
         if self.server.token is None:
-            given = self.headers.get("host", "")
-            host = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+            host_header = self.headers.get("host", "")
+            host = host_header[1:].partition("]")[0] if host_header.startswith("[") else host_header.partition(":")[0]
             if host.lower() not in {name.lower() for name in self.server.hosts}:
                 self._answer(421, "This dashboard answers on this machine only, under localhost.", "text/plain")
                 return False
@@ -240,8 +240,8 @@ class Handler(BaseHTTPRequestHandler):
         token = self.server.token
         if _equal(query.get("token", [""])[0], token):
             cookie = f"{COOKIE}={token}; HttpOnly; Path=/; SameSite=strict"
-            place = "/" + urlsplit(self.path).path.lstrip("/")  # two slashes would name another server
-            self._answer(303, "", "text/plain", {"location": place, "set-cookie": cookie})
+            path = "/" + urlsplit(self.path).path.lstrip("/")  # two slashes would name another server
+            self._answer(303, "", "text/plain", {"location": path, "set-cookie": cookie})
             return False
         kind, _, bearer = self.headers.get("authorization", "").partition(" ")
         cookie = SimpleCookie(self.headers.get("cookie", "")).get(COOKIE)
@@ -282,8 +282,8 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are not shown."""
 
 
-def _equal(given: str, token: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+def _equal(provided: str, token: str) -> bool:
+    return secrets.compare_digest(provided.encode("utf-8", "replace"), token.encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -314,12 +314,12 @@ def serve(
 
     Raises ConfigError if a path is no folder, or the address cannot be had.
     """
-    found = find_runs(paths)
+    runs = find_runs(paths)
     if not is_loopback(host) and not token:
         token = secrets.token_urlsafe(24)
     with _listening(host, port, Site(paths, usd_per_hour=usd_per_hour), token) as server:
-        place = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
-        notify(f"{counted(len(found), 'run')} at {place}{f'?token={token}' if token else ''}")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
+        notify(f"{counted(len(runs), 'run')} at {address}{f'?token={token}' if token else ''}")
         if not is_loopback(host):
             notify("Only the token guards this address, and nothing is encrypted: prefer an SSH tunnel.")
         notify("Ctrl-C ends it; the runs continue.")
@@ -330,9 +330,9 @@ def serve(
 def _listening(host: str, port: int | None, site: Site, token: str | None) -> Server:
     """A server on its socket. Raises ConfigError if the address cannot be had."""
     failure: OSError | None = None
-    for one in [port] if port is not None else range(PORT, PORT + 20):
+    for candidate in [port] if port is not None else range(PORT, PORT + 20):
         try:
-            return Server((host, one), site, token=token, hosts=(*LOOPBACK, host))
+            return Server((host, candidate), site, token=token, hosts=(*LOOPBACK, host))
         except OSError as error:
             failure = error
     raise ConfigError(f"--host {host}: no port can be served ({failure}). Choose another --port or --host.")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.algorithm.precision import HALF
-from oncurve.algorithm.presets import Advantage, build
+from oncurve.algorithm.presets import Advantage
 from oncurve.algorithm.rounding import like, use_dither
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.core.algorithm import Algorithm
@@ -66,21 +66,16 @@ log = logging.getLogger(__name__)
 
 def make_algorithm(config: Config) -> Algorithm:
     """The row of the table of algorithms, with the recipe's choices and functions."""
-    own: dict[str, Any] = config.algorithm.choices()
-    loss, advantage = config.algorithm.function, config.algorithm.advantage_function
-    for part, key, location in (("loss", "function", loss), ("advantage", "advantage_function", advantage)):
+    section, functions = config.algorithm, dict[str, Any]()
+    for part, key, location in (
+        ("loss", "function", section.function),
+        ("advantage", "advantage_function", section.advantage_function),
+    ):
         if location is not None:
             from oncurve.run.own_formula import own_formula  # lazy
 
-            own[part] = own_formula(location, where=f"algorithm.{key}")
-    made = build(
-        config.algorithm.row_name,
-        group_size=config.algorithm.group_size,
-        max_completion_tokens=config.rollouts.max_completion_tokens,
-        loss_options=config.algorithm.loss_options,
-        part_weights=part_weights(config.rewards),
-        **own,
-    )
+            functions[part] = own_formula(location, where=f"algorithm.{key}")
+    made = section.make(config.sampling(), part_weights=part_weights(config.rewards), **functions)
     return replace(made, advantage=_stopping(made.advantage))
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
@@ -79,13 +80,13 @@ def ask(
     if description := describe_chat(chat_setting, policy.tokenizer, template, model=model):
         console.print(description, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(describe_sampling(policy), style="dim", markup=False, highlight=False, soft_wrap=True)
-    params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
+    params = SamplingParams(temperature=temperature).limited_to(max_tokens)
     engine = InProcessEngine(params)
     engine.load_weights(policy, version=0)
     for index, question in enumerate(questions or _typed(console)):
         rows = [{"question": question, "answer": ""}]
         prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=chat_setting)
-        for group in engine.sample(prompts, count, step=index):
+        for group in engine.sample(SamplingRequest(prompts, count, index)):
             for completion in group.completions:
                 console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
                 console.print(completion.text, markup=False, highlight=False)

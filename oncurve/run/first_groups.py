@@ -11,6 +11,7 @@ from rich.progress import track
 
 from oncurve.core.grading import has_signal, score
 from oncurve.core.records import Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import rollout_metrics
 from oncurve.recipe.schema import Config
@@ -44,7 +45,7 @@ def sample_groups(config: Config, count: int, *, console: Console) -> bool:
         rewards: list[list[Reward]] = []
         starts = range(0, len(prompts), AT_ONCE)
         for start in track(starts, "sampling groups", console=console, transient=True, disable=not console.is_terminal):
-            drawn = sampler.sample(prompts[start : start + AT_ONCE], config.algorithm.group_size, step=0)
+            drawn = sampler.sample(SamplingRequest(prompts[start : start + AT_ONCE], config.algorithm.group_size))
             groups += drawn
             rewards += score(drawn, rewards_of)
         seconds = time.perf_counter() - began

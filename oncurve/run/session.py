@@ -17,7 +17,7 @@ from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.loop import train
 from oncurve.core.records import Prompt, Reward, SamplingParams
-from oncurve.core.sampler import Sampler
+from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.doctor.live import Watch
 from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.evaluate import evaluate
@@ -348,7 +348,9 @@ def demonstrated_loss(policy: TrainedPolicy, demonstrations: Sequence[Demonstrat
     from oncurve.run.demonstrated import DemonstrationSampler  # lazy
 
     prompts = [demonstration.prompt for demonstration in demonstrations]
-    batch = collate(DemonstrationSampler(demonstrations).sample(prompts, 1), torch.ones(len(prompts), 1))
+    batch = collate(
+        DemonstrationSampler(demonstrations).sample(SamplingRequest(prompts, 1)), torch.ones(len(prompts), 1)
+    )
     logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
     assert logprobs is not None
     return -float(logprobs[batch.mask.to(logprobs.device)].mean())

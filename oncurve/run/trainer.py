@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_python_rows
 from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
@@ -192,7 +193,7 @@ class Trainer:
         engine.load_weights(policy, version=policy.num_updates)
         self._asked += 1
         try:
-            return engine.sample(prompts, n, step=-self._asked)
+            return engine.sample(SamplingRequest(prompts, n, -self._asked))
         finally:
             engine.close()
 

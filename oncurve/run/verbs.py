@@ -23,12 +23,13 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.presets import build
+from oncurve.algorithm.presets import advantage_of
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, stack_rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import score as grade_groups
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_python_rows
 from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
@@ -107,10 +108,8 @@ class Policy:
         return Path(folder)
 
     def _algorithm(self, name: str) -> Algorithm:
-        chosen = self.config.algorithm
-        limit = self.config.rollouts.max_completion_tokens
         try:
-            return build(name, group_size=chosen.group_size, max_completion_tokens=limit)
+            return self.config.algorithm.with_row(name).make(self.config.sampling())
         except ValueError as error:
             raise ConfigError(f"loss: {error}") from None
 
@@ -136,7 +135,7 @@ class Engine:
         number = self._calls if step is None else step
         self._calls += 1
         self._engine.load_weights(self.policy.inner, version=number)
-        return self._engine.sample(all_prompts, group_size, step=number)
+        return self._engine.sample(SamplingRequest(all_prompts, group_size, number))
 
     def close(self) -> None:
         """Release the policy."""
@@ -202,9 +201,7 @@ def advantages(scores: Scores, algorithm: str = "grpo", **choices: Any) -> Float
     sizes = {len(group.completions) for group in scores.groups}
     if len(sizes) != 1:
         raise ConfigError(f"advantages: groups have {sorted(sizes)} completions; all must have the same number")
-    longest = max((len(c.token_ids) for group in scores.groups for c in group.completions), default=1)
     try:
-        chosen = build(algorithm, group_size=sizes.pop(), max_completion_tokens=max(longest, 1), **choices)
-        return chosen.advantages(stack_rewards(scores.groups, scores.rewards))
+        return advantage_of(algorithm, **choices)(stack_rewards(scores.groups, scores.rewards))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"advantages: {error}") from None

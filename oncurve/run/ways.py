@@ -29,11 +29,6 @@ from oncurve.recipe.schema import Config, RolloutSection
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
-SEEN_AT_ONCE = 1.5
-"""Updates from which on it is worth saying how long rounding to the nearest hides them."""
-USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
-"""Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
-
 
 def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
@@ -110,30 +105,15 @@ def lost_updates(policy: TrainedPolicy, config: Config) -> str | None:
     """A warning of rounding that hides updates from the policy that samples; None where they are seen at once."""
     if policy.arrivals is None or config.policy.rounding == "dither":
         return None
-    steps = policy.arrivals.steps_until_seen(config.optimizer.learning_rate)
-    if steps is None or steps < SEEN_AT_ONCE:
-        return None
-    return (
-        f"warning: policy.rounding is nearest, and at optimizer.learning_rate={config.optimizer.learning_rate:g} it "
-        f"takes about {steps:.0f} updates in one direction until half of the weights that sample have changed. Set "
-        f"policy.rounding=dither, which loses no update"
-    )
+    return config.optimizer.hidden_warning(policy.arrivals.steps_until_seen)
 
 
 def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
     """A warning of a learning rate at which so few weights hardly move; None where it is at least a tenth of usual."""
-    if config.optimizer.type == "muon" or config.optimizer.learning_rate == 0:
-        return None
     weights = sum(
         policy.backend.full_shape(parameter).numel() for parameter in trained_parameters(policy.model).values()
     )
-    usual = 1e-5 if config.policy.lora is not None else next((r for n, r in USUAL_RATES if weights <= n), 0.0)
-    if config.optimizer.learning_rate > 0.1 * usual:
-        return None
-    return (
-        f"warning: at optimizer.learning_rate={config.optimizer.learning_rate:g} the {weights:,} trained weights may "
-        f"hardly move. It is a rate for a billion weights; begin with {usual:g}"
-    )
+    return config.optimizer.slow_warning(weights, is_adapter=config.policy.lora is not None)
 
 
 def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:

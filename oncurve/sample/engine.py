@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.records import Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.core.scheduler import RowEngine
 from oncurve.model.allocator import give_back
 from oncurve.model.decode_proof import Proof
@@ -40,12 +41,10 @@ class InProcessEngine(RowEngine):
         proof = Proof(on_cpu=own_layers, on_gpu=own_layers and cuda_graphs)
         super().__init__(params, LayerDecoders(RowBudget(max_rows, kv_tokens), proof))
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt; what was freed goes back to the system afterwards."""
         try:
-            return super().sample(prompts, group_size, step=step, params=params)
+            return super().sample(request)
         finally:
             give_back()
 

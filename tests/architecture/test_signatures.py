@@ -17,6 +17,7 @@ MANY = {
 """Who has more, and whose interface it is."""
 KEYWORDS = {
     "agents.chat_request._not_here": "a call that a model wrote",
+    "algorithm.presets.advantage_of": "names of a table, checked one by one",
     "algorithm.presets.build": "names of a table, checked one by one",
     "algorithm.table.resolve": "names of a table, checked one by one",
     "cli.plan.plan_inputs": "lengths, as guess_lengths takes them",

@@ -12,6 +12,7 @@ from test_environments import Echoing
 
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.requests import PromptState, RowState
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -50,7 +51,7 @@ def sample(policy: TrainedPolicy, prompts: list[Prompt], factory: type, *, max_r
     )
     sampler = EpisodeSampler(InProcessEngine(PARAMS, max_rows=max_rows), PARAMS, setup)
     sampler.load_weights(policy, version=1)
-    groups = sampler.sample(prompts, 4, step=2)
+    groups = sampler.sample(SamplingRequest(prompts, 4, step=2))
     sampler.close()
     return groups
 

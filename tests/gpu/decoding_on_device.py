@@ -20,6 +20,7 @@ from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import ahead_batch, decode_flash, recordings
 from oncurve.model import decode_proof as proof
 from oncurve.model.decode_cuda_graph import RecordedLayers
@@ -166,7 +167,7 @@ def sampled(model: Any, params: SamplingParams = GREEDY, *, way: str = "flash") 
         objection,
         patch.object(decode_flash, "can_decode", decode_flash.can_decode if way == "flash" else lambda *_: False),
     ):
-        groups = engine.sample(prompts, 4, step=3)
+        groups = engine.sample(SamplingRequest(prompts, 4, step=3))
     return [completion.token_ids for group in groups for completion in group.completions]
 
 

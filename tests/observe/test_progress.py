@@ -7,7 +7,8 @@ import math
 
 from rich.console import Console
 
-from oncurve.observe.progress import Progress, duration, sparkline
+from oncurve.observe.progress import Progress, sparkline
+from oncurve.wording import duration
 
 
 class Clock:

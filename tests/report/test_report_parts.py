@@ -28,7 +28,7 @@ from oncurve.report.curves import PANELS, CurveTable, block_size, glossary
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview, state
 from oncurve.report.page import in_markup, render
-from oncurve.report.usage import elapsed_seconds, phases, priced_device, spending
+from oncurve.report.usage import phases, priced_device, spending
 
 MakeRun = Callable[..., Path]
 
@@ -234,8 +234,8 @@ def test_differences_of_weights_are_told_by_the_median_of_the_steps_that_sent_so
 
 def test_the_clock_of_a_resumed_run_is_added_up() -> None:
     rows = [{"step": step, "time/elapsed_seconds": seconds} for step, seconds in enumerate((10.0, 20.0, 5.0, 30.0))]
-    assert elapsed_seconds(Columns(rows)) == 50.0
-    assert elapsed_seconds(Columns()) == 0.0
+    assert Columns(rows).elapsed_seconds() == 50.0
+    assert Columns().elapsed_seconds() == 0.0
 
 
 @pytest.mark.parametrize(

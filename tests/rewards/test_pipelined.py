@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from oncurve.core.grading import RewardFunction, grading, score
-from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
 
@@ -46,13 +47,11 @@ class Told:
 
     def load_weights(self, policy: object, version: int) -> None: ...
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
-        for index in self.order:
+    def sample(self, request: SamplingRequest) -> list[Group]:
+        for place in self.order:
             if self.on_group is not None:
-                self.on_group(self.groups[index])
-            self.between(index)
+                self.on_group(self.groups[place])
+            self.between(place)
         return list(self.groups)
 
     def close(self) -> None: ...
@@ -72,7 +71,7 @@ def crashing(completion: Completion) -> Reward:
 
 def graded(sampler: Told, function: RewardFunction) -> list[list[Reward]]:
     with grading(sampler, function) as early:
-        groups = sampler.sample([], 0)
+        groups = sampler.sample(SamplingRequest([], 0))
     assert sampler.on_group is None
     return score(groups, function, early)
 
@@ -87,7 +86,7 @@ def test_rewards_and_errors_are_those_of_grading_afterwards(
     expected = score(groups, Plain(value))
     assert any(reward.error for row in expected for reward in row)
     function = PipelinedRewards(Plain(value))
-    assert graded(Told(groups, order, lambda index: None), function) == expected
+    assert graded(Told(groups, order, lambda place: None), function) == expected
     function.close()
 
 
@@ -99,9 +98,9 @@ def test_a_slow_grader_works_while_the_next_group_is_sampled(random_groups: Make
         assert sampled.wait(SOON), "sampling waited for the grader"
         return by_text(completion)
 
-    def between(index: int) -> None:
+    def between(place: int) -> None:
         assert begun.wait(SOON), "the grader waited for the end of sampling"
-        if index == 2:
+        if place == 2:
             sampled.set()
 
     groups, function = random_groups(3, 2), Plain(value)
@@ -114,7 +113,7 @@ def test_a_slow_grader_works_while_the_next_group_is_sampled(random_groups: Make
 def test_a_sampler_that_tells_nothing_and_a_function_that_must_not_are_graded_afterwards(
     random_groups: MakeGroups,
 ) -> None:
-    groups, told = random_groups(3, 2), Told(random_groups(3, 2), [0, 1, 2], lambda index: None)
+    groups, told = random_groups(3, 2), Told(random_groups(3, 2), [0, 1, 2], lambda place: None)
     plain = Plain(by_text)
     assert graded(told, plain) == score(groups, Plain(by_text))
     assert plain.calls == [[0, 1, 2]]
@@ -133,9 +132,9 @@ def test_a_step_that_is_left_begins_nothing_more(random_groups: MakeGroups) -> N
         assert go_on.wait(SOON)
         return by_text(completion)
 
-    def between(index: int) -> None:
+    def between(place: int) -> None:
         assert begun.wait(SOON)
-        if index == 2:
+        if place == 2:
             raise KeyboardInterrupt
 
     function = Plain(value)
@@ -156,7 +155,7 @@ def test_closing_ends_processes_that_grade(random_groups: MakeGroups, tmp_path: 
     )
     inner = SubprocessReward(f"{slow}:slow", timeout_seconds=600.0)
     early = PipelinedRewards(inner)
-    with grading(Told(random_groups(2, 2), [0, 1], lambda index: None), early) as begun:
+    with grading(Told(random_groups(2, 2), [0, 1], lambda place: None), early) as begun:
         assert begun is not None
         begun.take(random_groups(1, 1)[0])
         while not mark.exists():

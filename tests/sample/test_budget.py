@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from oncurve.core.records import USUAL_ROWS, DecodeCall, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model import row_budget as budget_module
 from oncurve.model.caches import LayerCache
@@ -62,7 +63,7 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     engine = InProcessEngine(params, max_rows=5)
     engine.load_weights(policy, version=0)
     prompts = make_prompts(*texts)
-    engine.sample(prompts, 3)
+    engine.sample(SamplingRequest(prompts, 3))
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
     call = DecodeCall(
         num_prompts=len(prompts),

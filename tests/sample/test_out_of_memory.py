@@ -15,6 +15,7 @@ from oncurve.core import decoder as decoder_module
 from oncurve.core.decoder import ModuleDecoder, RowCache
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decode_proof as proof
 from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.build import library
@@ -68,7 +69,7 @@ def ending(policy: TrainedPolicy) -> TrainedPolicy:
 def sampled(engine: InProcessEngine, policy: TrainedPolicy, prompts: list[Prompt], told: list[Group]) -> list[Group]:
     engine.load_weights(policy, version=0)
     engine.on_group = told.append
-    return engine.sample(prompts, 4, step=3)
+    return engine.sample(SamplingRequest(prompts, 4, step=3))
 
 
 def assert_same(found: list[Group], expected: list[Group]) -> None:

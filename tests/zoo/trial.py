@@ -308,13 +308,14 @@ def compare_sampled(
     import torch
 
     from oncurve.core.records import Prompt, SamplingParams
+    from oncurve.core.sampler import SamplingRequest
     from oncurve.model.stand_in import nudged
     from oncurve.sample.engine import InProcessEngine
 
     engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens), own_layers=not by_modules)
     engine.load_weights(policy, version=0)
     prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
-    for group in engine.sample(prompts, 3):
+    for group in engine.sample(SamplingRequest(prompts, 3)):
         for completion in group.completions:
             ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
             start = len(completion.prompt_ids)
