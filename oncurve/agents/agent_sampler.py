@@ -32,7 +32,7 @@ from oncurve.sample.turn_keys import turn_key
 from oncurve.sample.turns import Ask, Sampled, TurnSampler
 
 if TYPE_CHECKING:
-    from oncurve.agents.agent_endpoint import AgentEndpoint, Given
+    from oncurve.agents.agent_endpoint import AgentEndpoint, Reply
 
 logger = logging.getLogger(__name__)
 IGNORED = (
@@ -122,7 +122,7 @@ class _Episode:
         """Start of the current time without waiting, in seconds; None while it waits or does not run."""
         self.is_over = False
 
-    def chat(self, request: ChatRequest, give: Callable[[Given], None]) -> Callable[[], None]:
+    def chat(self, request: ChatRequest, give: Callable[[Reply], None]) -> Callable[[], None]:
         """Hand a request to the thread that samples."""
         waiting = _WaitingRequest(self, request, give)
         self.run.post(partial(self.run.take_request, waiting))
@@ -154,7 +154,7 @@ class _WaitingRequest:
 
     episode: _Episode
     request: ChatRequest
-    give: Callable[[Given], None]
+    give: Callable[[Reply], None]
     pending: PendingTurn | None = None
     ask: Ask | None = None
     """The turn that the sampler is asked for."""

@@ -14,7 +14,7 @@ from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.model.context import context_of
 from oncurve.recipe.load import parse_config
 from oncurve.run.builder import make_policy
-from oncurve.run.ways import describe_sampling
+from oncurve.run.model_paths import describe_sampling
 from oncurve.sample.event_loop import require_aiohttp
 
 

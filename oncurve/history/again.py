@@ -44,7 +44,7 @@ def samples_alike(config: Config, policy: TrainedPolicy) -> bool:
 class _Row:
     """A completion as far as it is sampled again."""
 
-    kept: RowState = field(default_factory=RowState)
+    state: RowState = field(default_factory=RowState)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -95,7 +95,7 @@ class AgainSampler(RecordedSampler):
         """``measuring`` samples for measurements."""
         super().__init__(run, measuring)
         self.params, self.first, self.last = params, first, last
-        self.num_again = self.num_taken = 0
+        self.num_again = self.num_recorded = 0
         """Completions of the steps that were asked for."""
         self._steps = {step: read_step(run.path, step + 1).groups for step in range(first, last + 1)}
         self._rows: dict[tuple[int, int, int], _Row] = {}
@@ -155,7 +155,7 @@ class AgainSampler(RecordedSampler):
                 params,
                 end_ids,
                 on_row=row.take,
-                rows=(row.kept,),
+                rows=(row.state,),
                 keeps=not is_last,
             )
         )
@@ -175,10 +175,10 @@ class AgainSampler(RecordedSampler):
     def _again(self, step: int, index: int, completion: Completion) -> Completion:
         row = self._rows.pop((step, index, completion.index), None)
         if row is None:
-            self.num_taken += 1
+            self.num_recorded += 1
             return completion
         self.num_again += 1
-        row.kept.end()
+        row.state.end()
         return replace(completion, token_ids=row.token_ids, sampler_logprobs=row.logprobs)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Group, Reward
 from oncurve.core.sampler import Sampler
-from oncurve.data.given import NOTHING, Given
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.history.again import AgainSampler, RecordedSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
@@ -164,7 +164,8 @@ def replay(
         assert opener.opened is not None
         compared, differences = processes.broadcast_from_main(lambda: compare(run, folder, start, step))
         if (again := opener.again) is not None:
-            is_recorded, from_record = False, f", {again.num_taken} taken from the record" if again.num_taken else ""
+            is_recorded = False
+            from_record = f", {again.num_recorded} taken from the record" if again.num_recorded else ""
             compared += [] if differences else [f"{again.num_again} of them sampled again{from_record}"]
         causes = [line.removeprefix("WARNING ") for line in output.getvalue().splitlines() if _is_cause(line)]
     return Replay(
@@ -308,7 +309,11 @@ class _Opener:
     """Samples again the completions that servers of the run had sampled."""
 
     def load(
-        self, config: Config, processes: Processes, interruption: Interruption | None = None, objects: Given = NOTHING
+        self,
+        config: Config,
+        processes: Processes,
+        interruption: Interruption | None = None,
+        objects: PythonObjects = NOTHING,
     ) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
         if self.is_recorded:

@@ -9,7 +9,7 @@ from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
-from oncurve.observe.record import each_metrics
+from oncurve.observe.record import iterate_metrics
 
 LARGEST = 1e100
 """Largest finite value; sums and squares of larger ones would overflow."""
@@ -92,4 +92,4 @@ def read_columns(path: str | Path) -> Columns:
 
     Raises DataError for a missing file, a broken line elsewhere, or a row without a step.
     """
-    return Columns(each_metrics(path))
+    return Columns(iterate_metrics(path))

@@ -88,7 +88,7 @@ class Progress:
         self._rewards: list[float] = []
         self._alarms: list[tuple[int, str]] = []
         self._evaluated: tuple[int, str] | None = None
-        self._status, self._said = "", self._started
+        self._status, self._reported = "", self._started
         is_live = self.console.is_terminal if live is None else live
         self._live: Live | NotebookDisplay | None = None
         if live is None and self.console.is_jupyter:
@@ -141,7 +141,7 @@ class Progress:
         self._status = text
         if isinstance(self._live, NotebookDisplay):
             self._live.refresh(at_once=False)
-        elif self._live is None and self._clock() - self._said > QUIET_SECONDS:
+        elif self._live is None and self._clock() - self._reported > QUIET_SECONDS:
             self._print(text)
 
     def line(self, metrics: Mapping[str, float]) -> str:
@@ -170,7 +170,7 @@ class Progress:
         return max(0.0, per_step * (self._total - self._done) - (self._clock() - last))
 
     def _print(self, text: str) -> None:
-        self._said = self._clock()
+        self._reported = self._clock()
         self.console.print(Text(text), soft_wrap=True)
 
     def _panel(self) -> RenderableType:
@@ -255,23 +255,23 @@ class NotebookDisplay:
     def __init__(self, render: Callable[[], RenderableType], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._render, self._clock = render, clock
         self._handle: Any = None
-        self._shown = 0.0
+        self._written_at = 0.0
 
     def start(self) -> None:
         """Show it in the cell that runs."""
         from IPython.display import HTML, display
 
         self._handle = display(HTML(as_html(self._render())), display_id=True)
-        self._shown = self._clock()
+        self._written_at = self._clock()
 
     def refresh(self, *, at_once: bool = True) -> None:
         """Show it as it is now; unless ``at_once``, only if it was not shown a moment ago."""
-        if self._handle is None or (not at_once and self._clock() - self._shown < SECONDS_BETWEEN):
+        if self._handle is None or (not at_once and self._clock() - self._written_at < SECONDS_BETWEEN):
             return
         from IPython.display import HTML
 
         self._handle.update(HTML(as_html(self._render())))
-        self._shown = self._clock()
+        self._written_at = self._clock()
 
     def stop(self) -> None:
         """Leave it as it is at the end."""

@@ -333,11 +333,11 @@ def recorded_steps(run: Path) -> list[int]:
 
 
 def read_rows(path: Path, *, may_be_torn: bool = True) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; see ``each_row``."""
-    return list(each_row(path, may_be_torn=may_be_torn))
+    """The objects of a file of JSON lines; see ``iterate_rows``."""
+    return list(iterate_rows(path, may_be_torn=may_be_torn))
 
 
-def each_row(path: Path, *, may_be_torn: bool = True) -> Iterator[dict[str, Any]]:
+def iterate_rows(path: Path, *, may_be_torn: bool = True) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines, one after the other.
 
     A last line without its line break is what a killed writer leaves behind, and is dropped if it ``may_be_torn``.
@@ -370,16 +370,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     Raises DataError for a missing file, a broken line elsewhere, or a row without a step.
     """
     merged: dict[int, dict[str, Any]] = {}
-    for row in each_metrics(path):
+    for row in iterate_metrics(path):
         values = {key: math.nan if value is None else value for key, value in row.items()}
         merged.setdefault(row["step"], {}).update(values)
     return [merged[step] for step in sorted(merged)]
 
 
-def each_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
     """The rows of a run's ``metrics.jsonl`` as they were written, each with a whole number as its step."""
     file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
-    for number, row in enumerate(each_row(file), start=1):
+    for number, row in enumerate(iterate_rows(file), start=1):
         step_of(row, file, number)
         yield row
 

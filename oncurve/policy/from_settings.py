@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oncurve.algorithm.table import ReferenceName
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import ComputeType
-from oncurve.data.given import NOTHING, Given
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.observe.machine import unseen_gpu
 from oncurve.observe.run_model import base_of, is_adapter, locate, read_adapter
 from oncurve.policy.distributed import ALONE, Processes, start
@@ -37,7 +37,7 @@ class ModelSource:
     section: PolicySection
     seed: int = 0
     """Seed of a fresh adapter."""
-    objects: Given = NOTHING
+    objects: PythonObjects = NOTHING
 
 
 @dataclass(frozen=True)

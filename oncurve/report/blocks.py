@@ -13,7 +13,7 @@ from typing import Any
 
 from oncurve.observe.record import read_rows, recorded_steps, rollouts_path
 
-MAX_SHOWN_CHARACTERS = 20_000
+MAX_EPISODE_CHARACTERS = 20_000
 """Most characters of a prompt or completion; a note takes the place of the rest."""
 TEXT_BUDGET = 19 * 2**20
 """Bytes of all blocks with texts in a page; steps that do not fit are left out evenly, and the page says so."""
@@ -110,7 +110,7 @@ def finite(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def shorten(text: Any, limit: int = MAX_SHOWN_CHARACTERS) -> str:
+def shorten(text: Any, limit: int = MAX_EPISODE_CHARACTERS) -> str:
     """A text as far as a page shows it."""
     whole = text if isinstance(text, str) else "" if text is None else str(text)
     if len(whole) <= limit:
@@ -147,20 +147,20 @@ def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
         "error": row.get("error"),
         "detail": shorten(row.get("detail"), 500),
         "advantage": _rounded(row.get("advantage")),
-        **episode_shown(row),
+        **episode_texts(row),
     }
     return {key: value for key, value in fields.items() if value not in (None, "", {})}
 
 
-def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def episode_texts(row: Mapping[str, Any]) -> dict[str, Any]:
     """The turns of a completion with tools, as far as a page shows them; empty for a plain one."""
     segments = row.get("segments")
     if not isinstance(segments, list):
         return {}
-    texts, left = _segments_shown(segments, MAX_SHOWN_CHARACTERS)
+    texts, left = _cut_segments(segments, MAX_EPISODE_CHARACTERS)
     branches = []
     for branch in row.get("branches") or ():
-        own, left = _segments_shown(branch["segments"], left)
+        own, left = _cut_segments(branch["segments"], left)
         branches.append({"segments": own, "own_prompt": shorten(branch.get("prompt"))})
     calls = [
         {
@@ -180,7 +180,7 @@ def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _segments_shown(segments: Iterable[Any], left: int) -> tuple[list[list[Any]], int]:
+def _cut_segments(segments: Iterable[Any], left: int) -> tuple[list[list[Any]], int]:
     """Segments with at most so many characters together, and how many are left."""
     cut_segments = []
     for is_policy, text, *size in segments:

@@ -162,9 +162,9 @@ class CurveTable:
         self._ends: dict[str, tuple[float, float]] = {}
         for key in columns.keys:
             parts = self._parts(columns, key)
-            self._drawn[key] = _of_each(fmean, parts)
+            self._drawn[key] = _per_run(fmean, parts)
             if size > 1:
-                self._spread[key] = _of_each(min, parts), _of_each(max, parts)
+                self._spread[key] = _per_run(min, parts), _per_run(max, parts)
             if there := [part for part in parts if part]:
                 self._ends[key] = there[0][0], there[-1][-1]
         self._along: dict[str, array[float]] = {}
@@ -216,7 +216,7 @@ def key_groups() -> list[str]:
     return list(dict.fromkeys(metric.key.split("/")[0] for metric in GLOSSARY))
 
 
-def _of_each(measure: Callable[[Sequence[float]], float], parts: Iterable[Sequence[float]]) -> array[float]:
+def _per_run(measure: Callable[[Sequence[float]], float], parts: Iterable[Sequence[float]]) -> array[float]:
     return array("d", [measure(part) if part else math.nan for part in parts])
 
 

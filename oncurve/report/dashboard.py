@@ -43,7 +43,7 @@ ASK_SECONDS = 2.0
 """An open page asks so often whether it is up to date."""
 MAX_SHARE = 0.1
 """Largest share of one processor for writing a page again."""
-MAX_KEPT = 16
+MAX_CACHED = 16
 MAX_COMPARED = 20
 PART_OF_A_REPORT = 4
 """A page holds this fraction of the completions that a report may hold, since it is written more than once."""
@@ -85,14 +85,14 @@ class Site:
     def __init__(self, paths: Sequence[Path], *, usd_per_hour: float | None = None) -> None:
         """``paths`` are run folders, or folders with runs in them, also ones that appear later."""
         self.paths, self.usd_per_hour = list(paths), usd_per_hour
-        self._kept: dict[tuple[str, Path], Made] = {}
+        self._cached: dict[tuple[str, Path], Made] = {}
         self._lock = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
         """Run folders by name, as they are now."""
         return find_runs([path for path in self.paths if path.is_dir()])
 
-    def is_one_run(self) -> bool:
+    def is_single_run(self) -> bool:
         """Whether the dashboard was started for a single run, which needs no list."""
         return len(self.paths) == 1 and list(self.runs().values()) == self.paths
 
@@ -107,7 +107,7 @@ class Site:
         """The page of a run and its stamp. Raises DataError where a file of the run is broken."""
         run = self.find(name)
         read = self._read(run)
-        home = None if self.is_one_run() else "/"
+        home = None if self.is_single_run() else "/"
         pages = {str(path.resolve()): f"/run/{quote(other, safe='')}" for other, path in self.runs().items()}
 
         def make() -> bytes:
@@ -145,16 +145,16 @@ class Site:
     def _keep(self, kind: str, run: Path, stamp: str, make: Callable[[], Any]) -> Made:
         """The result of ``make``; the last one while nothing has changed, or only a moment ago."""
         with self._lock:
-            last, started = self._kept.get((kind, run)), time.monotonic()
+            last, started = self._cached.get((kind, run)), time.monotonic()
             if last and (last.stamp == stamp or started - last.made < last.seconds / MAX_SHARE):
                 return last
             value, made = make(), time.monotonic()
-            self._kept.pop((kind, run), None)
-            self._kept[kind, run] = Made(value, stamp, made, made - started)
-            pages = [key for key in self._kept if key[0] == "page"]
-            for key in pages[:-MAX_KEPT]:
-                del self._kept[key]
-            return self._kept[kind, run]
+            self._cached.pop((kind, run), None)
+            self._cached[kind, run] = Made(value, stamp, made, made - started)
+            pages = [key for key in self._cached if key[0] == "page"]
+            for key in pages[:-MAX_CACHED]:
+                del self._cached[key]
+            return self._cached[kind, run]
 
 
 def _entry(read: Reading) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Handler(BaseHTTPRequestHandler):
         query = parse_qs(url.query, keep_blank_values=True)
         if self._is_let_in(query):
             try:
-                self._answer(*self._found(unquote(url.path), query))
+                self._answer(*self._located(unquote(url.path), query))
             except (DataError, ConfigError) as error:
                 self._answer(404, str(error), "text/plain")
 
@@ -250,14 +250,14 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(401, "A token is needed: open the address that `oncurve dashboard` printed.", "text/plain")
         return False
 
-    def _found(self, path: str, query: dict[str, list[str]]) -> tuple[int, str | bytes, str, dict[str, str]]:
+    def _located(self, path: str, query: dict[str, list[str]]) -> tuple[int, str | bytes, str, dict[str, str]]:
         """Status, body, type and further headers of what is at a path."""
         site = self.server.site
         if path.startswith("/run/"):
             page = site.run_page(path.removeprefix("/run/"))
             return (200, page.stamp, "text/plain", {}) if "stamp" in query else (200, page.value, "text/html", {})
         match path:
-            case "/" if site.is_one_run():
+            case "/" if site.is_single_run():
                 return 303, "", "text/plain", {"location": f"/run/{quote(next(iter(site.runs())), safe='')}"}
             case "/":
                 boot = {"kind": "runs", "every_seconds": ASK_SECONDS, "version": __version__}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.observe.record import read_json, read_rows
-from oncurve.report.blocks import episode_shown, finite, pack, shorten
+from oncurve.report.blocks import episode_texts, finite, pack, shorten
 
 BUDGET = 3 * 2**20
 """Bytes of the packed examples in a page; the last ones are left out, and the page says so."""
@@ -67,6 +67,6 @@ def _completion(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "reward": finite(row.get("reward")),
         "category": row.get("category"),
         "detail": shorten(row.get("detail"), 500),
-        **episode_shown(row.get("episode") or {}),
+        **episode_texts(row.get("episode") or {}),
     }
     return {key: value for key, value in fields.items() if value not in (None, "")}

@@ -96,7 +96,7 @@ class SeedComparison:
         if count < 2:
             return f"{difference.name} and {difference.first} have {count} seed in common; two or more tell something."
         low, high = difference.interval
-        text = f"{self.shown(difference.mean, signed=True)}{self.ends(difference)} over {count} seeds"
+        text = f"{self.number_text(difference.mean, signed=True)}{self.ends(difference)} over {count} seeds"
         if low > 0 or high < 0:
             return f"{difference.name} is {'better' if low > 0 else 'worse'} than {difference.first}: {text}."
         if all(value == 0 for value in difference.differences):
@@ -119,7 +119,7 @@ class SeedComparison:
         low, high = (min(max(end, least), -least) for end in difference.interval)
         return f" {interval(low, high, signed_points if self.is_share else signed_decimals)}"
 
-    def shown(self, value: float, *, signed: bool = False) -> str:
+    def number_text(self, value: float, *, signed: bool = False) -> str:
         """A score or a difference as text."""
         if math.isnan(value) or not self.is_share:
             return signed_decimals(value) if signed else decimals(value)
@@ -200,16 +200,18 @@ def _texts(comparison: SeedComparison) -> tuple[list[str], list[list[str]]]:
     for recipe in comparison.recipes:
         low, high = (min(max(end, 0.0), 1.0) if comparison.is_share else end for end in recipe.interval)
         per_seed = (", " if are_same else ",\n").join(
-            comparison.shown(score) if are_same else f"{seed}: {comparison.shown(score)}"
+            comparison.number_text(score) if are_same else f"{seed}: {comparison.number_text(score)}"
             for seed, score in sorted(recipe.scores.items(), key=lambda item: item[0])
         )
         other = by_name.get(recipe.name)
         against = (
-            "-" if other is None else f"{comparison.shown(other.mean, signed=True)}\n{comparison.ends(other).strip()}"
+            "-"
+            if other is None
+            else f"{comparison.number_text(other.mean, signed=True)}\n{comparison.ends(other).strip()}"
         )
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        mean = comparison.shown(recipe.mean) + (
-            "" if math.isnan(recipe.interval[0]) else f"\n{interval(low, high, comparison.shown)}"
+        mean = comparison.number_text(recipe.mean) + (
+            "" if math.isnan(recipe.interval[0]) else f"\n{interval(low, high, comparison.number_text)}"
         )
         cells = [f"{len(recipe.scores)}{missing}", mean, per_seed, against.rstrip()]
         rows.append([recipe.name, *cells])

@@ -30,8 +30,8 @@ from oncurve.core.sampler import PolicyView, Sampler, check_ids, end_token_ids
 from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import Rows, shared_columns
-from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.data.settings import DataSection
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
@@ -96,7 +96,7 @@ def _stopping(advantage: Advantage) -> Advantage:
 
 
 def make_rewards(
-    config: Config, *, rows: tuple[Rows, Rows, Rows, Rows] | None = None, objects: Given = NOTHING
+    config: Config, *, rows: tuple[Rows, Rows, Rows, Rows] | None = None, objects: PythonObjects = NOTHING
 ) -> RewardFunction:
     """The reward function of the recipe; a function of the user's may ask for the columns of the ``rows``.
 
@@ -116,7 +116,7 @@ def make_policy(
     *,
     with_reference: bool = False,
     processes: Processes | None = None,
-    objects: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
     is_trained: bool = True,
 ) -> TrainedPolicy:
     """The recipe's model, or that of the ``objects``, ready to be trained, with a reference if the algorithm needs one.
@@ -231,7 +231,7 @@ def settle(config: Config) -> tuple[Config, str | None]:
     return extension("servers of a machine")(config)
 
 
-def make_sampler(config: Config, objects: Given = NOTHING) -> Sampler:
+def make_sampler(config: Config, objects: PythonObjects = NOTHING) -> Sampler:
     """The sampler of completions; ``objects`` holds the tools and environments that a Python program passed."""
     rollouts = config.rollouts
     if rollouts.type in SAMPLERS:
@@ -241,7 +241,7 @@ def make_sampler(config: Config, objects: Given = NOTHING) -> Sampler:
     return with_episodes(turns, config, objects)
 
 
-def with_episodes(sampler: Any, config: Config, objects: Given = NOTHING) -> Sampler:
+def with_episodes(sampler: Any, config: Config, objects: PythonObjects = NOTHING) -> Sampler:
     """The sampler, or one whose completions are episodes where the recipe has tools, environments or an agent."""
     rollouts = config.rollouts
     if not rollouts.has_episodes:
@@ -301,7 +301,7 @@ class Parts:
     data: Curriculum
     servers: ServerSide | None = None
     """The client of rollout servers, in the process that has one."""
-    given: Given = NOTHING
+    objects: PythonObjects = NOTHING
     """Objects that a Python program passed."""
     ahead: LookAhead | None = None
     """The sampler that is ahead of the trainer, in the process that has one."""
@@ -328,7 +328,7 @@ def make_parts(
     config: Config,
     processes: Processes = ALONE,
     interruption: Interruption | None = None,
-    objects: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
 ) -> Parts:
     """Load the model and the data of a recipe. Each of several processes samples and grades a share.
 
@@ -380,7 +380,7 @@ def make_parts(
 
 
 def prompts_for(
-    config: Config, policy: TrainedPolicy, *, rows: tuple[Rows, Rows, Rows, Rows], objects: Given = NOTHING
+    config: Config, policy: TrainedPolicy, *, rows: tuple[Rows, Rows, Rows, Rows], objects: PythonObjects = NOTHING
 ) -> Rendered:
     """The prompts of some rows, none longer than the policy's model can read."""
     context = context_of(policy.model.config)
@@ -388,7 +388,7 @@ def prompts_for(
 
 
 def _make_checked_prompts(
-    config: Config, policy: TrainedPolicy, objects: Given, rows: tuple[Rows, Rows, Rows, Rows]
+    config: Config, policy: TrainedPolicy, objects: PythonObjects, rows: tuple[Rows, Rows, Rows, Rows]
 ) -> Rendered:
     """The prompts of a run, all of whose tokens the model has."""
     prompts = prompts_for(config, policy, rows=rows, objects=objects)
@@ -397,7 +397,7 @@ def _make_checked_prompts(
         check_ids(policy.trained_model, prompt.prompt_ids)
     if not isinstance(prompts.train, list):
         prompts.train.check = lambda token_ids: check_ids(policy.trained_model, token_ids)
-    for demonstration in prompts.shown:
+    for demonstration in prompts.written_demonstrations:
         check_ids(policy.trained_model, demonstration.token_ids)
     return prompts
 
@@ -419,7 +419,7 @@ def make_shared_sampler(
     processes: Processes,
     data: Curriculum,
     interruption: Interruption | None,
-    objects: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
 ) -> tuple[Sampler, ServerSide | None, LookAhead | None]:
     """The sampler of the loop, the client of rollout servers inside of it, and the look-ahead around it: of
     several processes, the first one alone has servers."""

@@ -238,10 +238,10 @@ def progress_of(path: Path) -> Progress:
     if not checkpoints:
         return "begun" if (path / METRICS).stat().st_size or (path / "evaluations").exists() else "unbegun"
     is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
-    return "finished" if is_measured and checkpoints[-1][0] >= _asked_steps(path) else "begun"
+    return "finished" if is_measured and checkpoints[-1][0] >= _requested_steps(path) else "begun"
 
 
-def _asked_steps(path: Path) -> float:
+def _requested_steps(path: Path) -> float:
     """The steps that the run's recipe asks for; without end if it cannot be read, for `resume` to say what is wrong."""
     try:
         return int(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))["run"]["steps"])

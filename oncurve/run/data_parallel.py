@@ -35,7 +35,7 @@ class ShardedSampler:
 
     def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it with the same prompts."""
-        indices = own_places(request.prompts, self.processes)
+        indices = own_indices(request.prompts, self.processes)
         share, own = request.with_prompts([request.prompts[index] for index in indices]), dict[int, Group]()
 
         def sample_share() -> list[tuple[int, tuple[Completion, ...]]]:
@@ -109,7 +109,7 @@ class ShardedRewards:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, on every process. All processes must call it with the same completions."""
-        indices = self._places(prompts, completions)
+        indices = self._own_indices(prompts, completions)
         mine = [(prompts[index], completions[index]) for index in indices]
 
         def grade_share() -> list[tuple[int, Reward]]:
@@ -119,11 +119,11 @@ class ShardedRewards:
         graded = dict(together(grade_share, self.processes, self.interruption))
         return [graded[index] for index in range(len(completions))]
 
-    def _places(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
+    def _own_indices(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
         """This process's share. Prompts that were sampled may be missing: their episodes failed."""
         live = [index for index, completion in enumerate(completions) if completion.environment is not None]
         everywhere = {index for indices in self.processes.all_gather(live) for index in indices}
-        return sorted([*live, *(index for index in own_places(prompts, self.processes) if index not in everywhere)])
+        return sorted([*live, *(index for index in own_indices(prompts, self.processes) if index not in everywhere)])
 
     def close(self) -> None:
         """End the graders' processes."""
@@ -157,7 +157,7 @@ def together(work: Callable[[], list[T]], processes: Processes, interruption: In
     return [part for items, _, _ in shares for part in items or ()]
 
 
-def own_places(prompts: Sequence[Prompt], processes: Processes) -> list[int]:
+def own_indices(prompts: Sequence[Prompt], processes: Processes) -> list[int]:
     """Places of the prompts that are this process's share: every so-many-th of the different ones."""
     numbers: dict[int, int] = {}
     for prompt in prompts:

@@ -19,7 +19,6 @@ from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows
-from oncurve.data.given import NOTHING
 from oncurve.data.prompt_check import demonstration_report, prompt_report
 from oncurve.data.prompts import (
     Template,
@@ -31,6 +30,7 @@ from oncurve.data.prompts import (
     unnamed_turn_end,
     write_gold,
 )
+from oncurve.data.python_objects import NOTHING
 from oncurve.data.settings import DataSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
@@ -46,8 +46,8 @@ from oncurve.rewards.references import describe_references
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer
 from oncurve.run.builder import make_policy, make_rewards
+from oncurve.run.model_paths import describe_sampling, foresee_paths
 from oncurve.run.rendered import check_thinking, make_prompts, split_rows
-from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox.tiers import describe_isolation
 from oncurve.wording import counted
@@ -145,7 +145,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     check_thinking(config, tokenizer)
     if any(reward.reads_reference for reward in config.rewards):
         console.print(describe_references(rows), markup=False, highlight=False, soft_wrap=True)
-    console.print(foresee_ways(config, model_config), markup=False, highlight=False, soft_wrap=True)
+    console.print(foresee_paths(config, model_config), markup=False, highlight=False, soft_wrap=True)
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")

@@ -16,7 +16,7 @@ from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import rollout_metrics
 from oncurve.recipe.schema import Config
 from oncurve.run.builder import make_parts
-from oncurve.run.ways import slow_rate
+from oncurve.run.model_paths import slow_rate
 from oncurve.stats import wilson_interval
 
 AT_ONCE = 4
@@ -83,7 +83,7 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
         f"({signals / total:.0%}, 95 % interval {low:.0%} to {high:.0%})",
         f"  {', '.join(shares)}",
     ]
-    if locations := _describe_places(metrics):
+    if locations := _describe_locations(metrics):
         lines.append(f"  {locations}")
     if signals == 0:
         return [*lines, f"No group has a signal, so GRPO would learn nothing from them. {_remedy(metrics)}"]
@@ -94,7 +94,7 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
     return lines
 
 
-FOUND_IN = (
+LOCATION_KEYS = (
     "reward/found_in_box",
     "reward/found_in_tag",
     "reward/found_in_hash",
@@ -105,9 +105,9 @@ FOUND_IN = (
 """Metrics of the places in which answers stand."""
 
 
-def _describe_places(metrics: dict[str, float]) -> str:
+def _describe_locations(metrics: dict[str, float]) -> str:
     """Where the model puts its answers; empty where no reward looked for them."""
-    shares = {key.rpartition("_")[-1]: metrics[key] for key in FOUND_IN if metrics.get(key, 0.0) > 0}
+    shares = {key.rpartition("_")[-1]: metrics[key] for key in LOCATION_KEYS if metrics.get(key, 0.0) > 0}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return "answers are in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
 

@@ -59,7 +59,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         digest.update(parts.prompts.train.fingerprint.encode())
     for prompt in parts.prompts.written:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
-    for demonstration in parts.prompts.shown:
+    for demonstration in parts.prompts.written_demonstrations:
         digest.update(repr(demonstration.token_ids).encode())
     described = describe_run()
     return {
@@ -68,9 +68,9 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         "data": {"num_prompts": len(parts.prompts.train), "sha256": digest.hexdigest()},
         "base": {
             "name": config["model"],
-            "sha256": parts.given.base_sha256 or weights_checksum(parts.policy),
+            "sha256": parts.objects.base_sha256 or weights_checksum(parts.policy),
         },
-        **({"given": dict(parts.given.fingerprints)} if parts.given.fingerprints else {}),
+        **({"given": dict(parts.objects.fingerprints)} if parts.objects.fingerprints else {}),
         "code": code_fingerprints(parts.config),
         "model_files": model_fingerprints(str(config["model"])),
         "environment": read_variables(parts.config),

@@ -30,9 +30,9 @@ from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_correct, make_lenient_reward
 from oncurve.run.builder import make_policy, make_rewards, make_sampler, prompts_for
+from oncurve.run.model_paths import describe_sampling, describe_weights
 from oncurve.run.rendered import benchmark_rows, split_rows
 from oncurve.run.session import keep_evaluation
-from oncurve.run.ways import describe_sampling, describe_weights
 from oncurve.run_errors import Stopped
 from oncurve.wording import did_you_mean, listed
 

@@ -13,8 +13,8 @@ from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat
 from oncurve.data.datasets import hold_out
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
-from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.recipe.schema import Config
@@ -40,7 +40,7 @@ class Rendered:
     """Rows left out because their prompt, or prompt and demonstration, is too long."""
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = field(default_factory=list)
     """Demonstrations of a supervised stage, one for each prompt in ``train``; ``train`` itself where rows wait."""
-    shown_during: list[Demonstration] = field(default_factory=list)
+    demonstrations_during: list[Demonstration] = field(default_factory=list)
     """Held-out demonstrations, whose loss is measured during a supervised stage."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """The prompt of the reference for each training prompt, with the hint of ``algorithm.teacher_hint``; where prompts
@@ -52,7 +52,7 @@ class Rendered:
         return self.train if isinstance(self.train, list) else []
 
     @property
-    def shown(self) -> list[Demonstration]:
+    def written_demonstrations(self) -> list[Demonstration]:
         """Demonstrations that are written already; none where they are written on demand."""
         return self.demonstrations if isinstance(self.demonstrations, list) else []
 
@@ -73,7 +73,7 @@ def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
     return [], [], [], list(rows[: config.evaluation.num_prompts])
 
 
-def split_rows(config: Config, objects: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
+def split_rows(config: Config, objects: PythonObjects = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
     seed, needed = config.evaluation.split_seed, config.run.prompts_per_step
     kind = {
@@ -131,7 +131,7 @@ def make_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     context_tokens: int | None,
-    objects: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
     rows: tuple[Rows, Rows, Rows, Rows] | None = None,
 ) -> Rendered:
     """Every prompt of the run as tokens; ``rows`` are those of ``split_rows``, where somebody has them already.
@@ -153,13 +153,16 @@ def make_prompts(
         test_prompts = writer.prompts(test, config.evaluation_data)
     else:
         if isinstance(train_rows, StoredRows):
-            train = demonstrations = writer.shown_on_demand(train_rows, config.sft)
+            train = demonstrations = writer.demonstrations_on_demand(train_rows, config.sft)
         else:
-            demonstrations = writer.shown(train_rows, config.data, config.sft)
+            demonstrations = writer.demonstrations(train_rows, config.data, config.sft)
             train = [demonstration.prompt for demonstration in demonstrations]
-        demonstrations_during = writer.shown(during, config.data, config.sft)
+        demonstrations_during = writer.demonstrations(during, config.data, config.sft)
         last = config.sft.model_copy(update={"train_on": "last"})
-        held_out = writer.shown(test, config.evaluation_data, last), writer.shown(during, config.data, last)
+        held_out = (
+            writer.demonstrations(test, config.evaluation_data, last),
+            writer.demonstrations(during, config.data, last),
+        )
         test_prompts, middle = (
             [demonstration.prompt for demonstration in part if demonstration.leaves_room(limit)] for part in held_out
         )
@@ -188,7 +191,7 @@ class _Writer:
     limit: int | None
     """Most tokens of a prompt that is sampled from."""
     context_tokens: int | None
-    given: Given
+    objects: PythonObjects
     excluded: list[Excluded] = field(default_factory=list)
     """Rows that were too long."""
 
@@ -220,7 +223,7 @@ class _Writer:
             return None
         from oncurve.episodes.from_settings import make_tools_of  # lazy
 
-        return make_tools_of(self.config.rollouts, self.config.data, self.given)
+        return make_tools_of(self.config.rollouts, self.config.data, self.objects)
 
     def hinted(self, prompts: list[Prompt]) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The prompts with a hint behind the question, by the prompts without. Of equal prompts the first counts.
@@ -244,14 +247,14 @@ class _Writer:
             by_prompt.setdefault(prompt.prompt_ids, longer.prompt_ids)
         return by_prompt
 
-    def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
+    def demonstrations(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
         if not part:
             return []
-        demonstrations, too_long = self._shown(part, data, sft, data.chat, max_tokens=self._most_tokens(sft))
+        demonstrations, too_long = self._demonstrations(part, data, sft, data.chat, max_tokens=self._most_tokens(sft))
         self.excluded += too_long
         return demonstrations
 
-    def shown_on_demand(self, part: StoredRows, sft: SftSection) -> DemonstrationsOnDemand:
+    def demonstrations_on_demand(self, part: StoredRows, sft: SftSection) -> DemonstrationsOnDemand:
         from oncurve.data.demonstrations import demonstrated_chat  # lazy
         from oncurve.data.prompts_on_demand import DemonstrationsOnDemand  # lazy
 
@@ -259,14 +262,14 @@ class _Writer:
         chat = demonstrated_chat(part[:FIRST_ROWS], data.chat, cast("Any", self.tokenizer), data.template)
 
         def show(row: dict[str, Any], index: int) -> Demonstration:
-            return self._shown([row], data, sft, chat, first=index)[0][0]
+            return self._demonstrations([row], data, sft, chat, first=index)[0][0]
 
         return DemonstrationsOnDemand(part, show, limit=self._most_tokens(sft))
 
     def _most_tokens(self, sft: SftSection) -> int | None:
         return min((limit for limit in (sft.max_tokens, self.context_tokens) if limit is not None), default=None)
 
-    def _shown(
+    def _demonstrations(
         self,
         part: Rows,
         data: DataSection,
@@ -290,7 +293,7 @@ class _Writer:
         )
 
 
-def with_epochs(config: Config, objects: Given = NOTHING) -> Config:
+def with_epochs(config: Config, objects: PythonObjects = NOTHING) -> Config:
     """The recipe with as many steps as ``sft.epochs`` asks for."""
     if config.sft is None or config.sft.epochs is None:
         return config

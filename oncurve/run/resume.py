@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.data.given import NOTHING, Given
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, write_text
@@ -26,16 +26,16 @@ from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarant
 from oncurve.run.guards import KL_LIMIT, KlAlarm
 from oncurve.run.identity import identity, recorded
 from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.model_paths import describe_paths
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session
 from oncurve.run.state import read_ahead
-from oncurve.run.ways import describe_ways
 from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.section import harmless_keys
 from oncurve.wording import counted
 
-Load = Callable[[Config, Processes, Interruption | None, Given], Parts]
+Load = Callable[[Config, Processes, Interruption | None, PythonObjects], Parts]
 """Loads the parts of a run; see ``make_parts``."""
 
 
@@ -48,9 +48,9 @@ class ResumeRequest:
     strict: bool
     allow_change: bool
     console: Console
-    given: Config | None = None
+    new_config: Config | None = None
     """A recipe that came along; the run's own counts."""
-    objects: Given = NOTHING
+    objects: PythonObjects = NOTHING
     """Objects that a Python program passes: the same as when the run began."""
     owns_process: bool = True
     load: Load = make_parts
@@ -127,17 +127,17 @@ def resume(request: ResumeRequest, processes: Processes) -> Steps:
 def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     """The newest good checkpoint, and the recipe to go on with. Done by process 0."""
     path, root = request.path, request.path / "checkpoints"
-    if lock is not None and lock.taken_over_from:
+    if lock is not None and lock.previous_owner:
         request.console.print(
-            Text(f"Previous {lock.taken_over_from} is no longer running; taking over."), soft_wrap=True
+            Text(f"Previous {lock.previous_owner} is no longer running; taking over."), soft_wrap=True
         )
     sweep(path)
     sweep(root)
     if request.after is not None:
         _go_back(root, request.after)
     checkpoint, manifest = newest_good(root, strict=request.strict, warn=request.warn)
-    config = asked_config(path, manifest, request.overrides, warn=request.warn)
-    requested = None if request.given is None else settle(with_epochs(request.given, request.objects))[0]
+    config = requested_config(path, manifest, request.overrides, warn=request.warn)
+    requested = None if request.new_config is None else settle(with_epochs(request.new_config, request.objects))[0]
     if requested is not None and not request.owns_process:  # a program says what it resumes, and means it
         location = {"folder": config.run.folder, "name": config.run.name}
         data = requested.data.model_copy(update={"now": requested.data.now or config.data.now})
@@ -199,7 +199,7 @@ def _prepare(
         session.saver.save()
         session.saver.wait()
     folder.log(f"resumed after step {step} from {point.checkpoint.name}")
-    folder.log(description := describe_ways(parts.policy, config.rollouts))
+    folder.log(description := describe_paths(parts.policy, config.rollouts))
     request.console.print(description, markup=False, highlight=False, soft_wrap=True)
     notice = f"resuming after step {step} of {config.run.steps}, from {point.checkpoint}"
     request.console.print(notice, highlight=False, soft_wrap=True)
@@ -223,7 +223,7 @@ def _restore_ahead(session: Session, checkpoint: Path, *, is_other: bool) -> Non
     )
 
 
-def asked_config(
+def requested_config(
     path: Path, manifest: Mapping[str, Any], overrides: Sequence[str], *, warn: Callable[[str], None]
 ) -> Config:
     """The recipe of the run's folder with the overrides; that of the checkpoint if the folder's cannot be read."""

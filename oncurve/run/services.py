@@ -103,7 +103,7 @@ class Run(StepSchedule):
         if advantages is None:
             self.log.measure(step, groups, graded)
             return
-        self.log.measure_kept(step, groups, advantages)
+        self.log.measure_retained(step, groups, advantages)
         done = step + 1
         if done == 1 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
             self.log.folder.write_rollouts(done, groups, graded, advantages.tolist(), tokens=self.tokens)

@@ -35,11 +35,11 @@ from oncurve.run.builder import Parts
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards
 from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.model_paths import has_single_policy
 from oncurve.run.rendered import Rendered
 from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
-from oncurve.run.ways import has_one_policy
 
 if TYPE_CHECKING:
     from oncurve.data.demonstrations import Demonstration
@@ -212,7 +212,7 @@ class Session:
         else:
             ending = "the last checkpoint is used when the run is resumed"
         how = f"oncurve resume {self.folder.path}"
-        if self.parts.given.fingerprints:  # which no command has
+        if self.parts.objects.fingerprints:  # which no command has
             how = "resume() of the program's trainer, or train(resume_from_checkpoint=True) in a script for TRL"
         self.note(f"stopped; {ending}. Resume with: {how}")
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
@@ -223,7 +223,7 @@ def _make_guards(parts: Parts, note: Callable[[str], None]) -> Guards:
     section = parts.config.run
     return Guards(
         max_nonfinite=section.max_nonfinite_updates,
-        watches_mismatch=has_one_policy(parts.config),
+        watches_mismatch=has_single_policy(parts.config),
         is_exact=parts.config.rollouts.type == "engine" and parts.policy.compute_type in ("float32", "float64"),
         returns_on_kl=section.returns_on_kl,
         notify=note,
@@ -338,8 +338,8 @@ def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[s
     """The held-out measurement in the middle of a run, as metrics."""
     started = time.perf_counter()
     metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()
-    if prompts.shown_during:
-        metrics["evaluation/loss"] = demonstrated_loss(evaluator.policy, prompts.shown_during)
+    if prompts.demonstrations_during:
+        metrics["evaluation/loss"] = demonstrated_loss(evaluator.policy, prompts.demonstrations_during)
     return {**metrics, "time/evaluate_seconds": time.perf_counter() - started}
 
 

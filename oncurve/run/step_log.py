@@ -159,7 +159,7 @@ class StepLog:
         }
         return metrics | age_metrics(step, groups) if self.max_staleness_steps else metrics
 
-    def measure_kept(self, step: int, groups: Sequence[Group], advantages: Tensor) -> None:
+    def measure_retained(self, step: int, groups: Sequence[Group], advantages: Tensor) -> None:
         """Measure ages and advantages of what is trained on."""
         self._metrics |= self.check_age(step, groups)
         self.add({"advantage/mean": Mean(advantages.sum().item(), advantages.numel())})

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from oncurve.core.errors import ConfigError
-from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_chat
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import NullRunFolder, RunFolder
 from oncurve.policy.distributed import ALONE, Processes
@@ -30,10 +30,10 @@ from oncurve.run.builder import make_parts, settle
 from oncurve.run.guards import KlAlarm
 from oncurve.run.identity import identity
 from oncurve.run.interruption import Interrupted, Interruption
+from oncurve.run.model_paths import advice, describe_paths
 from oncurve.run.rendered import arithmetic, count_prompts, with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.session import make_session
-from oncurve.run.ways import advice, describe_ways
 from oncurve.run_errors import Stopped
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MAX_RETURNS = 3
 """Most returns of a run after KL alarms; a coefficient eight times as high should have helped."""
 
 
-def run_recipe(config: Config, recipe: str, *, console: Console, objects: Given = NOTHING) -> Result:
+def run_recipe(config: Config, recipe: str, *, console: Console, objects: PythonObjects = NOTHING) -> Result:
     """Train as the recipe says and leave everything worth keeping in the run's folder.
 
     Raises Stopped if a signal ended it where there is nothing to show.
@@ -56,7 +56,7 @@ def recipe_steps(
     recipe: str,
     *,
     console: Console,
-    objects: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
     processes: Processes | None = None,
@@ -84,7 +84,7 @@ def recipe_steps(
                 with interruption.interruptible():
                     parts = load(config, processes, interruption, objects)
                     facts = identity(parts)
-                    paths, hints = describe_ways(parts.policy, config.rollouts), advice(parts.policy, parts.config)
+                    paths, hints = describe_paths(parts.policy, config.rollouts), advice(parts.policy, parts.config)
                 config = parts.config
                 chat = describe_chat(config.data.chat, parts.policy.tokenizer, config.data.template, model=config.model)
                 if chat is not None:
@@ -140,7 +140,7 @@ def resume_steps(
     strict: bool = False,
     allow_change: bool = False,
     new_config: Config | None = None,
-    objects: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
     after: int | None = None,
@@ -186,7 +186,7 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
         step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
         request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
         changed = (f"algorithm.kl_coef={doubled!r}",)
-        again = replace(request, overrides=changed, strict=False, allow_change=True, given=None, after=None)
+        again = replace(request, overrides=changed, strict=False, allow_change=True, new_config=None, after=None)
         try:
             return (yield from resume(again, processes))
         except KlAlarm as another:
@@ -201,7 +201,7 @@ def _reported(result: Result, console: Console, processes: Processes) -> Result:
     return result
 
 
-def announce(config: Config, placement: str | None, objects: Given, console: Console) -> None:
+def announce(config: Config, placement: str | None, objects: PythonObjects, console: Console) -> None:
     """Print where the run samples, what it rewards, and what somebody should know before it begins."""
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
-from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, episodes_of, recipe_of, recipe_text
+from oncurve.data.python_objects import NAMELESS, NOTHING, PythonObjects, agent_of, episodes_of, recipe_of, recipe_text
 from oncurve.episodes.from_settings import NO_QUESTION, give_rewards
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
@@ -22,7 +22,7 @@ from oncurve.recipe.schema import Config
 from oncurve.run.settings import RunSection
 
 Sections = Mapping[str, Mapping[str, Any]]
-KEPT_WITH_ROWS = (
+KEYS_BESIDE_ROWS = (
     "columns", "template", "chat", "chat_template", "now", "few_shot", "limit", "max_prompt_tokens", "retire_above",
 )  # fmt: skip
 """Keys of a recipe's data section that still hold when its rows are replaced."""
@@ -35,7 +35,7 @@ class TrainingRequest:
     config: Config
     recipe: str
     """The recipe as text, for the run's folder."""
-    given: Given = NOTHING
+    objects: PythonObjects = NOTHING
     """ProgramObjects of a program."""
 
 
@@ -110,7 +110,7 @@ def request_of_tree(
         own = tree.get(name)
         tree[name] = {**own, **section} if isinstance(own, dict) else dict(section)
     written = dict(tree.pop("data", {}))
-    data_keys = {key: value for key, value in written.items() if key in KEPT_WITH_ROWS}
+    data_keys = {key: value for key, value in written.items() if key in KEYS_BESIDE_ROWS}
     named = tree.pop("rewards", None)
     whole, python_objects = recipe_of(
         str(tree.pop("model", "")),
@@ -123,7 +123,7 @@ def request_of_tree(
 
 
 def _request(
-    tree: dict[str, Any], python_objects: Given, rewards: Any, objects: ProgramObjects, *, source: str
+    tree: dict[str, Any], python_objects: PythonObjects, rewards: Any, objects: ProgramObjects, *, source: str
 ) -> TrainingRequest:
     """With tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
     if objects.model is not None:

@@ -31,8 +31,8 @@ from oncurve.core.grading import score as grade_groups
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
 from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_python_rows
-from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
+from oncurve.data.python_objects import as_list, reward_section
 from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model

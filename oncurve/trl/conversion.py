@@ -36,7 +36,7 @@ def convert(outcome: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
     """
     draft = Draft(outcome, notes=list(outcome.notes))
     _rename(draft)
-    batch = TrlBatch.asked_for(draft.ask, processes)
+    batch = TrlBatch.requested(draft.ask, processes)
     step = step_of(batch)
     put_model(draft)
     put_algorithm(draft, step)

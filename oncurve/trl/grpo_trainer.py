@@ -157,8 +157,8 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             self.evaluate()
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
-        fingerprints = {**parts.given.fingerprints, **self._optimizer_of_script()}
-        return self._watch(replace(parts, given=replace(parts.given, fingerprints=fingerprints)))
+        fingerprints = {**parts.objects.fingerprints, **self._optimizer_of_script()}
+        return self._watch(replace(parts, objects=replace(parts.objects, fingerprints=fingerprints)))
 
     @property
     def reward_func_names(self) -> list[str]:

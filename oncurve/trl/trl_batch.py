@@ -28,7 +28,7 @@ class TrlBatch:
     generation_batch: int | None = None
 
     @classmethod
-    def asked_for(cls, ask: Callable[[str], Any], processes: int) -> TrlBatch:
+    def requested(cls, ask: Callable[[str], Any], processes: int) -> TrlBatch:
         """The numbers of some options of GRPOConfig, each by its name, in so many processes."""
         return cls(
             per_device=ask("per_device_train_batch_size"),

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 import oncurve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
-from oncurve.data.given import data_section
+from oncurve.data.python_objects import data_section
 from oncurve.observe.run_model import EMBEDDED
 
 
@@ -39,6 +39,6 @@ def test_an_endless_stream_is_read_as_far_as_the_steps_need(monkeypatch: pytest.
         "embedded", endless, lambda completion, answer: 1.0, run={"steps": 2, "prompts_per_step": 4}
     )
     assert trainer.config.run.steps == 2
-    monkeypatch.setattr("oncurve.data.given.MOST_ROWS", 50)
+    monkeypatch.setattr("oncurve.data.python_objects.MOST_ROWS", 50)
     with pytest.raises(ConfigError, match="goes on"):
         data_section(({"question": f"{n}?"} for n in itertools.count()), {})

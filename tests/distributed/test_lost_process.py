@@ -16,7 +16,7 @@ from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.core.sampler import SamplingRequest
 from oncurve.policy.distributed import Processes, own_rows
-from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_places, together
+from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_indices, together
 from oncurve.run.interruption import Interruption
 from oncurve.run_errors import LostProcess
 
@@ -61,7 +61,7 @@ def test_rows_are_divided_without_rest_and_evenly() -> None:
 
 def test_a_prompt_that_occurs_twice_stays_with_one_process() -> None:
     prompts = [Prompt("", (1,), index) for index in (5, 7, 5, 9, 7)]
-    shares = [own_places(prompts, Processes(rank, 2)) for rank in range(2)]
+    shares = [own_indices(prompts, Processes(rank, 2)) for rank in range(2)]
     assert shares == [[0, 2, 3], [1, 4]]
 
 

@@ -17,7 +17,7 @@ from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.sampler import SamplingRequest
-from oncurve.data.given import NOTHING
+from oncurve.data.python_objects import NOTHING
 from oncurve.episodes.from_settings import make_tools
 from oncurve.episodes.tools import sandboxed_tool
 from oncurve.policy.trained_policy import TrainedPolicy

@@ -160,7 +160,7 @@ def test_a_later_microbatch_adds_its_gradients_layer_by_layer(recompute: bool, b
 def test_a_loss_that_nobody_runs_backward_lets_go_of_what_layers_kept(batch: Batch) -> None:
     model = make("qwen2")
     logprobs = completion_logprobs(model, batch, temperature=1.0, packed=True)[0]
-    kept = [weakref.ref(function.kept) for function in layer_functions(logprobs)]
+    kept = [weakref.ref(function.saved) for function in layer_functions(logprobs)]
     assert len(kept) == 3
     del logprobs
     gc.collect()

@@ -214,7 +214,7 @@ def test_a_pool_of_processes_that_a_function_starts_ends_within_a_run() -> None:
     interruption = Interruption(notify=messages.append)
     with interruption.listen():
         assert [reward.value for reward in graded(pools, "x", timeout_seconds=60.0)] == [-float(signal.SIGTERM)]
-    assert not interruption.is_asked
+    assert not interruption.is_requested
     assert not messages
 
 

@@ -1,6 +1,6 @@
 """The way by which a model is trained and sampled, in one line, and what would be faster.
 
-Also a program of its own, `python -m oncurve.run.ways CONFIG`, since whoever plans imports no torch: it reads a
+Also a program of its own, `python -m oncurve.run.model_paths CONFIG`, since whoever plans imports no torch: it reads a
 config.json and writes the sizes of the model and its ways as JSON.
 """
 
@@ -30,7 +30,7 @@ WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
 
-def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
+def describe_paths(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
     return f"model: trained with {policy.scoring_path}; {_sampled(policy, rollouts)}"
 
@@ -116,12 +116,12 @@ def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
     return config.optimizer.slow_warning(weights, is_adapter=config.policy.lora is not None)
 
 
-def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
+def foresee_paths(config: Config, model_config: PreTrainedConfig) -> str:
     """The ways of training and sampling a recipe's model, as a small random model of its kind shows without weights.
 
     Raises CheckpointError or SamplerError for a kind that cannot be.
     """
-    descriptions = ways_of_kind(
+    descriptions = paths_of_kind(
         model_config, packing=config.policy.packing, trust_remote_code=config.policy.trust_remote_code
     )
     if descriptions is None:
@@ -132,7 +132,7 @@ def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
     )
 
 
-def ways_of_kind(
+def paths_of_kind(
     config: PreTrainedConfig, *, packing: bool = True, trust_remote_code: bool = False
 ) -> tuple[str, str] | None:
     """The ways of training and sampling a small random model of a kind in this process; None where there is none.
@@ -150,7 +150,7 @@ def ways_of_kind(
     return str(find_scoring_path(small, packing=packing)), _in_engine(small)
 
 
-def has_one_policy(config: Config) -> bool:
+def has_single_policy(config: Config) -> bool:
     """The tokens of a step are drawn and trained with the same weights and without anything that changes their
     probabilities: both ends compute the same numbers, up to rounding."""
     rollouts, lora = config.rollouts, config.policy.lora
@@ -189,7 +189,7 @@ def _described(path: str) -> dict[str, object]:
 
     sizes = count(path)
     try:
-        descriptions = ways_of_kind(AutoConfig.from_pretrained(path))
+        descriptions = paths_of_kind(AutoConfig.from_pretrained(path))
     except OncurveError as error:
         descriptions = f"is refused when it is loaded: {error}", ""
     return {**sizes, "ways": descriptions}
