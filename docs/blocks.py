@@ -283,7 +283,7 @@ def check_command(arguments: list[str], folder: Path) -> None:
 def check_overrides(recipe: str, overrides: list[str], folder: Path, said: str) -> None:
     """Raise BlockError for a key that no recipe has, or that does not fit into the recipe where that is at hand."""
     from oncurve.core.errors import ConfigError
-    from oncurve.recipe.find import shipped_recipes
+    from oncurve.recipe.files import shipped_recipes
     from oncurve.recipe.load import load_config
     from oncurve.recipe.messages import known_keys
 
@@ -306,7 +306,7 @@ def check_yaml(code: str) -> None:
     import yaml
 
     from oncurve.core.errors import ConfigError
-    from oncurve.recipe.find import shipped_recipes
+    from oncurve.recipe.files import shipped_recipes
     from oncurve.recipe.load import parse_config
     from oncurve.recipe.schema import Config
 

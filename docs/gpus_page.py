@@ -10,7 +10,7 @@ from oncurve.plan.memory import plan_memory, rows_that_fit
 from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.step_time import step_time
 from oncurve.plan.token_lengths import guess_lengths
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 MODELS = ("0.5B", "1.5B", "3B", "7B", "14B", "32B")

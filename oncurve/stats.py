@@ -27,11 +27,7 @@ def wilson_interval(successes: int, total: int, *, confidence: float = 0.95) -> 
         raise ValueError(f"{successes} successes out of {total} cannot be")
     if total == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = successes / total
-    scale = 1 + z * z / total
-    centre = (share + z * z / (2 * total)) / scale
-    reach = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
+    centre, reach = _wilson(successes / total, total, NormalDist().inv_cdf((1 + confidence) / 2))
     low = 0.0 if successes == 0 else centre - reach  # exact at the ends, not 1e-18 beside them
     high = 1.0 if successes == total else centre + reach
     return low, high
@@ -40,17 +36,20 @@ def wilson_interval(successes: int, total: int, *, confidence: float = 0.95) -> 
 def share_interval(share: float, total: float, *, z: float = 1.96) -> tuple[float, float]:
     """Wilson's interval of a share that is known only as a number, over ``total`` examples; (0, 1) without any.
 
-        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-    >>> tuple(round(end, 3) for end in share_interval(0.5, 100))
+        >>> tuple(round(end, 3) for end in share_interval(0.5, 100))
     (0.404, 0.596)
     """
     if total <= 0:
         return 0.0, 1.0
-    middle = share + z * z / (2 * total)
-    reach = z * math.sqrt(max(share * (1 - share), 0.0) / total + z * z / (4 * total * total))
+    centre, reach = _wilson(share, total, z)
+    return centre - reach, centre + reach
+
+
+def _wilson(share: float, total: float, z: float) -> tuple[float, float]:
+    """The middle of Wilson's interval, and the distance of its ends from there."""
     scale = 1 + z * z / total
-    return (middle - reach) / scale, (middle + reach) / scale
+    centre = (share + z * z / (2 * total)) / scale
+    return centre, z * math.sqrt(max(share * (1 - share), 0.0) / total + z * z / (4 * total * total)) / scale
 
 
 def bootstrap_interval(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oncurve.core.records import Completion, Group, Prompt
-from oncurve.core.sampler import Sampler
+from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.policy.trained_policy import TrainedPolicy
 
 TEXTS = ("What is 3 + 4?", "Hi", "A longer question, so that the rows of the batch are ragged. Why?", "the an")
@@ -29,7 +29,7 @@ def sampled(
     version: int = 0,
 ) -> list[Group]:
     sampler.load_weights(policy, version=version)
-    return sampler.sample(prompts, group_size, step=step)
+    return sampler.sample(SamplingRequest(prompts, group_size, step=step))
 
 
 def completions(groups: list[Group]) -> list[Completion]:

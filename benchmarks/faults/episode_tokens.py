@@ -201,15 +201,16 @@ def one_step(
 ) -> None:
     """Sample all kinds, check, and train on all of them at once."""
     from oncurve.core.batch import collate
+    from oncurve.core.sampler import SamplingRequest
 
     groups: list[Any] = []
     for kind, (sampler, recorder, rows) in samplers.items():
         prompts = prompts_of(kind, policy.tokenizer, rows, step)
         recorder.seen.clear()
-        made = sampler.sample(prompts, GROUP, step=step)
+        made = sampler.sample(SamplingRequest(prompts, GROUP, step=step))
         check_tokens(made, recorder, policy.tokenizer, counts)
         place = step % PROMPTS
-        [alone] = sampler.sample([prompts[place]], 1, step=step)
+        [alone] = sampler.sample(SamplingRequest([prompts[place]], 1, step=step))
         counts.episodes_alone += 1
         is_same = same_tokens(alone.completions[0], made[place].completions[0])
         counts.episodes_alone_that_differ += not is_same

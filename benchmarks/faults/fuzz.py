@@ -29,11 +29,11 @@ from oncurve.observe.summary import summarize
 from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.recipe.find import described_recipes, find_recipe
+from oncurve.recipe.files import described_recipes, find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.run.checkpoint_manifest import newest_good, quarantine, sweep, write_checkpoint_manifest
-from oncurve.run.parts import recorded
-from oncurve.run.resume import asked_config, config_differences
+from oncurve.run.identity import recorded
+from oncurve.run.resume import config_differences, requested_config
 
 WEIRD: tuple[Any, ...] = (
     None, "", " ", 0, -1, 1, 2**63, 1e308, 0.5, True, [], {}, [[]], {"": None}, "../../etc/passwd", "/", "a\0b",
@@ -231,7 +231,7 @@ def go_on(run: Path) -> None:
         root = run / "checkpoints"
         sweep(root)
         _, manifest = newest_good(root, strict=False, warn=lambda text: None)
-        config = asked_config(run, manifest, [], warn=lambda text: None)
+        config = requested_config(run, manifest, [], warn=lambda text: None)
         config_differences(manifest["config"], config)
         quarantine(root, after=int(manifest["step"]))
         RunFolder(run, resume_step=int(manifest["step"]), lock=lock).close()

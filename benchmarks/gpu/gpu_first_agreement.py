@@ -16,10 +16,11 @@ from gpu_first_probe import Answer, Setting, judged
 
 from oncurve.core.batch import collate
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 from oncurve.sample.engine import InProcessEngine
 
 TIE = 1e-3
@@ -80,7 +81,7 @@ def sample(
     """Completions of the engine."""
     sampler = InProcessEngine(params, **engine)
     sampler.load_weights(policy, version=0)
-    return list(sampler.sample(prompts, group))
+    return list(sampler.sample(SamplingRequest(prompts, group)))
 
 
 def gaps(policy: TrainedPolicy, groups: Sequence[Group]) -> Gaps:

@@ -26,7 +26,7 @@ PACKAGES = (
     "pytest", "pytest-timeout", "pytest-xdist", "hypothesis",
 )  # fmt: skip
 MODULES = (
-    "oncurve.cli.app", "oncurve.run.session", "oncurve.run.assemble", "oncurve.sample.engine",
+    "oncurve.cli.app", "oncurve.run.session", "oncurve.run.builder", "oncurve.sample.engine",
     "oncurve.report.write",
     "oncurve.rewards.mathematics", "oncurve.rewards.json_schema", "datasets", "peft",
 )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.models.qwen2 import modeling_qwen2
 
 from oncurve.policy import packed_attention
-from oncurve.policy.flash_varlen import attend
+from oncurve.policy.packed_attention import attend
 from oncurve.policy.trained_policy import TrainedPolicy
 
 ROTATE = modeling_qwen2.apply_rotary_pos_emb

@@ -24,7 +24,7 @@ from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.measuring import evaluate_models
 from oncurve.run.training import run_recipe

@@ -27,7 +27,7 @@ from rich.console import Console
 from oncurve.cli.coldstart import prepare_base
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.record import read_metrics
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.measuring import evaluate_models
 from oncurve.run.result import Result, Steps, finish

@@ -24,7 +24,7 @@ from rich.console import Console
 from oncurve.algorithm.table import PRESETS
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.training import run_recipe
 from oncurve.stats import wilson_interval

@@ -26,7 +26,7 @@ from rich.console import Console
 from oncurve.cli.coldstart import prepare_base
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_metrics
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.result import finish
 from oncurve.run.training import recipe_steps, run_recipe

@@ -178,12 +178,12 @@ def force_ours() -> None:
     from oncurve.core.records import Completion, Group
     from oncurve.sample.engine import InProcessEngine
 
-    def sample(self: Any, prompts: Any, group_size: int, *, step: int = 0, params: Any = None) -> list[Group]:
+    def sample(self: Any, request: Any) -> list[Group]:
         tokenizer = self._policy.tokenizer
         end = tokenizer.eos_token_id
         groups = []
-        for prompt in prompts:
-            made = [forced(prompt.prompt_ids, place, step, end) for place in range(group_size)]
+        for prompt in request.prompts:
+            made = [forced(prompt.prompt_ids, place, request.step, end) for place in range(request.group_size)]
             completions = tuple(
                 Completion(
                     prompt.prompt_ids, tuple(ids), tokenizer.decode(ids, skip_special_tokens=True), (-1.0,) * len(ids),

@@ -16,9 +16,10 @@ from oncurve.core.batch import Batch, collate, stack_rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import score
 from oncurve.core.records import Group
+from oncurve.core.sampler import SamplingRequest
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
+from oncurve.run.builder import make_algorithm, make_policy, make_sampler
 
 GROUP_SIZE, PROMPTS, NEW_TOKENS = 8, 8, 128
 LEARNING_RATE = 1e-6
@@ -133,7 +134,7 @@ class Ours:
     def sample(self, number: int) -> Sequence[Group]:
         """The groups of a step."""
         self.sampler.load_weights(self.policy, version=number)
-        return self.sampler.sample(self.prompts, self.work.group_size, step=number)
+        return self.sampler.sample(SamplingRequest(self.prompts, self.work.group_size, step=number))
 
     def train(self, batch: Batch) -> None:
         """The updates of a step."""

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from oncurve.core.sampler import SamplingRequest
 from oncurve.observe.terminal import LIBRARY_OPTIONS
 from oncurve.plan.activations import head_bytes, largest_microbatch, layer_buffers, saved_bytes
 from oncurve.plan.layout import DeviceLayout
@@ -161,7 +162,7 @@ def measure(setting: Setting, folder: Path) -> dict[str, int]:
     peak.note("load")
     for step in range(setting.steps):
         engine.load_weights(policy, version=step)
-        groups = engine.sample(prompts, setting.group_size, step=step)
+        groups = engine.sample(SamplingRequest(prompts, setting.group_size, step=step))
         peak.note("sample")
         graded = [[Reward(float(completion.index % 2)) for completion in group.completions] for group in groups]
         batch = collate(groups, algorithm.advantages(stack_rewards(groups, graded)))

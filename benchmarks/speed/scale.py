@@ -117,7 +117,7 @@ def step(num_rows: int, num_tokens: int) -> dict[str, Any]:
 def rows(count: int) -> dict[str, Any]:
     """Training rows of a file, to the prompts of the first step."""
     from oncurve.recipe.load import parse_config
-    from oncurve.run.parts import make_parts
+    from oncurve.run.builder import make_parts
 
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:

@@ -42,11 +42,11 @@ from oncurve.evaluate.evaluate import evaluate
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.model_folder import load_model
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm, make_policy, make_sampler
+from oncurve.run.builder import make_algorithm, make_policy, make_sampler
 from oncurve.run.rendered import Rendered, make_prompts
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog

@@ -23,7 +23,7 @@ from oncurve.agents.chat_request import ChatError, ChatRequest
 from oncurve.agents.conversation_frames import Frames
 from oncurve.core.errors import Failure, SamplerError, attempt
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView, check_finite, end_token_ids, exact_text
+from oncurve.core.sampler import PolicyView, SamplingRequest, check_finite, end_token_ids, exact_text
 from oncurve.episodes.environments import reward_of
 from oncurve.episodes.episode_loop import EpisodeLoop
 from oncurve.model.context import context_of
@@ -67,29 +67,27 @@ class AgentSampler:
             self._frames = self.setup.make_frames(policy.tokenizer)
             self._frames.end_ids = end_token_ids(policy.model, policy.tokenizer)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group of episodes per prompt, in order.
 
         Raises SamplerError where sampling itself fails. What fails in an agent stays in its episode.
         """
         if self._policy is None or self._frames is None:
             raise SamplerError("the sampler has no weights yet; call load_weights before sample")
-        if not prompts:
+        if not request.prompts:
             return []
         with self._lock:  # the next step may be sampled in another thread
             if self._endpoint is None:
                 from oncurve.agents.agent_endpoint import AgentEndpoint  # lazy
 
                 self._endpoint = AgentEndpoint()
-        params = params or self.params
+        params = request.params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._frames.stop))))
         loop = EpisodeLoop(self._policy, params, self._version, self.on_group)
         run = _Run(self, loop, self._frames, self._endpoint, context_tokens=context_of(self._policy.model.config))
-        loop.turns = self.sampler.turns(params, step=step, post=run.post)
+        loop.turns = self.sampler.turns(params, step=request.step, post=run.post)
         try:
-            return run.all_groups(prompts, group_size, step)
+            return run.all_groups(request)
         finally:
             loop.turns.close()
             run.close()
@@ -196,9 +194,9 @@ class _Run:
         """Have something done in the thread that samples; from any thread."""
         self._events.put(event)
 
-    def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
+    def all_groups(self, request: SamplingRequest) -> list[Group]:
         """Every episode from beginning to end."""
-        for position, prompt, keys in self.loop.keys(prompts, group_size, step):
+        for position, prompt, keys in self.loop.keys(request):
             for index, key in enumerate(keys):
                 session = AgentSession(self.frames, self._decode, self.loop.end_ids, self.limits)
                 self._waiting.append(_Episode(self, position, index, prompt, key, session))

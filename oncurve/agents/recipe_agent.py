@@ -12,8 +12,8 @@ from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
 from oncurve.core.errors import ConfigError
 from oncurve.core.sampler import Sampler
 from oncurve.data.chat_template import template_arguments
-from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import chosen_chat, find_template
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.episodes.from_settings import PYTHON_PREFIX
 from oncurve.episodes.settings import AgentProgram
 from oncurve.recipe.schema import Config
@@ -21,7 +21,7 @@ from oncurve.sample.event_loop import require_aiohttp
 from oncurve.user_code import load_object
 
 
-def with_agent(sampler: Any, config: Config, objects: Given = NOTHING) -> Sampler:
+def with_agent(sampler: Any, config: Config, objects: PythonObjects = NOTHING) -> Sampler:
     """A sampler whose episodes the recipe's agent plays. Raises ConfigError for an agent that cannot be used."""
     require_aiohttp()
     from oncurve.agents.agent_sampler import AgentSampler  # lazy
@@ -36,7 +36,7 @@ def with_agent(sampler: Any, config: Config, objects: Given = NOTHING) -> Sample
     return AgentSampler(sampler, config.sampling(), setup)
 
 
-def make_agent(config: Config, objects: Given) -> Agent:
+def make_agent(config: Config, objects: PythonObjects) -> Agent:
     """The agent that plays the episodes of a recipe."""
     chosen = config.rollouts.agent
     if isinstance(chosen, AgentProgram):

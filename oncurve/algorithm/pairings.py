@@ -17,7 +17,6 @@ class Choices:
     """A row of the table, and what else of a recipe bears on it."""
 
     row: Preset
-    group_size: int
     sampling: SamplingParams
     updates_per_step: int
     """Optimizer updates on one batch of rollouts."""
@@ -25,9 +24,9 @@ class Choices:
     """Greatest age of a completion in steps when it is trained on."""
     sampler_is_trainer: bool
     """Sampling and training run the same code in the same number format."""
-    masks_truncated: bool
     punishes_length: bool
     """A reward falls with the length of a completion that was cut off."""
+    masks_truncated: bool
     lora: bool
     negative_rewards: bool
     """Some reward can be below zero."""
@@ -47,12 +46,12 @@ class Choices:
     @property
     def kl_in_loss(self) -> bool:
         """A KL term is part of the loss."""
-        return self.row.kl_coef > 0 and self.row.kl_in == "loss"
+        return self.row.has_kl and self.row.kl_in == "loss"
 
     @property
     def distils(self) -> bool:
         """The KL of each token is part of its advantage."""
-        return self.row.kl_coef > 0 and self.row.kl_in == "advantage"
+        return self.row.has_kl and self.row.kl_in == "advantage"
 
     @property
     def compares_with_sampler(self) -> bool:
@@ -84,13 +83,6 @@ def check_pairing(choices: Choices) -> list[Rule]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "refuse",
-        "group_size below 2",
-        lambda c: c.group_size < 2 and c.row.advantage != "none",
-        "A group of one has no baseline.",
-        "Set algorithm.group_size to at least 2.",
-    ),
     Rule(
         "warn",
         "loss truncated_importance with ratio_max below 1",
@@ -265,7 +257,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "kl_estimator k1_reversed",
-        lambda c: c.row.kl_coef > 0 and c.row.kl_estimator == "k1_reversed",
+        lambda c: c.row.has_kl and c.row.kl_estimator == "k1_reversed",
         "It is there to reproduce a formula that holds nothing back: its mean gradient is zero on policy.",
         "Set algorithm.kl_estimator to k3 and algorithm.reference to frozen.",
     ),
@@ -279,28 +271,28 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warn",
         "kl_in reward with an estimator other than k1",
-        lambda c: c.row.kl_coef > 0 and c.row.kl_in == "reward" and c.row.kl_estimator != "k1",
+        lambda c: c.row.has_kl and c.row.kl_in == "reward" and c.row.kl_estimator != "k1",
         "Only k1 as a reward has the gradient of KL(policy || reference).",
         "Set algorithm.kl_estimator to k1.",
     ),
     Rule(
         "warn",
         "reference old with one update per step",
-        lambda c: c.row.kl_coef > 0 and c.row.reference == "old" and not c.is_stale,
+        lambda c: c.row.has_kl and c.row.reference == "old" and not c.is_stale,
         "The policy is compared with itself: value and mean gradient are zero.",
         "Set algorithm.reference to frozen, or leave algorithm.kl_coef out.",
     ),
     Rule(
         "refuse",
         "reference base without LoRA",
-        lambda c: c.row.kl_coef > 0 and c.row.reference == "base" and not c.lora,
+        lambda c: c.row.has_kl and c.row.reference == "base" and not c.lora,
         "The base weights are those under an adapter, and there is none.",
         "Set algorithm.reference to frozen, or train an adapter.",
     ),
     Rule(
         "warn",
         "reference frozen with LoRA",
-        lambda c: c.row.kl_coef > 0 and c.row.reference == "frozen" and c.lora,
+        lambda c: c.row.has_kl and c.row.reference == "frozen" and c.lora,
         "The frozen copy equals the base weights under the adapter and doubles the memory for weights.",
         "Set algorithm.reference to base.",
     ),

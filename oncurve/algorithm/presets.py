@@ -86,6 +86,19 @@ def build(
     )
 
 
+def advantage_of(
+    name: str,
+    *,
+    advantage: str | Advantage | None = None,
+    part_weights: Mapping[str, float] | None = None,
+    **choices: Any,
+) -> Advantage:
+    """The advantage function of a name, with the choices that are given in place of its row's. Raises ValueError."""
+    if callable(advantage):
+        return advantage
+    return find_advantage(resolve(name, advantage=advantage, **choices), part_weights)
+
+
 def find_advantage(row: Preset, part_weights: Mapping[str, float] | None = None) -> Advantage:
     """The advantage function of a row, its constants bound."""
     constants: dict[str, Any] = {"ddof": row.std_ddof, "epsilon": row.std_epsilon}

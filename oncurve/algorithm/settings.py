@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -22,7 +23,12 @@ from oncurve.algorithm.table import (
     resolve,
 )
 from oncurve.core.errors import ConfigError
+from oncurve.core.records import SamplingParams
 from oncurve.section import Section
+
+if TYPE_CHECKING:
+    from oncurve.algorithm.presets import Advantage
+    from oncurve.core.algorithm import Algorithm, TokenLoss
 
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
 
@@ -33,7 +39,7 @@ class AlgorithmSection(Section):
     type: PresetName = "grpo"
     """Row of the table in docs/algorithms.md; "custom" is grpo with your loss."""
     group_size: int = 8
-    """Completions per prompt, G."""
+    """Completions per prompt, G: at least 2, unless the row has no baseline."""
     function: str | None = None
     """With type custom: module:name or file.py:name of (logprobs, old_logprobs, advantages, mask) -> loss [B, T]."""
     advantage_function: str | None = None
@@ -102,6 +108,14 @@ class AlgorithmSection(Section):
     mask_truncated: bool = False
     """Leave truncated completions out of the loss."""
 
+    def num_rows(self, prompts: int) -> int:
+        """Completions of so many prompts."""
+        return prompts * self.group_size
+
+    def num_groups(self, rows: int) -> int:
+        """Whole groups among so many completions."""
+        return rows // self.group_size
+
     def choices(self) -> dict[str, Any]:
         """The columns that it replaces in its row of the table, by name."""
         chosen = self.model_dump(
@@ -123,6 +137,30 @@ class AlgorithmSection(Section):
         """The row of the table; a loss of the user's own stands in the row of grpo."""
         return "grpo" if self.type == "custom" else self.type
 
+    def make(
+        self,
+        sampling: SamplingParams,
+        *,
+        loss: TokenLoss | None = None,
+        advantage: Advantage | None = None,
+        part_weights: Mapping[str, float] | None = None,
+    ) -> Algorithm:
+        """The algorithm for completions that are sampled so; functions of the user's own take the place of names.
+
+        Raises what ``presets.build`` raises.
+        """
+        from oncurve.algorithm.presets import build  # lazy: it loads torch
+
+        functions = {"loss": loss, "advantage": advantage}
+        return build(
+            self.row_name,
+            group_size=self.group_size,
+            max_completion_tokens=sampling.max_completion_tokens,
+            loss_options=self.loss_options,
+            part_weights=part_weights,
+            **{**self.choices(), **{name: function for name, function in functions.items() if function is not None}},
+        )
+
     def row(self) -> Preset:
         """That row with what is replaced in it. Raises ValueError for what does not exist."""
         return resolve(self.row_name, **self.choices())
@@ -132,9 +170,20 @@ class AlgorithmSection(Section):
         """There is a KL term, whose other side is not the policy that sampled; of a resolved recipe."""
         return bool(self.kl_coef) and self.reference != "old"
 
+    def with_row(self, name: str) -> AlgorithmSection:
+        """Another row of the table as it is, for groups of this size. Nothing is checked."""
+        return AlgorithmSection.model_construct(type=name, group_size=self.group_size)
+
+    def check_baseline(self, row: Preset) -> None:
+        """Raises ConfigError for groups of one, unless no advantage is taken."""
+        if self.group_size < 2 and row.advantage != "none":
+            raise ConfigError(
+                "algorithm: group_size below 2. A group of one has no baseline. Set algorithm.group_size to at least 2."
+            )
+
     def check_teacher(self, row: Preset) -> None:
         """Raises ConfigError for a teacher without a KL to it, and for a KL to a teacher that is not named."""
-        if (row.reference == "teacher" and row.kl_coef > 0) != (self.teacher is not None):
+        if (row.reference == "teacher" and row.has_kl) != (self.teacher is not None):
             raise ConfigError(
                 f"algorithm.reference is {row.reference}, algorithm.kl_coef {row.kl_coef:g} and algorithm.teacher "
                 f"{self.teacher}: a teacher belongs to reference teacher with kl_coef above 0, and they need it. Set "
@@ -143,7 +192,7 @@ class AlgorithmSection(Section):
 
     def check_hint(self, row: Preset) -> None:
         """Raises ConfigError for a hint to a reference that does not teach."""
-        is_taught = row.kl_in == "advantage" and row.kl_coef > 0 and row.reference != "old"
+        is_taught = row.kl_in == "advantage" and row.has_kl and row.reference != "old"
         if self.teacher_hint is not None and not is_taught:
             raise ConfigError(
                 "algorithm.teacher_hint is a text for a reference that teaches, and this one does not. Use "

@@ -132,6 +132,11 @@ class Preset:
     high_entropy_share: float = 1.0
     """Train only on this fraction of the tokens, those with the highest entropy."""
 
+    @property
+    def has_kl(self) -> bool:
+        """A KL to the reference counts."""
+        return self.kl_coef > 0
+
 
 PRESETS: dict[str, Preset] = {
     "grpo": Preset(

@@ -17,7 +17,7 @@ from oncurve import __version__
 from oncurve.cli.arguments import Commands, RecipeCommand
 from oncurve.constants import INTERRUPTED
 from oncurve.core.errors import OncurveError
-from oncurve.model.out_of_memory import call_with_memory_error
+from oncurve.run_errors import call_with_memory_error
 
 COMMANDS = {
     "train": "train",

@@ -23,7 +23,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, sample: Groups = 
 
     Example: `oncurve check word_problems data.limit=200 --sample 16`
     """
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
     from oncurve.recipe.preflight import check_cheaply  # lazy
 

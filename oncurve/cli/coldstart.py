@@ -34,7 +34,7 @@ def prepare_base(output: Path, *, task: str, seed: int) -> tuple[str, list[str]]
     """
     from oncurve.coldstart.untrained import write_untrained  # lazy
     from oncurve.observe.record import refuse_existing  # lazy
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import read_tree  # lazy
 
     if task not in BASES and not (Path(task) / "base.yaml").is_file():

@@ -14,7 +14,7 @@ from oncurve.cli.arguments import AsJson
 from oncurve.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oncurve.doctor.findings import Finding
+    from oncurve.doctor.case import Finding
 
 
 def doctor(

@@ -29,7 +29,7 @@ def evaluate(
     Example: `oncurve evaluate runs/demo --benchmark gsm8k,math500 evaluation.samples=8 evaluation.temperature=0.6`
     """
     from oncurve.observe.run_model import is_run, locate_model, resolve_model  # lazy
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import load_config, read_text  # lazy
     from oncurve.recipe.run_folder import read_run_config  # lazy
 

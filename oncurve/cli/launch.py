@@ -37,7 +37,7 @@ def launch(
     """
     from oncurve.core.errors import ConfigError  # lazy
     from oncurve.extensions import extension  # lazy
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
 
     if not slurm:
         raise ConfigError(

@@ -48,7 +48,7 @@ def plan(
 
     Example: `oncurve plan gsm8k policy.gradient_checkpointing=true --gpu H100`
     """
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
 
     text = plan_recipe(
         find_recipe(recipe),

@@ -20,7 +20,7 @@ def list_recipes() -> None:
 
     Example: `oncurve recipe list`
     """
-    from oncurve.recipe.find import described_recipes  # lazy
+    from oncurve.recipe.files import described_recipes  # lazy
 
     described = described_recipes()
     width = max(len(name) for name, _ in described) + 2
@@ -34,7 +34,7 @@ def show_recipe(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
     Example: `oncurve recipe show word_problems run.steps=5`
     """
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import config_yaml, load_config  # lazy
 
     config = load_config(find_recipe(recipe), overrides or ())
@@ -54,7 +54,7 @@ def copy(
 
     Example: `oncurve recipe copy custom_reward mine`
     """
-    from oncurve.recipe.find import copy_recipe  # lazy
+    from oncurve.recipe.files import copy_recipe  # lazy
 
     made = copy_recipe(recipe, folder)
     console().print(f"{made}: edit it, then `oncurve train {made}`", markup=False, highlight=False, soft_wrap=True)

@@ -49,6 +49,6 @@ def report(
         out.print(text, markup=False, highlight=False)
         if lines := stage_lines(read.facts["stages"]):
             out.print("\n".join([*lines, ""]), markup=False, highlight=False)
-    left = written.recorded_steps - written.shown_steps
+    left = written.recorded_steps - written.steps_in_page
     more = f"; completions of {left} of {written.recorded_steps} steps did not fit" if left else ""
     out.print(f"report: {written.path} ({written.num_bytes / 2**20:.1f} MiB{more})", markup=False, highlight=False)

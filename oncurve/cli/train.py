@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oncurve.cli.arguments import Overrides, RecipeArgument
-from oncurve.cli.launch import supervise
-from oncurve.cli.seeds import parse_seeds, train_seeds
 from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console, quiet_libraries
 from oncurve.run_errors import Stopped
@@ -44,11 +42,11 @@ def train(
 
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import load_config, read_text  # lazy
     from oncurve.recipe.preflight import check_cheaply  # lazy
     from oncurve.recipe.run_folder import run_folder_path  # lazy
-    from oncurve.run.status import clear_unbegun, progress_of  # lazy
+    from oncurve.run.checkpoint_manifest import clear_unbegun, progress_of  # lazy
 
     path = find_recipe(recipe)
     config = load_config(path, overrides or ())
@@ -56,8 +54,12 @@ def train(
     if seeds is not None:
         if processes or restarts:
             raise ConfigError("--seeds starts a process for each seed; leave --processes and --restarts out")
+        from oncurve.cli.seeds import parse_seeds, train_seeds  # lazy
+
         return train_seeds(recipe, overrides or (), parse_seeds(seeds), folder, is_resumed=go_on)
     if (processes or restarts) and "WORLD_SIZE" not in os.environ:
+        from oncurve.cli.launch import supervise  # lazy
+
         arguments = ["train", recipe, *(overrides or ()), f"run.name={folder.name}"]
         first = [*arguments, "--resume"] if go_on else arguments
         raise typer.Exit(supervise(first, [*arguments, "--resume"], processes, restarts, config.run.grace_seconds))
@@ -71,7 +73,7 @@ def train(
     if progress == "begun":
         from oncurve.run.training import resume_run  # lazy
 
-        result = resume_run(folder, given=config, console=console())
+        result = resume_run(folder, new_config=config, console=console())
     else:
         try:
             from oncurve.run.training import run_recipe  # lazy
@@ -87,20 +89,21 @@ def train(
 
 def _refuse_more(folder: Path, config: Config) -> None:
     """Raises ConfigError where a finished run is asked for with another recipe than it had."""
-    from oncurve.extensions import extension  # lazy
     from oncurve.recipe.run_folder import read_run_config  # lazy
-    from oncurve.run.parts import recorded  # lazy
+    from oncurve.run.builder import settle  # lazy
+    from oncurve.run.identity import recorded  # lazy
     from oncurve.run.rendered import with_epochs  # lazy
     from oncurve.run.resume import config_differences, finished  # lazy
 
     path = folder / "config.yaml"
     was = read_run_config(path.read_text(encoding="utf-8"), (), source=str(path))
     config = config.model_copy(update={"run": config.run.model_copy(update={"name": folder.name})})
-    config = extension("servers of a machine")(with_epochs(config))[0]  # what the recipe leaves open, as in the run
+    config = settle(with_epochs(config))[0]  # what the recipe leaves open, as in the run
     if changed := config_differences(recorded(was), config):
         lines = "\n  ".join(changed)
         raise ConfigError(
-            f"{finished(folder, was.run.steps, asked=config.run.steps)}\nNothing was trained; asked for was:\n  {lines}"
+            f"{finished(folder, was.run.steps, requested_steps=config.run.steps)}\n"
+            f"Nothing was trained; asked for was:\n  {lines}"
         )
 
 
@@ -117,7 +120,7 @@ def sft(
 
     Example: `oncurve sft word_problems sft.epochs=1 optimizer.learning_rate=1e-4`
     """
-    from oncurve.recipe.find import find_recipe  # lazy
+    from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import read_tree  # lazy
 
     settings = list(overrides or ())
@@ -143,6 +146,8 @@ def resume(
     Example: `oncurve resume runs/demo`
     """
     if (processes or restarts) and "WORLD_SIZE" not in os.environ:
+        from oncurve.cli.launch import supervise  # lazy
+
         again = ["resume", str(run)]
         flags = [flag for flag, is_set in (("--strict", strict), ("--allow-change", allow_change)) if is_set]
         raise typer.Exit(supervise([*again, *(overrides or ()), *flags], again, processes, restarts))

@@ -27,7 +27,6 @@ class RowKeeper(Protocol):
 
     def keep(self, row: RowState, prompt: PromptState, addresses: tuple[int, int, int]) -> None:
         """Remember what a row has computed; ``addresses`` are its slot, its decoded tokens and its prompt's slot."""
-        ...
 
     def put_row(self, slot: int, row: RowState) -> bool:
         """Let a row go on in a slot; False where what it had computed made room for others."""
@@ -43,37 +42,31 @@ class RowMover(Protocol):
 
     def move(self, slots: Tensor, to: Tensor, tokens: int) -> None:
         """Let the rows in these slots, of up to so many tokens, lie in others."""
-        ...
 
 
 class Decoder(Protocol):
     """Computes the logits of the next token of many rows, each in a slot of its own.
 
     ``addresses`` holds for each row its slot, its decoded tokens, its prompt's slot and the prompt's tokens [R, 4].
-    Tokens, positions and addresses lie on the CPU.
+    Tokens, positions and places lie on the CPU.
     """
 
     @property
     def keeper(self) -> RowKeeper | None:
         """Keys and values of rows can be taken out and put back; None where a row that returns is read again."""
-        ...
 
     @property
     def mover(self) -> RowMover | None:
         """Rows should lie close together; None where they cost the same wherever they lie."""
-        ...
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Read prompts into prompt slots; the logits of the first token behind each [P, V]."""
-        ...
 
     def hidden(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """Read one more token of each row [R]; the input of ``logits``, [R, any width]."""
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] by the products of training."""
-        ...
 
     def choose(self, logits: Tensor, uniform: Tensor, params: SamplingParams) -> Chosen:
         """The next token of each row by its uniform number, as ``draw`` defines it, none forbidden."""
@@ -81,15 +74,12 @@ class Decoder(Protocol):
 
     def renew(self) -> None:
         """Go on with the weights as they are now; keys and values stay what they are."""
-        ...
 
     def end_prompts(self) -> None:
         """No prompt is read from now on."""
-        ...
 
     def close(self) -> None:
         """Give back the memory; nothing is decoded after that."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -128,11 +118,9 @@ class Decoders(Protocol):
 
         Raises SamplerError if that was one.
         """
-        ...
 
     def ending_tokens(self, stop: tuple[str, ...], policy: PolicyView) -> np.ndarray | None:
         """For each token id, whether it can end one of these strings behind any text; None where that is not known."""
-        ...
 
     def batch_type(self, plain: type[Any]) -> type[Any]:
         """The class of batches that suits these decoders: the plain one, or one that is derived from it."""
@@ -140,7 +128,6 @@ class Decoders(Protocol):
 
     def forget_limit(self) -> None:
         """Try as many rows again as before memory ran out."""
-        ...
 
 
 def fetched(tokens: Tensor, logprobs: Tensor) -> Chosen:
@@ -197,7 +184,6 @@ class BatchCache(Protocol):
 
     def take(self, rows: Tensor) -> None:
         """Keep these rows, in this order; a row may be taken several times."""
-        ...
 
 
 class RowCache(Cache):

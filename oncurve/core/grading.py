@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from oncurve.core.errors import Failure, attempt
 from oncurve.core.records import EQUAL_WITHIN, Completion, Group, Prompt, Reward
-from oncurve.core.sampler import TellsGroups
+from oncurve.core.sampler import SamplingRequest, TellsGroups
 
 if TYPE_CHECKING:
     from oncurve.core.order import PromptSource
@@ -36,7 +36,6 @@ class RewardFunction(Protocol):
 
     def close(self) -> None:
         """Ends the processes it started; calling it twice is harmless."""
-        ...
 
 
 def ungraded(failure: Failure) -> Reward:
@@ -115,7 +114,6 @@ class EarlyGrading(Protocol):
 
     def take(self, group: Group) -> None:
         """Grade a group when its turn comes; called from any thread."""
-        ...
 
     def finish(self, groups: Sequence[Group]) -> Graded:
         """The rewards of every completion of every group, in their order."""
@@ -123,7 +121,6 @@ class EarlyGrading(Protocol):
 
     def abandon(self) -> None:
         """Begin nothing more: the step is left."""
-        ...
 
 
 @runtime_checkable
@@ -197,7 +194,7 @@ def replace_silent(
         if not prompts:
             break
         used |= {prompt.index for prompt in prompts}
-        fresh = sampler.sample(prompts, size, step=step)
+        fresh = sampler.sample(SamplingRequest(prompts, size, step))
         rewards = score(fresh, reward_function)
         data.observe(fresh, rewards, step=step)
         useful += [pair for pair in zip(fresh, rewards, strict=True) if has_signal(pair[1])]

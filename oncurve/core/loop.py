@@ -18,7 +18,7 @@ from oncurve.core.grading import RewardFunction, grading, replace_silent, score
 from oncurve.core.order import PromptSource
 from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Group, Mean, Reward, mean_of
-from oncurve.core.sampler import Sampler
+from oncurve.core.sampler import Sampler, SamplingRequest
 
 
 def train(
@@ -40,7 +40,7 @@ def train(
 
         prompts = data.at(step)  # q ~ P(Q), a function of (seed, step)
         with run.timed("sample"), grading(sampler, reward_function) as early:  # full groups are graded early
-            groups = sampler.sample(prompts, algorithm.group_size, step=step)  # o_1 ... o_G ~ pi_old(. | q)
+            groups = sampler.sample(SamplingRequest(prompts, algorithm.group_size, step))  # o_1 ... o_G ~ pi_old(. | q)
         with run.timed("grade"):
             graded = score(groups, reward_function, early)  # a reward, or an error, for every completion
         run.observe(step, groups, graded)  # before any filter
@@ -145,11 +145,9 @@ class Observer(Protocol):
         advantages: Float[Tensor, "P G"] | None = None,
     ) -> None:
         """Look at everything that was sampled, and once more, with advantages, at what is trained on."""
-        ...
 
     def update(self, policy: DevicePolicy, rows: Batch, add_gradient: Callable[[Batch], Mapping[str, Mean]]) -> None:
         """Make an optimizer update on these rows, microbatch by microbatch, and note its statistics."""
-        ...
 
     def add_up(self) -> Mapping[str, Mean]:
         """The statistics of the step, over all its microbatches, updates and processes."""
@@ -157,7 +155,6 @@ class Observer(Protocol):
 
     def end_step(self, step: int) -> None:
         """Do what is due after a step."""
-        ...
 
 
 class History:

@@ -43,7 +43,6 @@ class PromptSource(Protocol):
 
     def observe(self, groups: Sequence[Group], graded: Sequence[Sequence[Reward]], *, step: int) -> None:
         """Take note of how a step's completions were graded, where that chooses prompts."""
-        ...
 
 
 class Order:

@@ -67,23 +67,18 @@ class WeightBackend(Protocol):
         From (batch, temperature, is_training) to the log-probabilities and entropies of the completion tokens, 0
         outside the mask.
         """
-        ...
 
     def after_scoring(self, model: PreTrainedModel) -> None:
         """Give back what passes without gradients put together."""
-        ...
 
     def publish(self) -> None:
         """Bring the replica up to date."""
-        ...
 
     def follow(self) -> PreTrainedModel:
         """The model in training with weights in the form that those of its reference have."""
-        ...
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a microbatch."""
-        ...
 
     def move(self, rate: float, *, is_allowed: bool) -> float:
         """Clip the gradient, move the weights if that makes sense, forget the gradient; its norm before."""

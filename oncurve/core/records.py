@@ -296,6 +296,10 @@ class SamplingParams:
         """Some tokens may not be drawn, however the uniform numbers fall."""
         return bool(self.active_cuts)
 
+    def room(self, written: int) -> int:
+        """Tokens that a completion may still get after so many."""
+        return self.max_completion_tokens - written
+
     def limited_to(self, tokens: int) -> SamplingParams:
         """The same parameters for completions of at most so many tokens."""
         least = min(self.min_completion_tokens, tokens)
@@ -363,10 +367,10 @@ class Mean:
         return self.total / self.count if self.count else math.nan
 
 
-def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table for a notebook; text keeps its lines and is shown as it is, whatever it holds."""
-    style = 'style="text-align: left; vertical-align: top; white-space: pre-wrap"'
-    cells = "".join(f"<tr>{''.join(f'<td {style}>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, is_styled: bool = True) -> str:
+    """A table for a notebook, or for a page with a style of its own; text is shown as it is, whatever it holds."""
+    cell = ' style="text-align: left; vertical-align: top; white-space: pre-wrap"' if is_styled else ""
+    cells = "".join(f"<tr>{''.join(f'<td{cell}>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr>{cells}</table>"
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, FinishReason, Group, Prompt, SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,21 +24,59 @@ class PolicyView(Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """The module with the current weights."""
-        ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Text to tokens and back."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """The device of its passes; the whole copy of a policy in parts may lie elsewhere."""
-        ...
 
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic in which the model is to be evaluated."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """The groups that a sampler is asked for."""
+
+    prompts: Sequence[Prompt]
+    group_size: int
+    """Completions of each prompt."""
+    step: int = 0
+    """Enters the random streams."""
+    params: SamplingParams | None = None
+    """In place of the sampler's own, as for a measurement."""
+
+    def with_prompts(self, prompts: Sequence[Prompt]) -> SamplingRequest:
+        """The request for other prompts, such as a share of these."""
+        return replace(self, prompts=prompts)
+
+    def is_whole(self, group: Group) -> bool:
+        """A group has all its completions."""
+        return len(group.completions) == self.group_size
+
+    def completion_indices(self) -> list[list[int]]:
+        """The numbers of each prompt's completions in its random streams; a repeated prompt continues the count."""
+        seen: Counter[int] = Counter()
+        indices: list[list[int]] = []
+        for prompt in self.prompts:
+            first = seen[prompt.index] * self.group_size
+            indices.append(list(range(first, first + self.group_size)))
+            seen[prompt.index] += 1
+        return indices
+
+    def stream_keys(self, seed: int) -> np.ndarray:
+        """The random stream of every completion [P, G]."""
+        import numpy as np  # lazy
+
+        from oncurve.core.draw import stream_keys  # lazy: it loads torch
+
+        numbers = np.repeat(np.array([prompt.index for prompt in self.prompts], dtype=np.int64), self.group_size)
+        indices = np.array(self.completion_indices(), dtype=np.int64).reshape(-1)
+        return stream_keys(seed, self.step, numbers, indices).reshape(len(self.prompts), self.group_size)
 
 
 class Sampler(Protocol):
@@ -43,17 +84,13 @@ class Sampler(Protocol):
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Sample from these weights from now on and stamp completions with the version."""
-        ...
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
-        """One group per prompt, in order. ``step`` enters the random streams; ``params`` replace the usual ones."""
+    def sample(self, request: SamplingRequest) -> list[Group]:
+        """One group per prompt, in order."""
         ...
 
     def close(self) -> None:
         """Give back what was taken."""
-        ...
 
 
 @runtime_checkable

@@ -7,8 +7,8 @@ longer prompt.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from oncurve.core.decoder import Decoder, Decoders, fetched
-from oncurve.core.draw import StopStrings, draw, stream_keys, uniforms
+from oncurve.core.draw import StopStrings, draw, uniforms
 from oncurve.core.errors import SamplerError, Shortage, release
-from oncurve.core.records import DecodeCall, FinishReason, Group, Prompt, SamplingParams
+from oncurve.core.records import DecodeCall, FinishReason, Group, SamplingParams
 from oncurve.core.requests import PAST, PROMPT_TOKENS, SLOT, BufferSizes, PromptState, Request, Rows, RowState, Sampled
-from oncurve.core.sampler import PolicyView, check_ids, end_token_ids, make_group
+from oncurve.core.sampler import PolicyView, SamplingRequest, check_ids, end_token_ids, make_group
 
 ADMIT_SHARE = 0.25
 """Waiting rows start when this share of all slots is free: starting a few at a time would read few prompts at once."""
@@ -551,20 +551,16 @@ class RowEngine:
         """Let go of the policy."""
         self._policy = None
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt. A prompt that occurs twice gets different completions each time."""
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
+        prompts, params = request.prompts, request.params or self.params
         if not prompts:
             return []
-        params = params or self.params
         policy, model = self._policy, self._policy.model
         end_ids = end_token_ids(model, policy.tokenizer)
-        numbers = np.repeat(np.array([prompt.index for prompt in prompts], dtype=np.int64), group_size)
-        indices = np.array(occurrence_indices(prompts, group_size)).reshape(-1)
-        keys = stream_keys(params.seed, step, numbers, indices).reshape(len(prompts), group_size)
+        keys = request.stream_keys(params.seed)
         groups: dict[int, Group] = {}
 
         def finish(index: int, sampled: list[Sampled]) -> None:
@@ -585,14 +581,3 @@ class RowEngine:
             scheduler.forget()
             model.train(was_training)
         return [groups[index] for index in range(len(prompts))]
-
-
-def occurrence_indices(prompts: Sequence[Prompt], group_size: int) -> list[list[int]]:
-    """The numbers of each prompt's completions in its random streams; a repeated prompt continues the count."""
-    seen: Counter[int] = Counter()
-    indices: list[list[int]] = []
-    for prompt in prompts:
-        first = seen[prompt.index] * group_size
-        indices.append(list(range(first, first + group_size)))
-        seen[prompt.index] += 1
-    return indices

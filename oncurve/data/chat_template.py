@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.core.errors import ConfigError, Failure, attempt
-from oncurve.data.adding_template import adding_template
 
 Message = dict[str, Any]
 Tokenizer = Any
@@ -217,6 +216,8 @@ def let_add(tokenizer: Tokenizer) -> bool:
     """Give a tokenizer a template that only adds, made of its own; False, and nothing changed, where none can be."""
     own = tokenizer.chat_template
     if isinstance(own, str) and _keeps_questions(tokenizer):
+        from oncurve.data.adding_template import adding_template  # lazy
+
         tokenizer.chat_template = adding_template(own)
         if _only_adds(tokenizer):
             return True

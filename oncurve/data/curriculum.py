@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.core.order import Prompts
 from oncurve.core.records import Group, Prompt, Reward
-from oncurve.data.prompts_on_demand import PromptsOnDemand
+
+if TYPE_CHECKING:
+    from oncurve.data.prompts_on_demand import PromptsOnDemand
 
 MEMORY = 0.5
 """Share of the old pass rate in the running one when a prompt is seen again."""

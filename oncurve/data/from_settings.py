@@ -7,8 +7,7 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW
-from oncurve.data.datasets import adapt_python_rows, adapter_of_python_rows, load_rows
-from oncurve.data.demonstrations import demonstrated_row, taught_rows
+from oncurve.data.datasets import Adapt, adapt_python_rows, adapter_of_python_rows, load_rows
 from oncurve.data.settings import DataSection, DemonstrationsData, PythonData
 from oncurve.data.stored_rows import StoredRows, StoredTable
 from oncurve.rewards.parameters import columns_of
@@ -37,8 +36,12 @@ def make_rows(
     if isinstance(data, DemonstrationsData):
         if not demonstrated:
             raise ConfigError("data.type is demonstrations, which have no answers to reward. Train with `oncurve sft`")
+        from oncurve.data.demonstrations import taught_rows  # lazy
+
         return taught_rows(data.task, count=data.limit, lesson_fraction=data.lesson_fraction, seed=seed)
-    adapt = demonstrated_row if demonstrated else None
+    adapt: Adapt | None = None
+    if demonstrated:
+        from oncurve.data.demonstrations import demonstrated_row as adapt  # lazy
     if isinstance(data, PythonData):
         if objects is None:
             raise ConfigError(

@@ -16,7 +16,6 @@ from typing import Any
 from oncurve.core.errors import ConfigError, DataError, Failure, attempt
 from oncurve.data import stored_rows
 from oncurve.data.stored_rows import Source
-from oncurve.user_code import load_function
 from oncurve.wording import counted, did_you_mean, listed
 
 Row = dict[str, Any]
@@ -135,6 +134,8 @@ def read_generated(
     if count is None:
         raise ConfigError(f"data.limit: {type} are generated. Say how many, for example limit: 2000.")
     if function is not None:
+        from oncurve.user_code import load_function  # lazy
+
         make = load_function(function, where="data.function")
         made = attempt(lambda: list(make(split, count, seed=seed)))
         if isinstance(made, Failure):

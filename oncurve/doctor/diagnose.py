@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
-from oncurve.doctor.case import Case
-from oncurve.doctor.findings import SEVERITIES, Finding
+from oncurve.doctor.case import SEVERITIES, Case, Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean, pvariance
 
-from oncurve.doctor.case import Case, Curve
-from oncurve.doctor.findings import Evidence, Finding
+from oncurve.doctor.case import Case, Curve, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
 from oncurve.stats import share_interval

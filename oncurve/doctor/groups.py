@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.doctor.case import Case, Curve
-from oncurve.doctor.findings import Evidence, Finding
+from oncurve.doctor.case import Case, Curve, Evidence, Finding
 from oncurve.stats import share_interval
 
 DEAD = "group/zero_signal_fraction"

@@ -15,8 +15,7 @@ from itertools import groupby
 from statistics import correlation, fmean
 from typing import Any, Literal
 
-from oncurve.doctor.case import Case
-from oncurve.doctor.findings import Evidence, Finding
+from oncurve.doctor.case import Case, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
 from oncurve.rewards.prose import last_expression

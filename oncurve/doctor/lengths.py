@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.doctor.case import Case
-from oncurve.doctor.findings import Finding
+from oncurve.doctor.case import Case, Finding
 
 LENGTH, CUT = "completion/mean_tokens", "completion/truncated_fraction"
 OTHER_ENDS = ("failed", "turns", "seconds")

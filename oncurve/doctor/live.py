@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from oncurve.core.records import Group, Reward
-from oncurve.doctor.case import Case
+from oncurve.doctor.case import SEVERITIES, Case, Finding
 from oncurve.doctor.diagnose import diagnose
-from oncurve.doctor.findings import SEVERITIES, Finding
 
 MIN_STEPS = 4
 """Alarms are silent before so many steps: the first batches are small and the learning rate warms up."""

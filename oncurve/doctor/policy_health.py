@@ -6,8 +6,7 @@ import math
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
-from oncurve.doctor.case import Case, Curve
-from oncurve.doctor.findings import Evidence, Finding
+from oncurve.doctor.case import Case, Curve, Evidence, Finding
 from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise, reward_span
 
 WATCHED = ("policy/loss", "policy/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean", "reward/mean")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from oncurve.doctor.case import Case
-from oncurve.doctor.findings import Finding, Severity
+from oncurve.doctor.case import Case, Finding, Severity
 
 STEP = "time/step_seconds"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.doctor.case import Case
-from oncurve.doctor.findings import Finding
+from oncurve.doctor.case import Case, Finding
 
 
 def tools_unused(case: Case) -> Finding | None:

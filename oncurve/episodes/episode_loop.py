@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from oncurve.core.draw import stream_keys
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.core.requests import Sampled
-from oncurve.core.sampler import PolicyView, check_finite, end_token_ids, exact_text
-from oncurve.core.scheduler import occurrence_indices
+from oncurve.core.sampler import PolicyView, SamplingRequest, check_finite, end_token_ids, exact_text
 from oncurve.sample.turns import Ask, Turns
 
 
@@ -32,12 +28,12 @@ class EpisodeLoop:
         self._prompts: dict[int, Prompt] = {}
         self._groups: dict[int, Group] = {}
 
-    def keys(self, prompts: Sequence[Prompt], group_size: int, step: int) -> Iterator[tuple[int, Prompt, list[int]]]:
-        """The position of each prompt, and the random streams of its episodes."""
-        for position, indices in enumerate(occurrence_indices(prompts, group_size)):
-            numbers = np.full(group_size, prompts[position].index, dtype=np.int64)
-            self._prompts[position], self._done[position] = prompts[position], [None] * group_size
-            yield position, prompts[position], stream_keys(self.params.seed, step, numbers, np.array(indices)).tolist()
+    def keys(self, request: SamplingRequest) -> Iterator[tuple[int, Prompt, list[int]]]:
+        """The place of each prompt, and the random streams of its episodes."""
+        streams = request.stream_keys(self.params.seed).tolist()
+        for position, (prompt, keys) in enumerate(zip(request.prompts, streams, strict=True)):
+            self._prompts[position], self._done[position] = prompt, [None] * len(keys)
+            yield position, prompt, keys
 
     def run(self, *, is_ready: Callable[[bool], bool], collect: Callable[[bool], None]) -> list[Group]:
         """Turns until every group is whole.

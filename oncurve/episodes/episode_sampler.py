@@ -18,8 +18,8 @@ import numpy as np
 from oncurve.chat_messages import messages_of
 from oncurve.core.draw import stream_keys
 from oncurve.core.errors import Failure, SamplerError, attempt
-from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView, end_token_ids
+from oncurve.core.records import Completion, EpisodeEnd, FinishReason, Group, Reward, SamplingParams
+from oncurve.core.sampler import PolicyView, SamplingRequest, end_token_ids
 from oncurve.episodes.dialects import Dialect
 from oncurve.episodes.environments import Environment, Kind, close_all, close_now, has_died, reward_of
 from oncurve.episodes.episode import Episode
@@ -69,29 +69,28 @@ class EpisodeSampler:
             self._dialect.end_ids = end_token_ids(policy.model, policy.tokenizer)
             self.setup = replace(self.setup, context_tokens=context_of(policy.model.config))
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group of episodes per prompt, in order.
 
         Raises SamplerError where sampling itself fails. What fails in a tool or an environment stays in its episode.
         """
         if self._policy is None or self._dialect is None:
             raise SamplerError("the sampler has no weights yet; call load_weights before sample")
-        self._close_finished(None if params is not None else step)
-        if not prompts:
+        step = None if request.params is not None else request.step
+        self._close_finished(step)
+        if not request.prompts:
             return []
-        environments_of_step: tuple[int | None, list[Any]] = (None if params is not None else step, [])
+        environments_of_step: tuple[int | None, list[Any]] = (step, [])
         with self._lock:  # the next step may be sampled in another thread
             self._environments.append(environments_of_step)
-        params = params or self.params
+        params = request.params or self.params
         params = replace(params, stop=tuple(dict.fromkeys((*params.stop, *self._dialect.stop))))
         loop = EpisodeLoop(self._policy, params, self._version, self.on_group)
         run = _Run(self, loop, self._dialect, environments=environments_of_step[1])
-        loop.turns = self.sampler.turns(params, step=step, post=run.calls.post)
+        loop.turns = self.sampler.turns(params, step=request.step, post=run.calls.post)
         try:
             with contained("tools or environments"):
-                return run.all_groups(prompts, group_size, step)
+                return run.all_groups(request)
         finally:
             loop.turns.close()
             run.is_over = True
@@ -142,9 +141,9 @@ class _Run:
         self._ended: list[Episode] = []
         """Ended episodes whose rows are freed when a round begins: which rows make room must not depend on time."""
 
-    def all_groups(self, prompts: Sequence[Prompt], group_size: int, step: int) -> list[Group]:
+    def all_groups(self, request: SamplingRequest) -> list[Group]:
         """Every episode from beginning to end."""
-        for position, prompt, keys in self.loop.keys(prompts, group_size, step):
+        for position, prompt, keys in self.loop.keys(request):
             tools, kind = self.setup.tools_of(prompt.row), self.setup.kind_of(prompt.row)
             episodes = [
                 Episode(position, index, prompt, key, opened(tools), kind, prompt.prompt_ids)
@@ -154,7 +153,7 @@ class _Run:
                 self._ask(episodes)
             else:
                 number, first = np.array([prompt.index]), np.zeros(1, dtype=np.int64)
-                seed = turn_key(int(stream_keys(self.params.seed, step, number, first)[0]), 1)
+                seed = turn_key(int(stream_keys(self.params.seed, request.step, number, first)[0]), 1)
                 for episode in episodes:
                     self._begin(episode, kind, int(seed % 2**31))
         return self.loop.run(is_ready=self._is_round_over, collect=lambda wait: self.calls.collect(wait=wait))
@@ -221,7 +220,7 @@ class _Run:
         """The next turn of episodes that have read the same so far."""
         first = episodes[0]
         first.started = first.started or time.monotonic()
-        room = self.params.max_completion_tokens - first.num_written
+        room = self.params.room(first.num_written)
         if self.setup.context_tokens is not None:
             room = min(room, self.setup.context_tokens - len(first.read_ids))
         if room < 1:
@@ -247,7 +246,7 @@ class _Run:
         reason, text = sampled[2], self.loop.took(episode.prompt, sampled)
         episode.add_turn(sampled, text, spans)
         if reason != "stop":
-            is_full = reason == "length" and episode.num_written < self.params.max_completion_tokens
+            is_full = reason == "length" and self.params.room(episode.num_written) > 0
             self._end(episode, "context" if is_full else reason)
             return
         environment = episode.environment
@@ -341,7 +340,7 @@ class _Run:
         limits, context = self.limits, self.setup.context_tokens
         if episode.num_turns >= limits.max_turns:
             self._end(episode, "turns")
-        elif episode.num_written >= self.params.max_completion_tokens:
+        elif self.params.room(episode.num_written) <= 0:
             self._end(episode, "length")
         elif limits.max_seconds is not None and time.monotonic() - episode.started > limits.max_seconds:
             self._end(episode, "seconds")

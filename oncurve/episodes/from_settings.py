@@ -12,8 +12,8 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW, Prompt
 from oncurve.data.chat_template import template_arguments
 from oncurve.data.conversations import MESSAGES
-from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import ToolsOf, chosen_chat, find_template, render_prompts
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.data.settings import DataSection
 from oncurve.episodes.chat_dialect import ChatDialect
 from oncurve.episodes.dialects import Dialect, TagDialect
@@ -30,7 +30,7 @@ PYTHON_PREFIX = "given:"
 OWN_TOOLS = ("calculator", "python")
 
 
-def make_setup(rollouts: EpisodeKeys, data: DataSection, objects: Given = NOTHING) -> EpisodeSetup:
+def make_setup(rollouts: EpisodeKeys, data: DataSection, objects: PythonObjects = NOTHING) -> EpisodeSetup:
     """The setup of a recipe's episodes. Raises ConfigError for tools or environments that cannot be used."""
     tools, kinds = make_tools(rollouts, objects), make_kinds(rollouts, objects)
     if kinds and data.few_shot:
@@ -52,7 +52,7 @@ def make_setup(rollouts: EpisodeKeys, data: DataSection, objects: Given = NOTHIN
     )
 
 
-def make_tools(rollouts: EpisodeKeys, objects: Given) -> dict[str, Tool]:
+def make_tools(rollouts: EpisodeKeys, objects: PythonObjects) -> dict[str, Tool]:
     """The tools of all episodes."""
     tools: list[Tool] = []
     for reference in rollouts.tools:
@@ -76,7 +76,7 @@ def make_tools(rollouts: EpisodeKeys, objects: Given) -> dict[str, Tool]:
     return tools_of(tools)
 
 
-def make_kinds(rollouts: EpisodeKeys, objects: Given) -> dict[str, Kind]:
+def make_kinds(rollouts: EpisodeKeys, objects: PythonObjects) -> dict[str, Kind]:
     """The environments by name."""
     kinds: dict[str, Kind] = {}
     for name, reference in rollouts.environments.items():
@@ -103,7 +103,7 @@ def give_rewards(environments: Any) -> bool:
     )
 
 
-def make_tools_of(rollouts: EpisodeKeys, data: DataSection, objects: Given) -> ToolsOf | None:
+def make_tools_of(rollouts: EpisodeKeys, data: DataSection, objects: PythonObjects) -> ToolsOf | None:
     """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
     if not rollouts.has_episodes or data.chat is False or rollouts.agent is not None:
         return None

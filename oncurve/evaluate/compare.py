@@ -15,10 +15,10 @@ from rich.text import Text
 
 from oncurve import tables
 from oncurve.core.errors import DataError
-from oncurve.evaluate.evaluation import Evaluation, Example, Share
+from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text
-from oncurve.wording import counted
+from oncurve.wording import counted, decimals, interval, p_text, percent, points, signed_decimals, signed_points
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -237,12 +237,13 @@ class Comparison:
         if not self.is_binary:
             reward = self.reward
             lines.append(
-                f"reward: {reward.before.value:.3f} before, {reward.after.value:.3f} after training, "
-                f"{reward.change:+.3f} [{reward.low:+.3f}, {reward.high:+.3f}] ({reward.after.total} test problems)"
+                f"reward: {decimals(reward.before.value)} before, {decimals(reward.after.value)} after training, "
+                f"{signed_decimals(reward.change)} {interval(reward.low, reward.high, signed_decimals)} "
+                f"({reward.after.total} test problems)"
             )
         if self.judges("correct"):
             before, after = self.before.correct, self.after.correct
-            shares = f"{before.fraction:.1%} before, {after.fraction:.1%} after training"
+            shares = f"{percent(before.fraction)} before, {percent(after.fraction)} after training"
             lines.append(f"correct: {shares} ({after.total} test problems)")
         return lines
 
@@ -251,13 +252,14 @@ class Comparison:
         cells = [] if self.is_binary else [_reward_cells(self.reward, between=between)]
         for row in self.rows:
             sides = [
-                f"{share.successes}{f'/{share.total}' if between == ' ' else ''} ({share.fraction:.1%})"
-                f"{between}{_interval(share)}"
+                f"{share.successes}{f'/{share.total}' if between == ' ' else ''} ({percent(share.fraction)})"
+                f"{between}{interval(share.low, share.high, points)}"
                 for share in (row.before, row.after)
             ]
             factor = f"{row.factor:.2f}x" if math.isfinite(row.factor) else "-"
-            change = f"{100 * row.change:+.1f}{between}{_interval(row)}"
-            cells.append((row.name, *sides, change, factor, _p_text(row.p_value)))
+            ends = interval(row.low, row.high, signed_points)
+            change = f"{signed_points(row.change)}{between}{ends}"
+            cells.append((row.name, *sides, change, factor, p_text(row.p_value)))
         return cells
 
 
@@ -340,17 +342,14 @@ def _change_lines(change: ExampleChange, names: tuple[str, str], max_characters:
 
 def _reward_cells(change_of_reward: RewardChange, *, between: str) -> tuple[str, ...]:
     sides = [
-        f"{side.value:.3f}{between}[{side.low:.3f}, {side.high:.3f}]"
+        f"{decimals(side.value)}{between}{interval(side.low, side.high, decimals)}"
         for side in (change_of_reward.before, change_of_reward.after)
     ]
-    change = f"{change_of_reward.change:+.3f}{between}[{change_of_reward.low:+.3f}, {change_of_reward.high:+.3f}]"
-    return "mean reward", *sides, change, "-", _p_text(change_of_reward.p_value)
-
-
-def _interval(of: Share | ComparisonRow) -> str:
-    sign = "+" if isinstance(of, ComparisonRow) else ""
-    return f"[{100 * of.low:{sign}.1f}, {100 * of.high:{sign}.1f}]"
-
-
-def _p_text(p_value: float) -> str:
-    return "<0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+    ends = interval(change_of_reward.low, change_of_reward.high, signed_decimals)
+    return (
+        "mean reward",
+        *sides,
+        f"{signed_decimals(change_of_reward.change)}{between}{ends}",
+        "-",
+        p_text(change_of_reward.p_value),
+    )

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from oncurve.core.errors import DataError
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import Sampler
+from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.episode_metrics import episode_row
 from oncurve.rewards.grading_failures import categorize
@@ -69,7 +69,7 @@ def evaluate(
     for first in range(done, len(prompts), prompts_per_call):
         part = prompts[first : first + prompts_per_call]
         draws = first if store.draws_by_part else step
-        groups = sampler.sample(part, samples_per_prompt, step=draws, params=params)
+        groups = sampler.sample(SamplingRequest(part, samples_per_prompt, draws, params))
         store.add(list(grade_groups(groups, reward_function, lenient_reward_function)))
         show(first + len(part), len(prompts))
     seconds = time.monotonic() - started

@@ -18,6 +18,7 @@ from oncurve.observe.record import read_json, read_rows
 from oncurve.rewards.grading_failures import Category
 from oncurve.rewards.weighted_sum import FIXED_PARTS
 from oncurve.stats import bootstrap_interval, pass_at_k, wilson_interval
+from oncurve.wording import decimals, interval, percent
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -79,7 +80,7 @@ class Share:
         return self.successes / self.total if self.total else float("nan")
 
     def __str__(self) -> str:
-        return f"{self.successes}/{self.total} = {self.fraction:.1%} [{self.low:.1%}, {self.high:.1%}]"
+        return f"{self.successes}/{self.total} = {percent(self.fraction)} {interval(self.low, self.high, percent)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class MeanReward:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{decimals(self.value)} {interval(self.low, self.high, decimals)}"
 
 
 @dataclass(frozen=True)

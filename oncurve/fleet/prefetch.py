@@ -16,8 +16,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.sampler import PolicyView, Sampler, TellsGroups
+from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import PolicyView, Sampler, SamplingRequest, TellsGroups
 from oncurve.observe.ahead import block_steps
 
 T = TypeVar("T")
@@ -47,9 +47,9 @@ class Prefetch:
         self.sampler, self.prompts_at, self.total_steps = sampler, prompts_at, total_steps
         self.staleness, self.in_flight, self._prepare = staleness, in_flight, prepare
         self._block = 1 if in_flight else block_steps(staleness)
-        self._given: tuple[PolicyView, int] | None = None
+        self._newest: tuple[PolicyView, int] | None = None
         """Weights that the loop gave, and the sampler does not have yet."""
-        self._is_taken = False
+        self._is_prepared = False
         """A copy of these was made."""
         self._loading: Future[None] | None = None
         """The newest weights on their way to the sampler, of which a copy was taken."""
@@ -57,7 +57,7 @@ class Prefetch:
         self._last = -1
         """The step whose groups were asked for last."""
         self._finished: dict[int, tuple[_Ahead, int]] = {}
-        """By identity of a prompt that is under way: its step and its index there."""
+        """By identity of a prompt that is under way: its step and its place there."""
         self._restored: dict[int, list[Group]] = {}
         self._changing = threading.Lock()
         """Held while weights change, and by whoever samples beside the steps that are under way."""
@@ -73,52 +73,53 @@ class Prefetch:
         if self.in_flight:
             self.sampler.load_weights(policy, version)
             return
-        self._given = (policy, version)
-        self._is_taken = bool(self._ahead) and self._is_due(version) and self._prepare(policy, version)
+        self._newest = (policy, version)
+        self._is_prepared = bool(self._ahead) and self._is_due(version) and self._prepare(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """The groups of a step, sampled before where possible; other prompts, and other settings, at once."""
-        if params is not None:
+        if request.params is not None:
             self._refresh()
-            return self._beside(prompts, group_size, step, params)
+            return self._beside(request)
+        step = request.step
         ahead = self._ahead.get(step)
-        if step == self._last or (ahead is not None and not ahead.is_for(prompts, group_size)):
+        if step == self._last or (ahead is not None and ahead.request != request):
             if ahead is None:
                 self._refresh()
-            return self._beside(prompts, group_size, step, None)
+            return self._beside(request)
         self._last = step
         for old in [number for number in self._ahead if number < step]:
             self._forget(old)
         if self._is_due(step):
-            self._submit(step, prompts, group_size)
+            self._submit(request)
         return self._ahead[step].future.result()
 
     def _is_due(self, step: int) -> bool:
         """Further steps are to be asked for when this one begins."""
         return step not in self._ahead or step % self._block == 0
 
-    def _submit(self, step: int, prompts: Sequence[Prompt], group_size: int) -> None:
+    def _submit(self, request: SamplingRequest) -> None:
         """Ask for the steps that are sampled from the weights of this one. A step's version does not depend on where
         the run was resumed, as long as its groups were kept."""
+        step = request.step
         until = min(step - step % self._block + self.staleness, self.total_steps - 1)
         missing = [number for number in range(step, max(until, step) + 1) if number not in self._ahead]
         if not missing:
             return
-        if self._given is not None and self._is_taken:
+        if self._newest is not None and self._is_prepared:
             before = [ahead.future for ahead in self._ahead.values()]
-            self._loading = self._loader.submit(self._load, self._loading, before, *self._given)
-            self._given = None
+            self._loading = self._loader.submit(self._load, self._loading, before, *self._newest)
+            self._newest = None
         else:
             self._refresh()
         for number in missing:
-            self._begin(number, prompts if number == step else self.prompts_at(number), group_size)
+            prompts = request.prompts if number == step else self.prompts_at(number)
+            self._begin(replace(request, prompts=list(prompts), step=number))
 
-    def _begin(self, step: int, prompts: Sequence[Prompt], group_size: int) -> None:
-        own = [replace(prompt) for prompt in prompts]  # each its own object, by which its group is known
-        ahead = self._ahead[step] = _Ahead(step, list(prompts), own, group_size)
-        ahead.groups |= _matching(own, self._restored.pop(step, ()), group_size)
+    def _begin(self, request: SamplingRequest) -> None:
+        own = [replace(prompt) for prompt in request.prompts]  # each its own object, by which its group is known
+        ahead = self._ahead[request.step] = _Ahead(request, own)
+        ahead.groups |= _matching(request.with_prompts(own), self._restored.pop(request.step, ()))
         for index, prompt in enumerate(own):
             self._finished[id(prompt)] = (ahead, index)
         ahead.future = self._threads.submit(self._sample_ahead, self._loading, ahead)
@@ -128,10 +129,9 @@ class Prefetch:
             loading.result()  # without its weights nothing is sampled
         indices = [index for index in range(len(ahead.own)) if index not in ahead.groups]
         if indices:
-            prompts = [ahead.own[index] for index in indices]
-            groups = self.sampler.sample(prompts, ahead.group_size, step=ahead.step)
+            groups = self.sampler.sample(ahead.request.with_prompts([ahead.own[index] for index in indices]))
             ahead.groups |= dict(zip(indices, groups, strict=True))
-        return [Group(prompt, ahead.groups[index].completions) for index, prompt in enumerate(ahead.prompts)]
+        return [Group(prompt, ahead.groups[index].completions) for index, prompt in enumerate(ahead.request.prompts)]
 
     def _load(
         self, loading: Future[None] | None, before: Sequence[Future[list[Group]]], policy: PolicyView, version: int
@@ -143,21 +143,19 @@ class Prefetch:
         with self._changing:
             self.sampler.load_weights(policy, version)
 
-    def _beside(
-        self, prompts: Sequence[Prompt], group_size: int, step: int, params: SamplingParams | None
-    ) -> list[Group]:
+    def _beside(self, request: SamplingRequest) -> list[Group]:
         """Sample something else now, from the weights that the sampler has, which do not change meanwhile."""
         with nullcontext() if self.in_flight else self._changing:
-            return self.sampler.sample(prompts, group_size, step=step, params=params)
+            return self.sampler.sample(request)
 
     def _refresh(self) -> None:
         """Give the sampler the newest weights, once nothing is under way from the old ones."""
         if self._loading is not None:
             self._loading.result()
-        if self._given is not None:
+        if self._newest is not None:
             wait([ahead.future for ahead in self._ahead.values()])
-            self.sampler.load_weights(*self._given)
-            self._given = None
+            self.sampler.load_weights(*self._newest)
+            self._newest = None
 
     def _take(self, group: Group) -> None:
         """A group is whole, while others of its step may not be."""
@@ -206,23 +204,18 @@ class Prefetch:
 class _Ahead:
     """The rollouts of a step that may not have come yet."""
 
-    step: int
-    prompts: list[Prompt]
+    request: SamplingRequest
     own: list[Prompt]
-    """The same prompts, as objects of this step alone."""
-    group_size: int
+    """Its prompts, as objects of this step alone."""
     groups: dict[int, Group] = field(default_factory=dict)
-    """Groups that are whole, by index."""
+    """Groups that are whole, by place."""
     future: Future[list[Group]] = field(default_factory=Future)
 
-    def is_for(self, prompts: Sequence[Prompt], group_size: int) -> bool:
-        """These are the rollouts that are asked for."""
-        return (list(prompts), group_size) == (self.prompts, self.group_size)
 
-
-def _matching(prompts: Sequence[Prompt], groups: Sequence[Group], group_size: int) -> dict[int, Group]:
-    """The groups of prompts that are asked for, by index. The completions of a prompt that occurs twice are counted in
+def _matching(request: SamplingRequest, groups: Sequence[Group]) -> dict[int, Group]:
+    """The groups of prompts that are asked for, by place. The completions of a prompt that occurs twice are counted in
     its random streams, so that all its groups must be there, or none is taken."""
+    prompts = request.prompts
     indices: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         indices.setdefault(prompt.index, []).append(index)
@@ -230,7 +223,7 @@ def _matching(prompts: Sequence[Prompt], groups: Sequence[Group], group_size: in
     matches: dict[int, Group] = {}
     for group in groups:
         candidates = indices.get(group.prompt.index, [])
-        is_whole = len(candidates) == known[group.prompt.index] and len(group.completions) == group_size
+        is_whole = len(candidates) == known[group.prompt.index] and request.is_whole(group)
         fits = [p for p in candidates if p not in matches and prompts[p].prompt_ids == group.prompt.prompt_ids]
         if is_whole and fits:
             matches[fits[0]] = group

@@ -23,9 +23,8 @@ from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.fleet.settle import reckon_beside, trainers_here
 from oncurve.fleet.weights.endpoints import check_device, give_back_cache
 from oncurve.fleet.weights.store import memory_folder
-from oncurve.observe.run_model import locate
+from oncurve.observe.run_model import base_of, is_adapter, locate
 from oncurve.plan.find_shape import find_shape
-from oncurve.policy.lora import base_of, is_adapter
 from oncurve.recipe.schema import Config
 from oncurve.sample.event_loop import require_aiohttp
 

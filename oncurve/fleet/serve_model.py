@@ -13,8 +13,8 @@ from oncurve.agents.recipe_agent import make_frames
 from oncurve.fleet.servers.protocol import TOKEN_VARIABLE
 from oncurve.model.context import context_of
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy
-from oncurve.run.ways import describe_sampling
+from oncurve.run.builder import make_policy
+from oncurve.run.model_paths import describe_sampling
 from oncurve.sample.event_loop import require_aiohttp
 
 

@@ -17,12 +17,11 @@ from oncurve.core.draw import GOLDEN, stream_keys
 from oncurve.core.errors import DataError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.core.requests import Request, RowState, Sampled
-from oncurve.core.sampler import PolicyView, Sampler, end_token_ids
-from oncurve.core.scheduler import RowScheduler, occurrence_indices
+from oncurve.core.sampler import PolicyView, Sampler, SamplingRequest, end_token_ids
+from oncurve.core.scheduler import RowScheduler
 from oncurve.history.past import PastRun
 from oncurve.model.layer_decoders import LayerDecoders
-from oncurve.model.ops import operations
-from oncurve.model.ops_native import NativeOps
+from oncurve.model.ops_native import NativeOps, operations
 from oncurve.model.row_memory import RowMemory
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step
@@ -45,11 +44,11 @@ def samples_alike(config: Config, policy: TrainedPolicy) -> bool:
 class _Row:
     """A completion as far as it is sampled again."""
 
-    kept: RowState = field(default_factory=RowState)
+    state: RowState = field(default_factory=RowState)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
-    def take(self, place: int, sampled: Sampled) -> None:
+    def take(self, index: int, sampled: Sampled) -> None:
         """Append the tokens that the next weights sampled."""
         self.token_ids += sampled[0]
         self.logprobs += sampled[1]
@@ -66,13 +65,11 @@ class RecordedSampler:
         """For measurements alone: the tokens of training are known."""
         self.measuring.load_weights(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """The groups of a step; completions of a measurement are sampled."""
-        if params is not None:
-            return self.measuring.sample(prompts, group_size, step=step, params=params)
-        return self.groups_of(step, prompts)
+        if request.params is not None:
+            return self.measuring.sample(request)
+        return self.groups_of(request.step, request.prompts)
 
     def groups_of(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
         """The recorded groups of a step, counted from 0. Raises DataError where they are not those of the prompts."""
@@ -98,7 +95,7 @@ class AgainSampler(RecordedSampler):
         """``measuring`` samples for measurements."""
         super().__init__(run, measuring)
         self.params, self.first, self.last = params, first, last
-        self.num_again = self.num_taken = 0
+        self.num_again = self.num_recorded = 0
         """Completions of the steps that were asked for."""
         self._steps = {step: read_step(run.path, step + 1).groups for step in range(first, last + 1)}
         self._rows: dict[tuple[int, int, int], _Row] = {}
@@ -115,33 +112,36 @@ class AgainSampler(RecordedSampler):
         policy.model.eval()
         if self._scheduler is None:
             self._scheduler = RowScheduler(policy, LayerDecoders(memory=RowMemory(2**62)), version=str(version))
-            all_of = [one for groups in self._steps.values() for group in groups for one in group.completions]
-            longest = max(len(one.token_ids) for one in all_of)
-            self._scheduler.expect(max(len(one.prompt_ids) for one in all_of), longest + 1)
+            all_of = [
+                completion for groups in self._steps.values() for group in groups for completion in group.completions
+            ]
+            longest = max(len(completion.token_ids) for completion in all_of)
+            self._scheduler.expect(max(len(completion.prompt_ids) for completion in all_of), longest + 1)
         else:
             self._scheduler.renew(str(version))
         end_ids = end_token_ids(policy.model, policy.tokenizer)
         for step in range(version, self.last + 1):
-            indices = occurrence_indices([group.prompt for group in self._steps[step]], self._group_size(step))
-            for place, group in enumerate(self._steps[step]):
-                for one in group.completions:
-                    self._continue(step, place, one, group.prompt, indices[place][one.index], end_ids)
+            indices = self._as_requested(step).completion_indices()
+            for index, group in enumerate(self._steps[step]):
+                for completion in group.completions:
+                    self._continue(step, index, completion, group.prompt, indices[index][completion.index], end_ids)
         self._scheduler.run()
         policy.model.train(was_training)
 
-    def _group_size(self, step: int) -> int:
-        return len(self._steps[step][0].completions)
+    def _as_requested(self, step: int) -> SamplingRequest:
+        groups = self._steps[step]
+        return SamplingRequest([group.prompt for group in groups], len(groups[0].completions), step)
 
     def _continue(
-        self, step: int, place: int, one: Completion, prompt: Prompt, number: int, end_ids: tuple[int, ...]
+        self, step: int, index: int, completion: Completion, prompt: Prompt, number: int, end_ids: tuple[int, ...]
     ) -> None:
-        spans = one.versions or ((0, one.policy_version),)
-        found = [at for at, (_, version) in enumerate(spans) if version == self._version]
-        if not found or one.policy_version < self.first or not one.token_ids:
+        spans = completion.versions or ((0, completion.policy_version),)
+        matching = [at for at, (_, version) in enumerate(spans) if version == self._version]
+        if not matching or completion.policy_version < self.first or not completion.token_ids:
             return
-        row = self._rows.setdefault((step, place, one.index), _Row())
-        start, is_last = spans[found[0]][0], found[0] == len(spans) - 1
-        end = len(one.token_ids) if is_last else spans[found[0] + 1][0]
+        row = self._rows.setdefault((step, index, completion.index), _Row())
+        start, is_last = spans[matching[0]][0], matching[0] == len(spans) - 1
+        end = len(completion.token_ids) if is_last else spans[matching[0] + 1][0]
         if len(row.token_ids) != start:  # it is another one by now, which will be said
             return
         key = stream_keys(self.params.seed, step, np.array([prompt.index]), np.array([number]))
@@ -150,12 +150,12 @@ class AgainSampler(RecordedSampler):
         assert self._scheduler is not None
         self._scheduler.add(
             Request(
-                (*one.prompt_ids, *row.token_ids),
+                (*completion.prompt_ids, *row.token_ids),
                 key + np.uint64(int(GOLDEN) * start % 2**64),  # the numbers of its stream from there on
                 params,
                 end_ids,
                 on_row=row.take,
-                rows=(row.kept,),
+                rows=(row.state,),
                 keeps=not is_last,
             )
         )
@@ -164,22 +164,22 @@ class AgainSampler(RecordedSampler):
         """The groups of a step with the tokens that were sampled again. Take them once: what they held is freed."""
         again, groups = partial(self._again, step), super().groups_of(step, prompts)
         return [
-            Group(prompt, tuple(again(place, one) for one in group.completions))
-            for place, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
+            Group(prompt, tuple(again(index, completion) for completion in group.completions))
+            for index, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
         ]
 
     def record_of(self, step: int) -> Sequence[Group]:
         """The record of a step, as it was read at the beginning."""
         return self._steps[step]
 
-    def _again(self, step: int, place: int, one: Completion) -> Completion:
-        row = self._rows.pop((step, place, one.index), None)
+    def _again(self, step: int, index: int, completion: Completion) -> Completion:
+        row = self._rows.pop((step, index, completion.index), None)
         if row is None:
-            self.num_taken += 1
-            return one
+            self.num_recorded += 1
+            return completion
         self.num_again += 1
-        row.kept.end()
-        return replace(one, token_ids=row.token_ids, sampler_logprobs=row.logprobs)
+        row.state.end()
+        return replace(completion, token_ids=row.token_ids, sampler_logprobs=row.logprobs)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -191,4 +191,4 @@ class AgainSampler(RecordedSampler):
 def oldest_version(run: PastRun, step: int) -> int:
     """The oldest weights that sampled a token of a step, counted from 1."""
     groups = read_step(run.path, step).groups
-    return min((one.policy_version for group in groups for one in group.completions), default=step - 1)
+    return min((completion.policy_version for group in groups for completion in group.completions), default=step - 1)

@@ -23,14 +23,14 @@ def compare(run: PastRun, folder: Path, start: int, last: int) -> tuple[list[str
     mine, compared = {row["step"]: row for row in read_metrics(folder)}, []
     num_metrics, num_completions = 0, 0
     for number in range(start + 1, last + 1):
-        found, count = _completions_differ(run, folder, number)
+        difference, count = _completions_differ(run, folder, number)
         num_completions += count
-        if not found:
+        if not difference:
             was = next((row for row in run.metrics if row["step"] == number), {})
-            found, count = _metrics_differ(was, mine.get(number, {}), number)
+            difference, count = _metrics_differ(was, mine.get(number, {}), number)
             num_metrics += count
-        if found:
-            return compared, [found]
+        if difference:
+            return compared, [difference]
     if num_completions:
         compared.append(f"{num_completions} completions")
     compared.append(f"{num_metrics} metrics")
@@ -49,29 +49,29 @@ def _completions_differ(run: PastRun, folder: Path, number: int) -> tuple[str, i
     was, now = read_step(run.path, number), read_step(folder, number)
     if [group.prompt.index for group in was.groups] != [group.prompt.index for group in now.groups]:
         return f"step {number}: other prompts were drawn", 0
-    for place, (old, new) in enumerate(zip(was.groups, now.groups, strict=True)):
-        for one, other in zip(old.completions, new.completions, strict=True):
-            where = f"step {number}, prompt {old.prompt.index}, completion {one.index}"
-            if found := _tokens_differ(one, other):
-                return f"{where}: {found}", 0
-            rewards = was.rewards[place][one.index], now.rewards[place][one.index]
+    for index, (old, new) in enumerate(zip(was.groups, now.groups, strict=True)):
+        for recorded, other in zip(old.completions, new.completions, strict=True):
+            where = f"step {number}, prompt {old.prompt.index}, completion {recorded.index}"
+            if difference := _tokens_differ(recorded, other):
+                return f"{where}: {difference}", 0
+            rewards = was.rewards[index][recorded.index], now.rewards[index][recorded.index]
             if rewards[0].value != rewards[1].value:
                 return f"{where}: reward {rewards[0].value} in the record, {rewards[1].value} now", 0
-            weights = was.advantages[place][one.index], now.advantages[place][one.index]
+            weights = was.advantages[index][recorded.index], now.advantages[index][recorded.index]
             if weights[0] != weights[1]:
                 return f"{where}: advantage {weights[0]} in the record, {weights[1]} now", 0
     return "", sum(len(group.completions) for group in was.groups)
 
 
-def _tokens_differ(one: Completion, other: Completion) -> str:
-    for place, (old, new) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
+def _tokens_differ(recorded: Completion, other: Completion) -> str:
+    for index, (old, new) in enumerate(zip(recorded.token_ids, other.token_ids, strict=False)):
         if old != new:
-            return f"token {place} is {old} in the record, {new} now"
-    if len(one.token_ids) != len(other.token_ids):
-        return f"{len(one.token_ids)} tokens in the record, {len(other.token_ids)} now"
-    for place, (old, new) in enumerate(zip(one.sampler_logprobs, other.sampler_logprobs, strict=True)):
+            return f"token {index} is {old} in the record, {new} now"
+    if len(recorded.token_ids) != len(other.token_ids):
+        return f"{len(recorded.token_ids)} tokens in the record, {len(other.token_ids)} now"
+    for index, (old, new) in enumerate(zip(recorded.sampler_logprobs, other.sampler_logprobs, strict=True)):
         if old != new:
-            return f"log-probability of token {place} is {old!r} in the record, {new!r} now"
+            return f"log-probability of token {index} is {old!r} in the record, {new!r} now"
     return ""
 
 
@@ -86,10 +86,10 @@ def _metrics_differ(was: Mapping[str, Any], now: Mapping[str, Any], number: int)
 
 def _weights_differ(run: Path, folder: Path, last: int) -> str | None:
     """Whether the weights after the last step have another checksum; None where one of them was not kept."""
-    kept = [dict(checkpoints_in(place / "checkpoints")).get(last) for place in (run, folder)]
-    if kept[0] is None or kept[1] is None:
+    checkpoints = [dict(checkpoints_in(folder_of_run / "checkpoints")).get(last) for folder_of_run in (run, folder)]
+    if checkpoints[0] is None or checkpoints[1] is None:
         return None
-    files = [read_manifest(place).get("files", {}) for place in kept if place is not None]
+    files = [read_manifest(checkpoint).get("files", {}) for checkpoint in checkpoints if checkpoint is not None]
     names = [name for name in files[0] if name.endswith(".safetensors")]
     other = [name for name in names if files[0][name] != files[1].get(name)]
     return f"step {last}: other weights afterwards ({', '.join(other)})" if other else ""

@@ -13,7 +13,7 @@ from oncurve.run.checkpoint_manifest import checkpoints_in
 
 
 def add_cosines(
-    found: Regrade,
+    regraded: Regrade,
     run: PastRun,
     other: str | Callable[..., Any] | None,
     *,
@@ -23,15 +23,15 @@ def add_cosines(
 
     For every step that begins at a checkpoint and has a record; the completions are not sampled again.
     """
-    there, graded = set(recorded_steps(run.path)), {step.step for step in found.steps}
+    there, graded = set(recorded_steps(run.path)), {step.step for step in regraded.steps}
     steps = [done + 1 for done, _ in checkpoints_in(run.path / "checkpoints") if done + 1 in there & graded]
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         change = replay(run.path, step, reward=other, recorded=True, is_change=True).change
         assert change is not None
-        found.cosines[step] = change.cosine
+        regraded.cosines[step] = change.cosine
         if on_progress is not None:
-            on_progress(place + 1, len(steps))
+            on_progress(index + 1, len(steps))
     if not steps:
-        found.notes.append(
+        regraded.notes.append(
             "no gradients were compared: no step with a record (run.record=all) begins at a checkpoint that is left"
         )

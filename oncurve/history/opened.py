@@ -103,7 +103,7 @@ class OpenedStep:
             "groups": [
                 {
                     "prompt_index": group.prompt.index,
-                    "rewards": [one.value for one in rewards],
+                    "rewards": [reward.value for reward in rewards],
                     "advantages": weights,
                     "share": share,
                 }
@@ -118,18 +118,21 @@ class OpenedStep:
     @property
     def num_without_weight(self) -> int:
         """Trained tokens of completions with an advantage that weigh nothing: clipping or a mask took them."""
-        asked = self.batch.mask & (self.batch.advantages[:, None] != 0)
-        return int((asked & (self.token_weights == 0)).sum())
+        is_weighed = self.batch.mask & (self.batch.advantages[:, None] != 0)
+        return int((is_weighed & (self.token_weights == 0)).sum())
 
 
 def _views_as_data(tokens: Sequence[TokenView]) -> list[dict[str, Any]]:
     return [{**asdict(token), "ratio": token.ratio} for token in tokens]
 
 
-def cosine(one: Gradient, other: Gradient) -> float:
+def cosine(first: Gradient, second: Gradient) -> float:
     """Cosine of two gradients; NaN if one of them is zero."""
-    dot = sum((one[name].double() * other[name].double()).sum().item() for name in one)
-    norms = [math.sqrt(sum(part.double().square().sum().item() for part in each.values())) for each in (one, other)]
+    dot = sum((first[name].double() * second[name].double()).sum().item() for name in first)
+    norms = [
+        math.sqrt(sum(part.double().square().sum().item() for part in gradient.values()))
+        for gradient in (first, second)
+    ]
     return dot / (norms[0] * norms[1]) if all(norms) else math.nan
 
 
@@ -183,20 +186,23 @@ def _views(
 ) -> tuple[TokenView, ...]:
     """The tokens of the largest values of ``order``."""
     values, flat = order.flatten().topk(min(NUM_TOKENS, order.numel()))
-    found = []
-    for place in flat[values > 0].tolist():
-        row, column = divmod(place, order.shape[1])
+    views = []
+    for flat_index in flat[values > 0].tolist():
+        row, column = divmod(flat_index, order.shape[1])
         text = str(policy.tokenizer.decode([int(batch.completion_ids[row, column])]))
-        numbers = [float(each[row, column]) for each in (logprobs, batch.sampler_logprobs, weights)]
-        found.append(TokenView(int(batch.group_ids[row]), row, column, text, *numbers))
-    return tuple(found)
+        numbers = [float(table[row, column]) for table in (logprobs, batch.sampler_logprobs, weights)]
+        views.append(TokenView(int(batch.group_ids[row]), row, column, text, *numbers))
+    return tuple(views)
 
 
 @contextmanager
 def _undisturbed(policy: TrainedPolicy) -> Iterator[None]:
     """Nothing is dropped out meanwhile; gradients and random numbers are afterwards as they were."""
     parameters = [weight for weight in policy.trained_model.parameters() if weight.requires_grad]
-    kept, devices = [weight.grad for weight in parameters], [policy.model.device] if policy.model.device.index else []
+    gradients, devices = (
+        [weight.grad for weight in parameters],
+        [policy.model.device] if policy.model.device.index else [],
+    )
     dropouts = [part for part in policy.trained_model.modules() if isinstance(part, torch.nn.Dropout)]
     shares = [part.p for part in dropouts]
     for part in dropouts:
@@ -207,7 +213,7 @@ def _undisturbed(policy: TrainedPolicy) -> Iterator[None]:
         finally:
             for part, share in zip(dropouts, shares, strict=True):
                 part.p = share
-            for weight, gradient in zip(parameters, kept, strict=True):
+            for weight, gradient in zip(parameters, gradients, strict=True):
                 weight.grad = gradient
 
 
@@ -245,8 +251,8 @@ def _shares(
     num_groups: int,
 ) -> Iterator[float]:
     """For each group, its share of the whole gradient."""
-    for place in range(num_groups):
-        own = [update.select((update.group_ids == place).nonzero()[:, 0]) for update in updates]
+    for group_id in range(num_groups):
+        own = [update.select((update.group_ids == group_id).nonzero()[:, 0]) for update in updates]
         own = [update if len(update) else None for update in own]
         silent = all(update is None or not len(_trained(algorithm, update)) for update in own)
         if silent or not square:

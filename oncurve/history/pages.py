@@ -6,183 +6,124 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-from oncurve.history.describe import TOKEN_HEADS, number_text, token_cells, value_text
+from oncurve.history.describe import (
+    AGREEMENT_HEADS,
+    GROUP_HEADS,
+    TOKEN_HEADS,
+    agreement_rows,
+    group_rows,
+    step_heads,
+    step_rows,
+    token_cells,
+    value_text,
+)
 from oncurve.history.opened import OpenedStep, TokenView
 from oncurve.history.regrade import Disagreement, Regrade
 from oncurve.history.replay import Replay
-from oncurve.report.page import style
+from oncurve.report.plain_page import plain_page, section, table, tiles
+from oncurve.wording import decimals
 
 WIDTH, HEIGHT = 900, 220
 MAX_TEXT = 4_000
 
 
-def regrade_page(found: Regrade) -> str:
+def regrade_page(regraded: Regrade) -> str:
     """A regrading as a page."""
-    total = found.total("num_completions")
-    sides = [(name.replace("_", " "), f"{found.total(name):,}") for name in ("became_right", "became_wrong")]
-    if not found.total("num_judged"):
+    total = regraded.total("num_completions")
+    sides = [(name.replace("_", " "), f"{regraded.total(name):,}") for name in ("became_right", "became_wrong")]
+    if not regraded.total("num_judged"):
         sides = []
-    tiles = [
+    numbers = [
         ("completions", f"{total:,}"),
-        ("get another reward", f"{found.total('changed'):,}"),
+        ("get another reward", f"{regraded.total('changed'):,}"),
         *sides,
-        ("advantages change their sign", f"{found.total('flipped'):,}"),
-        ("groups gain / lose a signal", f"{found.total('gained_signal'):,} / {found.total('lost_signal'):,}"),
-        ("correlation in groups", number_text(found.correlation)),
+        ("advantages change their sign", f"{regraded.total('flipped'):,}"),
+        ("groups gain / lose a signal", f"{regraded.total('gained_signal'):,} / {regraded.total('lost_signal'):,}"),
+        ("correlation in groups", decimals(regraded.correlation)),
     ]
-    cosine = "cosine of the gradients" if found.cosines else ""
     curves = [
-        ("then", [(step.step, step.mean_was) for step in found.steps]),
-        ("now", [(step.step, step.mean_now) for step in found.steps]),
+        ("then", [(step.step, step.mean_was) for step in regraded.steps]),
+        ("now", [(step.step, step.mean_now) for step in regraded.steps]),
     ]
     sections = [
-        _tiles(tiles),
-        _section("Mean reward by step", _chart(curves)),
-        _section("Verdicts, then and now", _table(("then, now", "completions"), _agreement(found))),
-        _section("By step", _table(("step", "reward then", "now", "changed", "signs changed", cosine), _steps(found))),
-        _section(
+        tiles(numbers),
+        section("Mean reward by step", _chart(curves)),
+        section("Verdicts, then and now", table(AGREEMENT_HEADS, agreement_rows(regraded, most=24))),
+        section("By step", table(step_heads(regraded), step_rows(regraded, most=100))),
+        section(
             "Prompts by damage",
-            _table(
+            table(
                 ("prompt", "advantages move by", "text"),
-                ((index, f"{damage:.2f}", found.prompts[index][:300]) for index, damage in found.worst_prompts[:50]),
+                (
+                    (index, f"{damage:.2f}", regraded.prompts[index][:300])
+                    for index, damage in regraded.worst_prompts[:50]
+                ),
             ),
         ),
-        _section("Completions that the two rewards see most differently", "".join(map(_example, found.examples))),
-        "".join(f"<p>{html.escape(note)}</p>" for note in found.notes),
+        section("Completions that the two rewards see most differently", "".join(map(_example, regraded.examples))),
+        "".join(f"<p>{html.escape(note)}</p>" for note in regraded.notes),
     ]
-    title = f"{found.run}, graded again"
-    return _page(title, f"Graded by {found.reward}.", sections)
+    title = f"{regraded.run}, graded again"
+    return plain_page(title, f"Graded by {regraded.reward}.", sections)
 
 
-def replay_page(found: Replay) -> str:
+def replay_page(replayed: Replay) -> str:
     """A step done again, as a page."""
-    step = found.step
-    same = f"Same bits as the record: {', '.join(found.compared)}." if found.is_same else found.differences[0]
-    tiles = [
-        ("as recorded", "yes" if found.is_same else "no"),
+    step = replayed.step
+    same = f"Same bits as the record: {', '.join(replayed.compared)}." if replayed.is_same else replayed.differences[0]
+    numbers = [
+        ("as recorded", "yes" if replayed.is_same else "no"),
         ("norm of the gradient", f"{step.norm:.4g}"),
         ("after clipping", f"{step.clipped_norm:.4g}"),
         ("tokens trained on", f"{int(step.batch.mask.sum()):,}"),
         ("of them without weight", f"{step.num_without_weight:,}"),
     ]
-    sections = [_tiles(tiles)]
-    if found.causes:
+    sections = [tiles(numbers)]
+    if replayed.causes:
         sections.append(
-            _section("What is different now", "".join(f"<p>{html.escape(text)}</p>" for text in found.causes))
+            section("What is different now", "".join(f"<p>{html.escape(text)}</p>" for text in replayed.causes))
         )
-    if found.change is not None:
-        now = found.change
+    if replayed.change is not None:
+        now = replayed.change
         rows = [
             ("advantages of another sign", now.flipped),
             ("groups that gain a signal", now.gained_signal),
             ("groups that lose it", now.lost_signal),
-            ("cosine of the gradients", number_text(now.cosine)),
+            ("cosine of the gradients", decimals(now.cosine)),
             ("norm of the gradient", f"{step.norm:.4g} -> {now.step.norm:.4g}"),
         ]
-        sections.append(_section(f"With {now.described}", _table(("", ""), rows)))
+        sections.append(section(f"With {now.described}", table(("", ""), rows)))
     sections += [
-        _section(
+        section(
             "Groups by their share of the gradient",
-            _table(("prompt", "share", "rewards", "advantages"), _group_rows(step)),
+            table(GROUP_HEADS, group_rows(step, in_full=True)),
         ),
-        _section("Tokens that weigh most", _token_table(step, step.by_weight)),
-        _section("Tokens on which trainer and sampler differ most", _token_table(step, step.by_ratio)),
-        _section("Completions", "".join(_completions(step))),
+        section("Tokens that weigh most", _token_table(step, step.by_weight)),
+        section("Tokens on which trainer and sampler differ most", _token_table(step, step.by_ratio)),
+        section("Completions", "".join(_completions(step))),
     ]
-    return _page(f"{found.run}, step {found.number}", same, sections)
+    return plain_page(f"{replayed.run}, step {replayed.number}", same, sections)
 
 
-def _page(title: str, lead: str, sections: Iterable[str]) -> str:
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style()}{_OWN_STYLE}</style>'
-        f'</head><body><main class="told"><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>'
-        f"{''.join(sections)}</main></body></html>\n"
-    )
-
-
-_OWN_STYLE = """
-main.told{max-width:960px;margin:0 auto;padding:24px 16px}
-main.told table{border-collapse:collapse;font-size:14px}
-main.told td,main.told th{padding:4px 12px 4px 0;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}
-main.told .row{display:flex;flex-wrap:wrap;gap:12px;margin:16px 0}
-main.told .one{padding:10px 14px;border:1px solid color-mix(in srgb,currentColor 20%,transparent);border-radius:8px}
-main.told .one b{display:block;font-size:20px}
-main.told pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px;margin:4px 0 12px}
-main.told .wide{overflow-x:auto}
-main.told h2{margin-top:28px}
-"""
-
-
-def _tiles(tiles: Iterable[tuple[str, str]]) -> str:
-    inside = "".join(f'<div class="one"><b>{html.escape(value)}</b>{html.escape(name)}</div>' for name, value in tiles)
-    return f'<div class="row">{inside}</div>'
-
-
-def _section(title: str, inside: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{inside or '<p>none</p>'}</section>"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>' if body else ""
-
-
-def _agreement(found: Regrade) -> list[tuple[str, str]]:
-    ordered = sorted(found.agreement.items(), key=lambda pair: -pair[1])
-    return [(key, f"{count:,}") for key, count in ordered[:24]]
-
-
-def _steps(found: Regrade) -> list[tuple[object, ...]]:
-    every = max(1, math.ceil(len(found.steps) / 100))
-    return [
-        (
-            step.step,
-            number_text(step.mean_was),
-            number_text(step.mean_now),
-            step.changed,
-            step.flipped,
-            number_text(found.cosines[step.step]) if step.step in found.cosines else "",
-        )
-        for step in found.steps[::every]
-    ]
-
-
-def _example(one: Disagreement) -> str:
-    then, now = (value_text(reward.value) for reward in (one.was, one.now))
+def _example(example: Disagreement) -> str:
+    then, now = (value_text(reward.value) for reward in (example.was, example.now))
     head = (
-        f"step {one.step}, prompt {one.prompt_index}: reward {then} then, {now} now; advantage "
-        f"{one.advantage_was:+.2f} then, {one.advantage_now:+.2f} now"
+        f"step {example.step}, prompt {example.prompt_index}: reward {then} then, {now} now; advantage "
+        f"{example.advantage_was:+.2f} then, {example.advantage_now:+.2f} now"
     )
     details = "".join(
         f"<p>{name}: {html.escape(detail)}</p>"
-        for name, detail in (("then", one.was.detail), ("now", one.now.detail or one.now.error or ""))
+        for name, detail in (("then", example.was.detail), ("now", example.now.detail or example.now.error or ""))
         if detail
     )
     return (
-        f"<h3>{html.escape(head)}</h3>{details}<pre>{html.escape(one.prompt[-MAX_TEXT:])}</pre>"
-        f"<pre>{html.escape(one.text[-MAX_TEXT:])}</pre>"
+        f"<h3>{html.escape(head)}</h3>{details}<pre>{html.escape(example.prompt[-MAX_TEXT:])}</pre>"
+        f"<pre>{html.escape(example.text[-MAX_TEXT:])}</pre>"
     )
 
 
-def _group_rows(step: OpenedStep) -> list[tuple[object, ...]]:
-    order = sorted(range(len(step.groups)), key=lambda place: -step.group_shares[place])
-    return [
-        (
-            step.groups[place].prompt.index,
-            f"{100 * step.group_shares[place]:.1f}%",
-            " ".join(value_text(one.value) for one in step.rewards[place]),
-            " ".join(f"{weight:+.2f}" for weight in step.advantages[place].tolist()),
-        )
-        for place in order
-    ]
-
-
 def _token_table(step: OpenedStep, tokens: Sequence[TokenView]) -> str:
-    return _table(("token", *TOKEN_HEADS), ((repr(one.text), *token_cells(step, one)) for one in tokens))
+    return table(("token", *TOKEN_HEADS), ((repr(token.text), *token_cells(step, token)) for token in tokens))
 
 
 def _completions(step: OpenedStep) -> Iterable[str]:
@@ -191,14 +132,14 @@ def _completions(step: OpenedStep) -> Iterable[str]:
     for row in range(len(step.batch)):
         rows.setdefault(row if owners is None else int(owners[row]), []).append(str(row))
     count = 0
-    for place, group in enumerate(step.groups):
+    for index, group in enumerate(step.groups):
         yield f"<h3>prompt {group.prompt.index}</h3><pre>{html.escape(group.prompt.text[-MAX_TEXT:])}</pre>"
-        for one, reward in zip(group.completions, step.rewards[place], strict=True):
-            weight = float(step.advantages[place, one.index])
-            place_of = ", ".join(rows.get(count, []))
-            yield f"<p>row {place_of}: reward {value_text(reward.value)}, advantage {weight:+.2f}</p>"
+        for completion, reward in zip(group.completions, step.rewards[index], strict=True):
+            weight = float(step.advantages[index, completion.index])
+            row_numbers = ", ".join(rows.get(count, []))
+            yield f"<p>row {row_numbers}: reward {value_text(reward.value)}, advantage {weight:+.2f}</p>"
             count += 1
-            yield f"<pre>{html.escape(one.text[-MAX_TEXT:])}</pre>"
+            yield f"<pre>{html.escape(completion.text[-MAX_TEXT:])}</pre>"
 
 
 def _chart(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
@@ -215,13 +156,13 @@ def _chart(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> str:
         return f"{50 + (WIDTH - 60) * (x - left) / span:.1f},{10 + (HEIGHT - 40) * (high - y) / (high - low):.1f}"
 
     drawn = []
-    for place, (name, line) in enumerate(curves):
+    for index, (name, line) in enumerate(curves):
         path = " ".join(at(x, y) for x, y in line if not math.isnan(y))
-        dashes = ' stroke-dasharray="6 4"' if place == 0 else ""
+        dashes = ' stroke-dasharray="6 4"' if index == 0 else ""
         drawn.append(f'<polyline fill="none" stroke="currentColor" stroke-width="2" points="{path}"{dashes}/>')
         drawn.append(
-            f'<text x="{350 + 120 * place}" y="{HEIGHT - 18}" fill="currentColor" font-size="13">'
-            f"{'- - ' if place == 0 else '—— '}{html.escape(name)}</text>"
+            f'<text x="{350 + 120 * index}" y="{HEIGHT - 18}" fill="currentColor" font-size="13">'
+            f"{'- - ' if index == 0 else '—— '}{html.escape(name)}</text>"
         )
     for value in (low + margin, high - margin):
         drawn.append(

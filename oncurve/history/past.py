@@ -20,7 +20,7 @@ from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_ro
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.builder import make_algorithm
 from oncurve.run.rendered import split_rows
 
 
@@ -100,10 +100,10 @@ class PastRun:
         """A recorded step. Raises DataError if it has no record, and names those that have one."""
         if number not in self.steps:
             raise DataError(f"{self.path}: step {number} is not recorded. {self._describe_steps()}")
-        found = read_step(self.path, number) if number in self._exact else self._from_texts(number)
+        recorded = read_step(self.path, number) if number in self._exact else self._from_texts(number)
         metrics = next((row for row in self.metrics if row["step"] == number), {})
-        weights = torch.tensor(found.advantages)
-        return PastStep(number, found.groups, found.rewards, weights, metrics, number in self._exact)
+        weights = torch.tensor(recorded.advantages)
+        return PastStep(number, recorded.groups, recorded.rewards, weights, metrics, number in self._exact)
 
     def _describe_steps(self) -> str:
         steps = self.steps
@@ -119,20 +119,25 @@ class PastRun:
             groups=tuple(self._group(row) for row in rows),
             rewards=tuple(
                 tuple(
-                    Reward(each["reward"], each["parts"], each["error"], each["detail"]) for each in row["completions"]
+                    Reward(completion["reward"], completion["parts"], completion["error"], completion["detail"])
+                    for completion in row["completions"]
                 )
                 for row in rows
             ),
-            advantages=tuple(tuple(each["advantage"] or 0.0 for each in row["completions"]) for row in rows),
+            advantages=tuple(
+                tuple(completion["advantage"] or 0.0 for completion in row["completions"]) for row in rows
+            ),
         )
 
     def _group(self, row: Mapping[str, Any]) -> Group:
-        rows, place = self._rows, row["index"]
-        columns: Mapping[str, Any] = rows[place] if 0 <= place < len(rows) else {}
+        rows, row_index = self._rows, row["index"]
+        columns: Mapping[str, Any] = rows[row_index] if 0 <= row_index < len(rows) else {}
         if not columns or str(columns.get("answer")) != str(row["answer"]):
             columns = {"answer": row["answer"]}
         prompt = Prompt(row["prompt"], (), row["index"], columns)
-        return Group(prompt, tuple(_text_only(place, each) for place, each in enumerate(row["completions"])))
+        return Group(
+            prompt, tuple(_text_only(row_index, completion) for row_index, completion in enumerate(row["completions"]))
+        )
 
     @cached_property
     def _rows(self) -> Sequence[Mapping[str, Any]]:
@@ -160,7 +165,7 @@ def advantages_under(
     return make_algorithm(config).advantages(stack_rewards(groups, rewards))
 
 
-def _text_only(place: int, row: Mapping[str, Any]) -> Completion:
+def _text_only(index: int, row: Mapping[str, Any]) -> Completion:
     """A completion whose tokens were not recorded: as many as there were, all of them 0."""
     count = row["num_tokens"]
-    return Completion((), (0,) * count, row["text"], (0.0,) * count, row["finish_reason"], row["policy_version"], place)
+    return Completion((), (0,) * count, row["text"], (0.0,) * count, row["finish_reason"], row["policy_version"], index)

@@ -15,14 +15,14 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Group, Reward
 from oncurve.history.past import PastRun, PastStep, advantages_under
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.section import RewardSection
-from oncurve.rewards.terms import make_reward_function
+from oncurve.run.builder import make_rewards
 from oncurve.wording import counted
 
 NUM_EXAMPLES = 20
@@ -107,8 +107,8 @@ class Regrade:
     @property
     def worst_prompts(self) -> list[tuple[int, float]]:
         """Prompts by damage."""
-        found = [(index, damage) for index, damage in self.damage.items() if damage > 0]
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        damaged = [(index, damage) for index, damage in self.damage.items() if damage > 0]
+        return sorted(damaged, key=lambda pair: (-pair[1], pair[0]))
 
     def summary(self) -> dict[str, Any]:
         """Everything as plain data, for JSON."""
@@ -127,19 +127,19 @@ class Regrade:
             ],
             "examples": [
                 {
-                    "step": one.step,
-                    "prompt_index": one.prompt_index,
-                    "prompt": one.prompt,
-                    "completion": one.text,
-                    "reward_was": one.was.value,
-                    "reward_now": one.now.value,
-                    "detail_was": one.was.detail,
-                    "detail_now": one.now.detail,
-                    "error_now": one.now.error,
-                    "advantage_was": one.advantage_was,
-                    "advantage_now": one.advantage_now,
+                    "step": example.step,
+                    "prompt_index": example.prompt_index,
+                    "prompt": example.prompt,
+                    "completion": example.text,
+                    "reward_was": example.was.value,
+                    "reward_now": example.now.value,
+                    "detail_was": example.was.detail,
+                    "detail_now": example.now.detail,
+                    "error_now": example.now.error,
+                    "advantage_was": example.advantage_was,
+                    "advantage_now": example.advantage_now,
                 }
-                for one in self.examples
+                for example in self.examples
             ],
             "notes": self.notes,
         }
@@ -160,7 +160,7 @@ def rewards_of(run: PastRun, other: str | Callable[..., Any] | None) -> tuple[Re
                 f"{run.path}: its reward was a Python object, which is not in the folder. Name one: --with file.py:name"
             )
         return (
-            make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps),
+            make_rewards(config),
             config,
             "its own reward, as it is now",
         )
@@ -169,23 +169,23 @@ def rewards_of(run: PastRun, other: str | Callable[..., Any] | None) -> tuple[Re
         return from_function(other, name=name, total_steps=config.run.steps), config, name
     sections = _sections(config, other)
     changed = config.model_copy(update={"rewards": sections})
-    return make_reward_function(sections, seed=config.run.seed, total_steps=config.run.steps), changed, other
+    return make_rewards(changed), changed, other
 
 
 def _sections(config: Config, other: str) -> list[RewardSection]:
     """The sections of a reward that is named in one word."""
     if ":" in other:
-        asked: dict[str, Any] = {"type": "custom", "function": other}
+        section: dict[str, Any] = {"type": "custom", "function": other}
     elif other.endswith((".yaml", ".yml")) or "/" in other:
         return list(load_config(find_recipe(other), ()).rewards)
     else:
-        asked = {"type": other}
-    tree = {"model": config.model, "data": {"type": "word_problems"}, "rewards": [asked]}
+        section = {"type": other}
+    tree = {"model": config.model, "data": {"type": "word_problems"}, "rewards": [section]}
     try:
         return list(Config.model_validate(tree).rewards)
     except ValidationError as error:
         what = "\n".join(explain(error))
-        if "union_tag_invalid" not in {found["type"] for found in error.errors()}:
+        if "union_tag_invalid" not in {problem["type"] for problem in error.errors()}:
             raise ConfigError(f"{other}: {what}\nA reward with settings is written in a recipe; name that") from None
     try:
         return list(load_config(find_recipe(other), ()).rewards)
@@ -213,57 +213,63 @@ def regrade(
     if not numbers:
         raise DataError(f"{run.path}: none of the steps asked for is recorded. Recorded: {run.steps or 'none'}")
     function, changed, described = rewards_of(run, other)
-    found = Regrade(str(run.path), described)
+    regraded = Regrade(str(run.path), described)
     try:
-        for place, number in enumerate(numbers):
-            _add_step(found, run, run.step(number), function, changed)
+        for number_done, number in enumerate(numbers):
+            _add_step(regraded, run, run.step(number), function, changed)
             if on_progress is not None:
-                on_progress(place + 1, len(numbers))
+                on_progress(number_done + 1, len(numbers))
     finally:
         function.close()
-    found.examples = sorted(found.examples, key=lambda one: -one.damage)[:NUM_EXAMPLES]
+    regraded.examples = sorted(regraded.examples, key=lambda example: -example.damage)[:NUM_EXAMPLES]
     missing = (run.metrics[-1]["step"] if run.metrics else 0) - len(numbers)
     if steps is None and missing > 0:
-        found.notes.append(
+        regraded.notes.append(
             f"{counted(missing, 'step')} {'has' if missing == 1 else 'have'} no record, and no part in this; "
             f"run.record=all records every step of a run"
         )
-    return found
+    return regraded
 
 
-def _add_step(found: Regrade, run: PastRun, step: PastStep, function: RewardFunction, changed: Config) -> None:
+def _add_step(regraded: Regrade, run: PastRun, step: PastStep, function: RewardFunction, changed: Config) -> None:
     prompts = [group.prompt for group in step.groups for _ in group.completions]
-    completions = [one for group in step.groups for one in group.completions]
+    completions = [completion for group in step.groups for completion in group.completions]
     flat = grade(function, prompts, completions)
-    if not found.steps:
-        check_any_graded(flat, where=f"reward {found.reward}, step {step.number}")
+    if not regraded.steps:
+        check_any_graded(flat, where=f"reward {regraded.reward}, step {step.number}")
     graded, rest = [], iter(flat)
     for group in step.groups:
         graded.append([next(rest) for _ in group.completions])
     before = advantages_under(run.config, step.groups, step.rewards).double().numpy()
     after = advantages_under(changed, step.groups, graded).double().numpy()
-    found.steps.append(_change(step, graded, before, after))
-    for place, group in enumerate(step.groups):
-        _add_group(found, step, group, place, (step.rewards[place], graded[place]), (before[place], after[place]))
+    regraded.steps.append(_change(step, graded, before, after))
+    for index, group in enumerate(step.groups):
+        _add_group(regraded, step, group, index, (step.rewards[index], graded[index]), (before[index], after[index]))
 
 
 def _add_group(
-    found: Regrade, step: PastStep, group: Group, place: int, rewards: tuple[Sequence[Reward], ...], weights: Any
+    regraded: Regrade,
+    step: PastStep,
+    group: Group,
+    group_index: int,
+    rewards: tuple[Sequence[Reward], ...],
+    weights: Any,
 ) -> None:
     index = group.prompt.index
-    found.prompts[index] = group.prompt.text
-    for completion, was, now, one, other in zip(group.completions, *rewards, *weights, strict=True):
+    regraded.prompts[index] = group.prompt.text
+    for completion, was, now, weight_was, weight_now in zip(group.completions, *rewards, *weights, strict=True):
         key = f"{_verdict(was)}, {_verdict(now)}"
-        found.agreement[key] = found.agreement.get(key, 0) + 1
-        found.damage[index] = found.damage.get(index, 0.0) + abs(float(other - one))
+        regraded.agreement[key] = regraded.agreement.get(key, 0) + 1
+        regraded.damage[index] = regraded.damage.get(index, 0.0) + abs(float(weight_now - weight_was))
         if was.value != now.value:
-            found.examples.append(
+            regraded.examples.append(
                 Disagreement(
-                    step.number, index, group.prompt.text, completion.text, was, now, float(one), float(other)
+                    step.number, index, group.prompt.text, completion.text, was, now,
+                    float(weight_was), float(weight_now),
                 )
             )  # fmt: skip
-    if len(found.examples) > 100 * NUM_EXAMPLES:
-        found.examples = sorted(found.examples, key=lambda one: -one.damage)[:NUM_EXAMPLES]
+    if len(regraded.examples) > 100 * NUM_EXAMPLES:
+        regraded.examples = sorted(regraded.examples, key=lambda weight_was: -weight_was.damage)[:NUM_EXAMPLES]
 
 
 def _verdict(reward: Reward) -> str:
@@ -282,7 +288,7 @@ def _verdict(reward: Reward) -> str:
 def _change(step: PastStep, graded: Sequence[Sequence[Reward]], before: Any, after: Any) -> StepChange:
     pairs = [pair for was, now in zip(step.rewards, graded, strict=True) for pair in zip(was, now, strict=True)]
     both = [(was, now) for was, now in pairs if was.value is not None and now.value is not None]
-    said = [(was.parts["correct"] >= 1, now.parts["correct"] >= 1) for was, now in both if _both_say(was, now)]
+    judged = [(was.parts["correct"] >= 1, now.parts["correct"] >= 1) for was, now in both if _both_say(was, now)]
     signs = [np.where(np.abs(values) < FLAT, 0.0, np.sign(values)) for values in (before, after)]
     spread = [[_has_spread(row) for row in rows] for rows in (step.rewards, graded)]
     return StepChange(
@@ -291,13 +297,13 @@ def _change(step: PastStep, graded: Sequence[Sequence[Reward]], before: Any, aft
         num_errors_was=sum(was.is_failure for was, _ in pairs),
         num_errors_now=sum(now.is_failure for _, now in pairs),
         changed=sum(was.value != now.value for was, now in both),
-        num_judged=len(said),
-        became_right=sum(not was and now for was, now in said),
-        became_wrong=sum(was and not now for was, now in said),
+        num_judged=len(judged),
+        became_right=sum(not was and now for was, now in judged),
+        became_wrong=sum(was and not now for was, now in judged),
         flipped=int((signs[0] * signs[1] < 0).sum()),
         num_groups=len(graded),
-        gained_signal=sum(not one and other for one, other in zip(*spread, strict=True)),
-        lost_signal=sum(one and not other for one, other in zip(*spread, strict=True)),
+        gained_signal=sum(not was_spread and now_spread for was_spread, now_spread in zip(*spread, strict=True)),
+        lost_signal=sum(was_spread and not now_spread for was_spread, now_spread in zip(*spread, strict=True)),
         mean_was=_mean([was.value for was, _ in pairs]),
         mean_now=_mean([now.value for _, now in pairs]),
         correlations=list(_correlations(step.rewards, graded)),
@@ -320,8 +326,10 @@ def _has_spread(rewards: Sequence[Reward]) -> bool:
 
 def _correlations(was: Sequence[Sequence[Reward]], now: Sequence[Sequence[Reward]]) -> Iterator[float]:
     """The correlation inside each group in which both rewards vary."""
-    for one, other in zip(was, now, strict=True):
-        pairs = [(a.value, b.value) for a, b in zip(one, other, strict=True) if None not in (a.value, b.value)]
+    for rewards_was, rewards_now in zip(was, now, strict=True):
+        pairs = [
+            (a.value, b.value) for a, b in zip(rewards_was, rewards_now, strict=True) if None not in (a.value, b.value)
+        ]
         values = np.array(pairs, dtype=float).T if pairs else np.zeros((2, 0))
         if values.shape[1] > 1 and min(np.ptp(values[0]), np.ptp(values[1])) > FLAT:
             yield float(np.asarray(np.corrcoef(values))[0, 1])

@@ -22,7 +22,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Group, Reward
 from oncurve.core.sampler import Sampler
-from oncurve.data.given import NOTHING, Given
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.history.again import AgainSampler, RecordedSampler, oldest_version, samples_alike
 from oncurve.history.compared import compare
 from oncurve.history.opened import OpenedStep, cosine, open_step, with_advantages
@@ -35,11 +35,9 @@ from oncurve.policy.distributed import Processes
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.grading_failures import check_any_graded
-from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm, make_sampler
+from oncurve.run.builder import Parts, make_algorithm, make_parts, make_rewards, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.interruption import Interruption
-from oncurve.run.parts import Parts, make_parts
 from oncurve.run.resume import ResumeRequest, resume
 from oncurve.run.training import joined, recipe_steps
 
@@ -91,7 +89,7 @@ class Replay:
 
     def summary(self) -> dict[str, Any]:
         """Everything but the tensors as plain data, for JSON."""
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "run": str(self.run),
             "step": self.number,
             "from_checkpoint": self.checkpoint,
@@ -103,7 +101,7 @@ class Replay:
             **self.step.summary(),
         }
         if self.change is not None:
-            found["change"] = {
+            summary["change"] = {
                 "described": self.change.described,
                 "flipped": self.change.flipped,
                 "gained_signal": self.change.gained_signal,
@@ -111,7 +109,7 @@ class Replay:
                 "cosine": self.change.cosine,
                 **self.change.step.summary(),
             }
-        return found
+        return summary
 
 
 def replay(
@@ -140,10 +138,10 @@ def replay(
     changed = _changed_config(run, changes)
     is_recorded = recorded or not _samples_again(run.config)
     is_served = not recorded and run.config.rollouts.type == "servers"
-    with joined(run.config.policy) as processes, _shared_folder(processes) as place, _same_threads():
-        folder = place / run.path.resolve().name
-        said = io.StringIO()
-        console = Console(file=said, width=1000)
+    with joined(run.config.policy) as processes, _shared_folder(processes) as parent, _same_threads():
+        folder = parent / run.path.resolve().name
+        output = io.StringIO()
+        console = Console(file=output, width=1000)
         opener = _Opener(
             run,
             folder,
@@ -166,9 +164,10 @@ def replay(
         assert opener.opened is not None
         compared, differences = processes.broadcast_from_main(lambda: compare(run, folder, start, step))
         if (again := opener.again) is not None:
-            is_recorded, taken = False, f", {again.num_taken} taken from the record" if again.num_taken else ""
-            compared += [] if differences else [f"{again.num_again} of them sampled again{taken}"]
-        causes = [line.removeprefix("WARNING ") for line in said.getvalue().splitlines() if _is_cause(line)]
+            is_recorded = False
+            from_record = f", {again.num_recorded} taken from the record" if again.num_recorded else ""
+            compared += [] if differences else [f"{again.num_again} of them sampled again{from_record}"]
+        causes = [line.removeprefix("WARNING ") for line in output.getvalue().splitlines() if _is_cause(line)]
     return Replay(
         run.path, step, start, opener.opened, compared, differences, causes, not is_recorded, opener.change,
         processes.is_main,
@@ -204,12 +203,12 @@ def _same_threads() -> Iterator[None]:
 @contextmanager
 def _shared_folder(processes: Processes) -> Iterator[Path]:
     """A temporary folder that all processes of this machine use."""
-    place = processes.broadcast_from_main(lambda: Path(tempfile.mkdtemp(prefix="oncurve-replay-")))
+    folder = processes.broadcast_from_main(lambda: Path(tempfile.mkdtemp(prefix="oncurve-replay-")))
     try:
-        yield place
+        yield folder
     finally:
         if processes.is_main:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _machine(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +229,7 @@ def _from_the_start(run: PastRun, folder: Path, opener: _Opener, console: Consol
     section = run.config.run.model_copy(update={"folder": str(folder.parent), "name": folder.name, "record": "all"})
     config = run.config.model_copy(update={"run": section})
     return recipe_steps(
-        config, "", console=console, given=NOTHING, owns_process=False, load=opener.load, processes=processes
+        config, "", console=console, objects=NOTHING, owns_process=False, load=opener.load, processes=processes
     )
 
 
@@ -239,12 +238,12 @@ def _copy_beginning(run: PastRun, folder: Path, step: int) -> int | None:
 
     None, and no folder, where no checkpoint is left from before the step: the run has to begin anew.
     """
-    found = [(done, place) for done, place in checkpoints_in(run.path / "checkpoints") if done < step]
-    if not found:
+    checkpoints = [(done, checkpoint) for done, checkpoint in checkpoints_in(run.path / "checkpoints") if done < step]
+    if not checkpoints:
         return None
-    start, place = found[-1]
-    verify(place)
-    shutil.copytree(place, folder / "checkpoints" / place.name, copy_function=_linked)
+    start, checkpoint = checkpoints[-1]
+    verify(checkpoint)
+    shutil.copytree(checkpoint, folder / "checkpoints" / checkpoint.name, copy_function=_linked)
     for name in ("config.yaml", "manifest.json", "recipe.yaml"):
         if (run.path / name).is_file():
             shutil.copy(run.path / name, folder / name)
@@ -279,8 +278,8 @@ def _advance(
     done = start
     opener.is_armed = done == last - 1
     try:
-        for each in steps:
-            done = each.number
+        for step in steps:
+            done = step.number
             if on_progress is not None:
                 on_progress(done - start, last - start)
             if done >= last:
@@ -310,24 +309,28 @@ class _Opener:
     """Samples again the completions that servers of the run had sampled."""
 
     def load(
-        self, config: Config, processes: Processes, interruption: Interruption | None = None, given: Given = NOTHING
+        self,
+        config: Config,
+        processes: Processes,
+        interruption: Interruption | None = None,
+        objects: PythonObjects = NOTHING,
     ) -> Parts:
         """The parts of the recipe; the policy tells when a step begins to train."""
         if self.is_recorded:
             alone = config.model_copy(update={"rollouts": config.rollouts.in_process()})
-            made = make_parts(alone, processes, interruption, given)
+            made = make_parts(alone, processes, interruption, objects)
             made.sampler.close()
             parts = replace(made, config=config, sampler=self._known(made), servers=None, ahead=None)
         else:
-            parts = make_parts(config, processes, interruption, given)
+            parts = make_parts(config, processes, interruption, objects)
         annotate = parts.policy.annotate
 
         def annotated(batch: Batch, *, old: bool, entropy: bool, reference: bool) -> Batch:
-            found = annotate(batch, old=old, entropy=entropy, reference=reference)
+            annotated_batch = annotate(batch, old=old, entropy=entropy, reference=reference)
             if self.is_armed:
                 self.is_armed = False
-                self._look(parts, batch, found)
-            return found
+                self._look(parts, batch, annotated_batch)
+            return annotated_batch
 
         parts.policy.annotate = annotated  # type: ignore[method-assign]
         return parts
@@ -356,19 +359,19 @@ class _Opener:
     def _under_change(
         self, parts: Parts, plain: Batch, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]
     ) -> Change:
-        config, said = self.changed, list(self.changes)
+        config, changes = self.changed, list(self.changes)
         if self.grades_again or any(change.startswith("rewards") for change in self.changes):
             if self.grades_again:
                 function, graded_by, described = rewards_of(self.run, self.reward)
                 config = config.model_copy(update={"rewards": graded_by.rewards})
-                said.append(f"reward {described}")
+                changes.append(f"reward {described}")
             else:
-                function = make_reward_function(config.rewards, seed=config.run.seed, total_steps=config.run.steps)
+                function = make_rewards(config)
             prompts = [group.prompt for group in groups for _ in group.completions]
-            completions = [one for group in groups for one in group.completions]
+            completions = [completion for group in groups for completion in group.completions]
             graded = parts.policy.processes.broadcast_from_main(lambda: grade(function, prompts, completions))
             function.close()
-            check_any_graded(graded, where=said[-1])
+            check_any_graded(graded, where=changes[-1])
             flat = iter(graded)
             rewards = [[next(flat) for _ in group.completions] for group in groups]
         algorithm = make_algorithm(config)
@@ -386,13 +389,13 @@ class _Opener:
             parts.policy, algorithm, annotated, groups, rewards, advantages, number=self.step, rows_per_update=rows
         )
         assert self.opened is not None
-        return _difference(", ".join(said), self.opened, replace(other, max_norm=config.optimizer.max_gradient_norm))
+        return _difference(", ".join(changes), self.opened, replace(other, max_norm=config.optimizer.max_gradient_norm))
 
 
 def _check_reference(parts: Parts, algorithm: Algorithm) -> None:
     policy = parts.policy
-    has_one = policy.reference is not None or policy.adapter is not None or policy.teacher is not None
-    if algorithm.needs_reference and not has_one:
+    has_reference = policy.reference is not None or policy.adapter is not None or policy.teacher is not None
+    if algorithm.needs_reference and not has_reference:
         raise ConfigError(
             "algorithm.kl_coef: this run kept no reference model, so its KL is not known. Replay another change"
         )

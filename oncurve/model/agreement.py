@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Distance = Callable[[Tensor, Tensor], float]
+KERNEL_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
+"""Errors of a kernel that cannot do what it is asked for."""
 
 
 @dataclass(frozen=True)

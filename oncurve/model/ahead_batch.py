@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 from oncurve.core.draw import draw, uniforms
 from oncurve.core.requests import PAST, PROMPT_TOKENS
 from oncurve.core.scheduler import RowBatch
-from oncurve.model.decode_cuda_graph import NEWEST, DeviceDraw
-from oncurve.model.decoding import LayerDecoder
-from oncurve.model.draw_by_parts import first_above_on_device
+from oncurve.model.decode_memory import NEWEST
+from oncurve.model.decoding import LayerDecoder, first_above_on_device
+
+if TYPE_CHECKING:
+    from oncurve.model.decode_cuda_graph import DeviceDraw
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from oncurve.model.caches import LayerCache
-from oncurve.model.decode_memory import BLOCK
+from oncurve.model.decode_memory import BLOCK, NEWEST
 from oncurve.model.decode_torch import PrefixGroups, StepInputs, TorchLayers
 from oncurve.model.forward_backward import Angles
-from oncurve.model.ops import Ops
+from oncurve.model.ops_native import Ops
 from oncurve.model.recordings import Recordings
 from oncurve.model.weights import Backbone, LayerWeights
 
-NEWEST = -1
-"""Instead of a token: the one that was drawn last for this slot, which the device holds."""
 Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes hidden states [span, H] and a uniform number each; gives tokens and their log-probabilities."""
 
@@ -83,8 +81,7 @@ class RecordedLayers(TorchLayers):
     On a CPU, or with ``records`` off, the same step runs operation by operation.
     """
 
-    reads_anywhere: ClassVar[bool] = False
-    """A row costs the same in every slot."""
+    draws: ClassVar[bool] = True
 
     def __init__(
         self,

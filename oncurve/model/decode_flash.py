@@ -21,18 +21,16 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import HALF
+from oncurve.model.agreement import KERNEL_FAILURES
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers, RecordingPlan, power
 from oncurve.model.decode_torch import Layer
 from oncurve.model.forward_backward import Angles
+from oncurve.model.packing import HEAD_STEP, LARGEST_HEAD
 from oncurve.model.weights import AttentionSizes, LayerParameters, LayerWeights
 
 log = logging.getLogger(__name__)
 
-HEAD_STEP, LARGEST_HEAD = 8, 256
-"""Sizes of heads that the kernel knows: multiples of the first up to the second."""
-KERNEL_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
-"""Errors of a kernel that cannot do what it is asked for."""
 TOLERANCE = 0.03
 """Largest difference to attention in float32, of numbers around one: some roundings to bfloat16."""
 

@@ -16,6 +16,8 @@ BLOCK = 32
 GROWTH = 128
 """Positions by which the buffers of completions grow at least on a CPU; they double as long as that is more. A GPU
 reserves all at once: what it has recorded writes to where they are."""
+NEWEST = -1
+"""Instead of a token: the one that was drawn last for this slot, which the device holds."""
 PREFILL_TOKENS = 4096
 """Prompt tokens computed at one time."""
 MOST_ROWS = 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,11 @@ INPUT_BLOCK = 32
 
 class NativeLayers:
     """The layers of a backbone with their weights as they are now, packed and in the compute type."""
+
+    draws: ClassVar[bool] = False
+    """See ``TorchLayers``."""
+    reads_anywhere: ClassVar[bool] = True
+    """See ``TorchLayers``."""
 
     def __init__(self, backbone: Backbone, ops: NativeOps, rows: int) -> None:
         """For calls of up to ``rows`` rows."""

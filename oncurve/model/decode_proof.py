@@ -16,8 +16,7 @@ from oncurve.algorithm.rounding import dithered_casts
 from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
 from oncurve.core.logprobs import from_logits
 from oncurve.core.sampler import PolicyView
-from oncurve.model.agreement import agreement, mean, worst_step
-from oncurve.model.decode_flash import KERNEL_FAILURES
+from oncurve.model.agreement import KERNEL_FAILURES, agreement, mean, worst_step
 from oncurve.model.decode_memory import GROWTH
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.weights import Backbone, backbone_of, body_of, head_key, head_matrix

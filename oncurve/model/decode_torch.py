@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from oncurve.model.caches import LayerCache
 from oncurve.model.forward_backward import Angles
 from oncurve.model.lora_linear import LoraDelta
-from oncurve.model.ops import Ops
+from oncurve.model.ops_native import Ops
 from oncurve.model.ops_torch import attend_with_sums, paired
 from oncurve.model.weights import AttentionSizes, Backbone, LayerParameters, LayerWeights, project
 
@@ -155,6 +156,11 @@ Mixed = Callable[[Tensor, Layer, LayerCache], Tensor]
 
 class TorchLayers:
     """All layers for one token per row, in torch alone: the definition that the kernels must meet."""
+
+    draws: ClassVar[bool] = False
+    """They draw tokens themselves."""
+    reads_anywhere: ClassVar[bool] = False
+    """A row costs the same in every slot."""
 
     def __init__(
         self, backbone: Backbone, weights: Sequence[LayerWeights], ops: Ops, compute_type: torch.dtype, *, slots: int

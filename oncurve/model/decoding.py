@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -10,27 +11,28 @@ from torch import Tensor
 
 from oncurve.algorithm.precision import head_type
 from oncurve.core.decoder import Chosen, RowKeeper, fetched
-from oncurve.core.draw import draw
+from oncurve.core.draw import draw, first_above
 from oncurve.core.records import SamplingParams
 from oncurve.model.allocator import give_back
 from oncurve.model.caches import LayerCache
-from oncurve.model.decode_cuda_graph import Choose, DeviceDraw, RecordedLayers
-from oncurve.model.decode_flash import FlashLayers, can_decode
 from oncurve.model.decode_memory import PREFILL_TOKENS, grown, whole_blocks
 from oncurve.model.decode_native import NativeLayers
-from oncurve.model.decode_torch import TorchLayers
-from oncurve.model.draw_by_parts import first_above_on_device
 from oncurve.model.forward_backward import Angles, LayerPass
-from oncurve.model.ops import operations
-from oncurve.model.ops_native import NativeOps
+from oncurve.model.ops_native import NativeOps, operations
 from oncurve.model.packing import prompt_layout
 from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import Backbone
+
+if TYPE_CHECKING:
+    from oncurve.model.decode_cuda_graph import Choose, DeviceDraw, RecordedLayers
+    from oncurve.model.decode_torch import TorchLayers
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
 APART = 16
 """Rows whose logits are computed at a time, where they must not depend on how many there are."""
+SMALLEST_PART, LARGEST_PART = 64, 1024
+"""Words of a part of the vocabulary, where a GPU looks for the next token."""
 
 
 class LayerDecoder:
@@ -89,8 +91,13 @@ class LayerDecoder:
         if isinstance(ops, NativeOps):
             self.layers = NativeLayers(backbone, ops, self.slots)
         elif self.device.type == "cpu":
+            from oncurve.model.decode_torch import TorchLayers  # lazy
+
             self.layers = TorchLayers(backbone, self.weights, ops, compute_type, slots=self.slots)
         else:
+            from oncurve.model.decode_cuda_graph import RecordedLayers  # lazy
+            from oncurve.model.decode_flash import FlashLayers, can_decode  # lazy
+
             kind = FlashLayers if can_decode(backbone.sizes, compute_type, self.device) else RecordedLayers
             self.layers = kind(backbone, self.weights, ops, compute_type, slots=self.slots, records=self.records)
 
@@ -174,16 +181,19 @@ class LayerDecoder:
         return True
 
     @property
+    def recorded(self) -> RecordedLayers | None:
+        """The layers, if they repeat recorded steps and draw by themselves, as on a GPU."""
+        return cast("RecordedLayers", self.layers) if self.layers.draws else None
+
+    @property
     def draws(self) -> bool:
         """Tokens may be drawn where logits are computed, by ``draw``."""
-        return isinstance(self.layers, RecordedLayers)
+        return self.layers.draws
 
     @property
     def mover(self) -> LayerDecoder | None:
         """This decoder; None where rows are read as fast wherever they lie."""
-        layers = self.layers
-        is_native = isinstance(layers, NativeLayers)
-        return None if is_native or (isinstance(layers, RecordedLayers) and layers.reads_anywhere) else self
+        return None if self.layers.reads_anywhere else self
 
     @traced("decode")
     def draw(
@@ -195,14 +205,15 @@ class LayerDecoder:
         logits and uniform numbers and gives tokens and log-probabilities; it is the same in all calls and reads nothing
         back from the device.
         """
-        assert isinstance(self.layers, RecordedLayers)
+        recorded = self.recorded
+        assert recorded is not None
         self._grow(int(addresses.numpy()[:, 1].max()) + 1)
 
         def choose_of(hidden: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
             return choose(self.logits(hidden), uniform)
 
         inputs = (tokens, self.angles, positions, addresses, self.caches)
-        return self.layers.draw(*inputs, uniform=uniform, choose=choose_of)
+        return recorded.draw(*inputs, uniform=uniform, choose=choose_of)
 
     def close(self) -> None:
         """Give back what sampling has taken of a device's memory; nothing is decoded after that."""
@@ -210,9 +221,9 @@ class LayerDecoder:
             torch.cuda.synchronize(self.device)
         self.caches, self.weights = [], []
         self.keeper = None  # it knows this decoder, and both would wait for the collector of garbage
-        if isinstance(self.layers, RecordedLayers):
-            self.layers.recordings.clear()
-            self.layers.layers.clear()
+        if (recorded := self.recorded) is not None:
+            recorded.recordings.clear()
+            recorded.layers.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -245,3 +256,33 @@ class LayerDecoder:
         few slots."""
         for cache in self.caches:
             cache.move(slots.to(self.device), to.to(self.device), tokens)
+
+
+def first_above_on_device(p: Tensor, uniform: Tensor) -> Tensor:
+    """The token of ``first_above``, by parts on a GPU where the vocabulary can be cut."""
+    width = part_width(p.shape[1]) if p.is_cuda else 0
+    return first_above_by_parts(p, uniform, width) if width else first_above(p, uniform)
+
+
+def part_width(vocabulary: int) -> int:
+    """Into parts of how many words a vocabulary can be cut; 0 if it is not worth it."""
+    width = min(vocabulary & -vocabulary, LARGEST_PART)
+    return width if width >= SMALLEST_PART else 0
+
+
+def first_above_by_parts(p: Tensor, uniform: Tensor, width: int) -> Tensor:
+    """The same token, found by the sums of parts of the vocabulary first, and then in its part.
+
+    The cumulative sums of a whole vocabulary in float64 are twice its size, written and read again.
+    """
+    parts = p.unflatten(1, (-1, width))
+    sums = parts.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    threshold = uniform[:, None].double() * sums[:, -1:]
+    part = torch.searchsorted(sums, threshold, right=True).clamp_(max=sums.shape[1] - 1)
+    before = torch.nn.functional.pad(sums, (1, 0)).gather(1, part)
+    chosen = parts.gather(1, part[..., None].expand(-1, -1, width)).squeeze(1)
+    cumulative = chosen.cumsum(dim=-1, dtype=torch.float64).add_(before)
+    # By its own sum a part may end a rounding before the threshold: then it is the last of its words with a probability
+    last = torch.nextafter(cumulative[:, -1:], torch.zeros_like(threshold))
+    word = torch.searchsorted(cumulative, torch.minimum(threshold, last), right=True).clamp_(max=width - 1)
+    return torch.add(word, part, alpha=width).squeeze(1)

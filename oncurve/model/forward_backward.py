@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oncurve.model.lora_linear import joint_gradients
-from oncurve.model.ops import Ops, operations
+from oncurve.model.ops_native import Ops, operations
 from oncurve.model.packing import Layout
 from oncurve.model.weights import (
     AttentionSizes,

@@ -16,7 +16,6 @@ from oncurve.model.ahead_batch import AheadBatch
 from oncurve.model.decode_memory import MOST_ROWS
 from oncurve.model.decode_proof import Proof
 from oncurve.model.decoding import LayerDecoder
-from oncurve.model.module_caches import OwnHead, cache_kind_of
 from oncurve.model.row_budget import RowBudget
 from oncurve.model.row_memory import LayerKeeper, RowMemory
 from oncurve.model.stop_table import ending_tokens
@@ -63,6 +62,8 @@ class LayerDecoders:
         self, policy: PolicyView, sizes: BufferSizes, end_ids: tuple[int, ...], *, rounds: bool
     ) -> ModuleDecoder:
         """Through the model's modules; where nobody else reads its matrices, they are rounded once."""
+        from oncurve.model.module_caches import OwnHead, cache_kind_of  # lazy
+
         kind, pad_id = cache_kind_of(policy.model), padding_id(policy, end_ids)
         return TracedModules(policy, sizes, pad_id=pad_id, kind=kind, forward=OwnHead(policy.model, rounds=rounds))
 

@@ -1,16 +1,18 @@
-"""Bindings of the compiled kernels: the operations of ``ops_torch``, on contiguous CPU tensors."""
+"""Bindings of the compiled kernels: the operations of ``ops_torch``, on contiguous CPU tensors; and which are used."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oncurve.algorithm.rounding import KERNELS, Kernel
+from oncurve.model import ops_torch
 from oncurve.model.build import library
 from oncurve.model.ops_torch import Heads, Rotary
 from oncurve.model.packing import Layout
@@ -320,3 +322,13 @@ def _runs(layout: Layout, sizes: Heads) -> ctypes.Array[ctypes.c_int64]:
 
 def _array(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+Ops = NativeOps | ModuleType
+
+
+@cache
+def operations(compute_type: torch.dtype, device: str = "cpu") -> Ops:
+    """The operations for a compute type on a type of device."""
+    built = library() if device == "cpu" and compute_type in (torch.float32, torch.bfloat16) else None
+    return ops_torch if built is None else NativeOps(built, compute_type)

@@ -22,6 +22,8 @@ Run = tuple[int, int]
 """First index of some tokens that lie side by side, and the index behind the last."""
 WASTE = 1.2
 """Rows share an attention call while padding them to its longest makes at most this many times their own tokens."""
+HEAD_STEP, LARGEST_HEAD = 8, 256
+"""Sizes of heads that torch's flash kernel knows: multiples of the first up to the second."""
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
-from oncurve.observe.record import each_metrics
+from oncurve.observe.record import iterate_metrics
 
 LARGEST = 1e100
 """Largest finite value; sums and squares of larger ones would overflow."""
@@ -22,37 +22,37 @@ class Columns:
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        places: dict[int, int] = {}
+        indices: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {}
         self._broken: dict[str, set[int]] = {}
         for row in rows:
             step = row.get("step")
             if type(step) is int:
-                place = places.setdefault(step, len(places))
+                index = indices.setdefault(step, len(indices))
                 for key, value in row.items():
                     column = self._columns.get(key)
-                    if column is not None and len(column) == place and type(value) is float and abs(value) <= LARGEST:
+                    if column is not None and len(column) == index and type(value) is float and abs(value) <= LARGEST:
                         column.append(value)  # the usual case, in a file of millions of values
                     elif key != "step":
-                        self._put(key, place, step, value)
-        self.steps = sorted(places)
+                        self._put(key, index, step, value)
+        self.steps = sorted(indices)
         """All steps, in their order."""
-        if self.steps != list(places):
-            order = [places[step] for step in self.steps]
+        if self.steps != list(indices):
+            order = [indices[step] for step in self.steps]
             for key, column in self._columns.items():
                 column.extend([math.nan] * (len(order) - len(column)))
-                self._columns[key] = array("d", [column[place] for place in order])
+                self._columns[key] = array("d", [column[index] for index in order])
 
-    def _put(self, key: str, place: int, step: int, value: Any) -> None:
+    def _put(self, key: str, index: int, step: int, value: Any) -> None:
         is_number = isinstance(value, (float, int)) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
         if not is_number:
             self._broken.setdefault(key, set()).add(step)
         elif key in self._broken:
             self._broken[key].discard(step)
         column = self._columns.setdefault(key, array("d"))
-        if place >= len(column):
-            column.extend([math.nan] * (place + 1 - len(column)))
-        column[place] = value if is_number else math.nan
+        if index >= len(column):
+            column.extend([math.nan] * (index + 1 - len(column)))
+        column[index] = value if is_number else math.nan
 
     @property
     def keys(self) -> list[str]:
@@ -62,8 +62,8 @@ class Columns:
     def finite(self, key: str) -> tuple[list[int], list[float]]:
         """The steps with a finite value of a metric, in their order, and these values."""
         column = self._columns.get(key, ())
-        kept = [value == value for value in column]
-        return list(compress(self.steps, kept)), list(compress(column, kept))
+        is_finite = [value == value for value in column]
+        return list(compress(self.steps, is_finite)), list(compress(column, is_finite))
 
     def broken(self, key: str) -> list[int]:
         """The steps in which a metric is there and not finite."""
@@ -81,10 +81,15 @@ class Columns:
         """Their sum; 0 where there are none."""
         return sum(self.values(key))
 
+    def elapsed_seconds(self) -> float:
+        """Wall time up to the last row. The clock starts anew when a run is resumed, so that its falls are added up."""
+        clock = self.values("time/elapsed_seconds")
+        return sum(before for before, after in pairwise(clock) if after < before) + (clock[-1] if clock else 0.0)
+
 
 def read_columns(path: str | Path) -> Columns:
     """The metrics of a run's folder, or of its ``metrics.jsonl``, read line by line. A torn last line is dropped.
 
     Raises DataError for a missing file, a broken line elsewhere, or a row without a step.
     """
-    return Columns(each_metrics(path))
+    return Columns(iterate_metrics(path))

@@ -12,11 +12,21 @@ NOT_READ = ("malformed",)
 """Errors of calls that never reached a tool."""
 
 EPISODE = (
-    Metric("episode/turns", "turns", "mean over completions of how often the policy wrote", "-"),
+    Metric(
+        "episode/turns",
+        "turns",
+        "mean over completions of how often the policy wrote",
+        "-",
+        label="turns of an episode",
+    ),
     Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
     Metric("episode/rows", "rows", "mean over completions of their rows: conversations and forks of an agent", "-"),
     Metric(
-        "episode/calls", "calls", "calls by the policy, mean over completions that have something to call", "above 0"
+        "episode/calls",
+        "calls",
+        "calls by the policy, mean over completions that have something to call",
+        "above 0",
+        label="calls of tools",
     ),
     Metric(
         "episode/calling_fraction",
@@ -29,6 +39,7 @@ EPISODE = (
         "fraction",
         "calls that were answered with an error: wrong names or arguments, exceptions, timeouts, unreadable calls",
         "falls; staying high means that the tool is called wrongly, or is broken",
+        label="calls that failed",
     ),
     Metric(
         "episode/malformed_calls",
@@ -55,7 +66,13 @@ EPISODE = (
 )
 """Glossary of what a run with tools or environments writes besides."""
 EPISODE_TIME = (
-    Metric("time/tools_seconds", "seconds", "mean time that a completion waited for tools and its environment", "-"),
+    Metric(
+        "time/tools_seconds",
+        "seconds",
+        "mean time that a completion waited for tools and its environment",
+        "-",
+        label="waiting for tools, seconds",
+    ),
     Metric(
         "time/tools_max_seconds",
         "seconds",
@@ -68,27 +85,34 @@ EPISODE_TIME = (
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The ``episode/`` metrics of a step; nothing where no completion is an episode."""
-    episodes = [one for group in groups for one in group.completions if one.segments or one.failure is not None]
+    episodes = [
+        completion
+        for group in groups
+        for completion in group.completions
+        if completion.segments or completion.failure is not None
+    ]
     if not episodes:
         return {}
-    turns = [one.num_turns for one in episodes]
-    callers = [one for one in episodes if one.may_call]
-    calls = [call for one in callers for row in (one, *one.branches) for call in row.calls]
-    reasons = [one.finish_reason for one in episodes]
+    turns = [completion.num_turns for completion in episodes]
+    callers = [completion for completion in episodes if completion.may_call]
+    calls = [call for completion in callers for row in (completion, *completion.branches) for call in row.calls]
+    reasons = [completion.finish_reason for completion in episodes]
     measured = {
         "episode/turns": statistics.fmean(turns),
         "episode/max_turns": float(max(turns)),
         "episode/answer_tokens": statistics.fmean(
-            len(row.token_ids) - len(row.written_ids) for one in episodes for row in (one, *one.branches)
+            len(row.token_ids) - len(row.written_ids)
+            for completion in episodes
+            for row in (completion, *completion.branches)
         ),
-        "episode/rows": 1 + statistics.fmean(len(one.branches) for one in episodes),
-        "time/tools_seconds": statistics.fmean(one.waiting_seconds for one in episodes),
-        "time/tools_max_seconds": max(one.waiting_seconds for one in episodes),
-        "episode/failed_fraction": sum(one.failure is not None for one in episodes) / len(episodes),
+        "episode/rows": 1 + statistics.fmean(len(completion.branches) for completion in episodes),
+        "time/tools_seconds": statistics.fmean(completion.waiting_seconds for completion in episodes),
+        "time/tools_max_seconds": max(completion.waiting_seconds for completion in episodes),
+        "episode/failed_fraction": sum(completion.failure is not None for completion in episodes) / len(episodes),
     }
     if callers:
         measured["episode/calls"] = len(calls) / len(callers)
-        num_calling = sum(any(row.calls for row in (one, *one.branches)) for one in callers)
+        num_calling = sum(any(row.calls for row in (completion, *completion.branches)) for completion in callers)
         measured["episode/calling_fraction"] = num_calling / len(callers)
     if calls:
         errors = [call.error for call in calls]
@@ -107,7 +131,7 @@ def episode_row(completion: Completion) -> dict[str, object]:
     """
     if not completion.segments and completion.failure is None:
         return {}
-    shown = {
+    fields = {
         "turns": completion.num_turns,
         "calls": [
             {
@@ -126,7 +150,7 @@ def episode_row(completion: Completion) -> dict[str, object]:
         "failure": completion.failure,
         "branches": [{"prompt": row.own_prompt, "segments": _written(row)} for row in completion.branches] or None,
     }
-    return {key: value for key, value in shown.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _written(row: Completion) -> list[list[object]]:

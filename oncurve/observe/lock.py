@@ -32,7 +32,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError naming the owner if the folder is in use; OSError if it cannot be written."""
         self.path = folder / NAME
-        self.taken_over_from: str | None = None
+        self.previous_owner: str | None = None
         """The dead owner whose lock was still there; None if there was none."""
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -75,22 +75,22 @@ class RunLock:
                     f"{_describe(owner)} was writing this run {age:.0f} s ago",
                     f"If it is dead, try again when {STALE_SECONDS:.0f} s have passed",
                 )
-        self.taken_over_from = _describe(owner) if owner else None
+        self.previous_owner = _describe(owner) if owner else None
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since})
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text.encode(), 0)
 
-    def _refuse(self, found: str, do: str) -> None:
-        raise ConfigError(f"{self.path.parent}: {found}. {do}, or choose another folder.")
+    def _refuse(self, problem: str, do: str) -> None:
+        raise ConfigError(f"{self.path.parent}: {problem}. {do}, or choose another folder.")
 
     def _owner(self) -> dict[str, Any]:
         """The owner that the file names; empty where it says nothing that can be read."""
         try:
-            found = json.loads(os.pread(self._descriptor, 4096, 0).decode("utf-8", errors="replace"))
+            owner = json.loads(os.pread(self._descriptor, 4096, 0).decode("utf-8", errors="replace"))
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return owner if isinstance(owner, dict) else {}
 
     def _age_seconds(self) -> float:
         """Seconds since the last heartbeat by the clock of the storage, so that two machines' clocks need not agree."""

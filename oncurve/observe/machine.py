@@ -39,8 +39,8 @@ def unseen_gpu(torch_version: str, cuda: str | None) -> str | None:
     else:
         least = LEAST_DRIVER.get(cuda.partition(".")[0], "a newer one")
         cure = f"needs CUDA {cuda}. Install driver {least} or newer, or a torch for an older CUDA"
-    found = f"nvidia-smi lists {name.strip()} with driver {driver.strip()}, and torch does not see it"
-    return f"{found}: {torch_version} {cure}"
+    fault = f"nvidia-smi lists {name.strip()} with driver {driver.strip()}, and torch does not see it"
+    return f"{fault}: {torch_version} {cure}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def gpu_processes(proc: Path = Path("/proc")) -> list[GpuProcess] | None:
         done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"nvidia-smi does not answer: {error}. Look at the driver first.") from None
-    found: dict[int, GpuProcess] = {}
+    processes: dict[int, GpuProcess] = {}
     for line in done.stdout.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == 2 and cells[0].isdigit() and (process := _mine(int(cells[0]), cells[1], proc)):
-            found[process.pid] = process
-    return [found[pid] for pid in sorted(found)]
+            processes[process.pid] = process
+    return [processes[pid] for pid in sorted(processes)]
 
 
 def _mine(pid: int, used_mib: str, proc: Path) -> GpuProcess | None:
@@ -79,11 +79,11 @@ def _mine(pid: int, used_mib: str, proc: Path) -> GpuProcess | None:
     try:
         if pid == os.getpid() or (proc / str(pid)).stat().st_uid != os.getuid():
             return None
-        words = (proc / str(pid) / "cmdline").read_bytes().decode("utf-8", errors="replace").split("\0")
+        command = (proc / str(pid) / "cmdline").read_bytes().decode("utf-8", errors="replace").split("\0")
         parent = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
     except (OSError, IndexError):
         return None
-    return GpuProcess(pid, used_mib, " ".join(words).strip()[:200], parent == "1")
+    return GpuProcess(pid, used_mib, " ".join(command).strip()[:200], parent == "1")
 
 
 def end_process(process: GpuProcess) -> bool:

@@ -31,7 +31,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
         "oncurve": oncurve.__version__,
         "code": _own_code(),
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "platform": platform.platform(),
         "hardware": {
             "cpu": _cpu_name(),
@@ -43,6 +43,24 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **extra,
     }
+
+
+def commit_text(manifest: Mapping[str, Any]) -> str:
+    """The commit of a run in short, and whether the code was changed; empty where it is not known."""
+    code = manifest.get("code") or {}
+    commit = str(code.get("commit") or "")[:12]
+    return f"{commit} with changes" if commit and code.get("dirty") else commit
+
+
+def gpu_names(manifest: Mapping[str, Any]) -> list[str]:
+    """The GPUs of a run."""
+    return [str(gpu.get("name", "GPU")) for gpu in (manifest.get("hardware") or {}).get("gpus") or []]
+
+
+def processor_text(manifest: Mapping[str, Any]) -> str:
+    """The processor of a run and its cores."""
+    hardware = manifest.get("hardware") or {}
+    return f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
 
 
 @cache

@@ -45,7 +45,7 @@ def rollout_metrics(
 
 def age_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
     """The age of the weights that sampled the tokens of a step, token by token."""
-    completions = [row for group in groups for one in group.completions for row in (one, *one.branches)]
+    completions = [row for group in groups for main in group.completions for row in (main, *main.branches)]
     counts: dict[int, int] = {}
     for completion in completions:
         for version, count in tokens_by_version(completion).items():
@@ -55,7 +55,7 @@ def age_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
         "tokens/mean_age_steps": sum(age * count for age, count in counts.items()) / total,
         "tokens/max_age_steps": float(max(counts, default=0)),
         "tokens/newest_fraction": counts.get(0, 0) / total,
-        "tokens/mixed_fraction": sum(bool(one.versions) for one in completions) / max(1, len(completions)),
+        "tokens/mixed_fraction": sum(bool(main.versions) for main in completions) / max(1, len(completions)),
     }
 
 
@@ -64,8 +64,8 @@ def supervised_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
     sft/loss    mean of -log p over the tokens of the step's demonstrations, in nats
     """
-    kept = {key: value for key, value in metrics.items() if not key.startswith(OF_SAMPLING)}
-    return {"sft/loss": metrics["policy/loss"], **kept}
+    rest = {key: value for key, value in metrics.items() if not key.startswith(OF_SAMPLING)}
+    return {"sft/loss": metrics["policy/loss"], **rest}
 
 
 def _reward_metrics(rewards: Sequence[Reward]) -> dict[str, float]:

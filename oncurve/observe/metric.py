@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from oncurve.wording import number, percent
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -22,11 +24,17 @@ class Metric:
     """The measured quantity, and over what."""
     healthy: str
     """Values in a run that learns, or what to suspect otherwise; "-" where no value is better."""
+    label: str = ""
+    """Its name in tables for people; empty for one that stands in none."""
 
     @property
     def is_pattern(self) -> bool:
         """The entry stands for a family of keys."""
         return "<" in self.key
+
+    def text(self, value: float) -> str:
+        """A value as tables show it."""
+        return percent(value) if self.unit == "fraction" else number(value)
 
     def matches(self, key: str) -> bool:
         """Whether this entry explains the key."""

@@ -8,7 +8,7 @@ from oncurve.observe.episode_metrics import EPISODE, EPISODE_TIME
 from oncurve.observe.metric import Metric
 
 _REWARD = (
-    Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily"),
+    Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily", label="reward"),
     Metric(
         "reward/std",
         "reward",
@@ -22,12 +22,14 @@ _REWARD = (
         "fraction",
         "completions whose answer is right, as the reward function reads it",
         "rises; the number to follow on training prompts",
+        label="correct",
     ),
     Metric(
         "reward/format",
         "fraction",
         "completions in the required format, right or wrong",
         "rises early, then stays near 1; if it rises alone, only the format is learned",
+        label="required format",
     ),
     Metric(
         "reward/error_fraction",
@@ -50,12 +52,12 @@ _REWARD = (
     ),
     *(
         Metric(
-            f"reward/found_in_{place}",
+            f"reward/found_in_{location}",
             "fraction",
-            f"completions whose answer stands here, asked for or not: {place}",
+            f"completions whose answer stands here, asked for or not: {location}",
             "the place that the reward asks for",
         )
-        for place in ("box", "tag", "hash", "statement", "prose", "nowhere")
+        for location in ("box", "tag", "hash", "statement", "prose", "nowhere")
     ),
     Metric("reward/<part>", "reward", "mean of one named part of the reward before weighting", "-"),
 )
@@ -66,12 +68,14 @@ _GROUP = (
         "fraction",
         "groups whose rewards are all equal (or of which fewer than two were graded): their advantages are 0",
         "below 0.5; near 1 nothing is learned: the prompts are too hard or too easy",
+        label="groups without signal",
     ),
     Metric(
         "group/std_mean",
         "reward",
         "standard deviation inside a group (n - 1), mean over groups",
         "above 0; this, not reward/std, is what advantages are made of",
+        label="deviation inside a group",
     ),
     Metric("group/mean_min", "reward", "mean reward of the group that earned least", "-"),
     Metric("group/mean_max", "reward", "mean reward of the group that earned most", "-"),
@@ -105,6 +109,7 @@ _COMPLETION = (
         "tokens",
         "mean length of a completion, end token included",
         "changes slowly; a jump to the limit or to a few tokens is a collapse",
+        label="completion tokens",
     ),
     Metric("completion/min_tokens", "tokens", "shortest completion of the step", "above 1"),
     Metric("completion/max_tokens", "tokens", "longest completion of the step", "below the limit"),
@@ -113,6 +118,7 @@ _COMPLETION = (
         "fraction",
         "truncated completions",
         "below 0.1; otherwise raise the token limit",
+        label="cut off at the limit",
     ),
     Metric(
         "completion/mean_staleness_steps",
@@ -137,12 +143,14 @@ _POLICY = (
         "nats",
         "entropy of the next-token distribution, mean over trained tokens",
         "falls slowly; near 0 means that the completions of a group have become the same",
+        label="entropy, nats",
     ),
     Metric(
         "policy/kl",
         "nats",
         "k3 estimate of KL(policy || reference), mean over completion tokens",
         "rises slowly; a sudden rise means that the policy runs away",
+        label="KL to the reference, nats",
     ),
     Metric(
         "distillation/reverse_kl",
@@ -162,6 +170,7 @@ _POLICY = (
         "fraction",
         "trained tokens whose gradient the clipping removed; for a capped loss such as cispo, tokens at the cap",
         "0 with one update per batch; below 0.2 otherwise",
+        label="clipped tokens",
     ),
     Metric(
         "policy/clip_high_fraction",
@@ -180,6 +189,7 @@ _POLICY = (
         "1",
         "global norm of the gradient before clipping, mean over the step's updates",
         "steady; spikes ask for a lower learning rate",
+        label="gradient norm",
     ),
     Metric("policy/learning_rate", "1", "learning rate, mean over the updates of the step", "-"),
     Metric(
@@ -223,6 +233,7 @@ _MISMATCH = (
         "nats",
         "k3 estimate of KL(sampler || trainer) on the sampled tokens",
         "below 0.001; more means that sampler and trainer disagree about the same weights",
+        label="sampler/trainer KL, nats",
     ),
     Metric(
         "mismatch/effective_sample_fraction",
@@ -253,6 +264,7 @@ _EVALUATION = (
         "reward",
         "mean reward of the held-out examples that were graded",
         "rises with reward/mean; flat while that rises means overfitting or reward hacking",
+        label="mean reward",
     ),
     Metric("evaluation/mean_reward_low", "reward", "lower end of the 95% interval of mean_reward", "-"),
     Metric("evaluation/mean_reward_high", "reward", "upper end of the 95% interval of mean_reward", "-"),
@@ -261,6 +273,7 @@ _EVALUATION = (
         "fraction",
         "graded held-out examples with the right answer in the right format; missing if no reward says what is correct",
         "rises with reward/correct; flat while that rises means overfitting or reward hacking",
+        label="correct",
     ),
     Metric("evaluation/correct_low_fraction", "fraction", "lower end of the 95% interval of correct_fraction", "-"),
     Metric("evaluation/correct_high_fraction", "fraction", "upper end of the 95% interval of correct_fraction", "-"),
@@ -269,11 +282,18 @@ _EVALUATION = (
         "fraction",
         "held-out examples with the right answer in any format",
         "rises; if it is flat while correct_fraction rises, only the format is learned",
+        label="correct in any format",
     ),
     Metric(
         "evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right format", "falls"
     ),
-    Metric("evaluation/bad_format_fraction", "fraction", "held-out examples in the wrong format", "falls"),
+    Metric(
+        "evaluation/bad_format_fraction",
+        "fraction",
+        "held-out examples in the wrong format",
+        "falls",
+        label="bad format",
+    ),
     Metric("evaluation/error_fraction", "fraction", "held-out examples whose grading failed", "0"),
     Metric("evaluation/truncated_fraction", "fraction", "truncated held-out completions", "below 0.1"),
     Metric("evaluation/mean_tokens", "tokens", "mean length of a held-out completion", "-"),
@@ -291,7 +311,13 @@ _TIME = (
     Metric("time/elapsed_seconds", "seconds", "since the run started", "-"),
     Metric("speed/sampled_tokens_per_second", "tokens/s", "completion tokens over time/sample_seconds", "steady"),
     Metric("speed/trained_tokens_per_second", "tokens/s", "trained tokens over time/train_seconds", "steady"),
-    Metric("speed/tokens_per_second", "tokens/s", "completion tokens over time/step_seconds", "steady"),
+    Metric(
+        "speed/tokens_per_second",
+        "tokens/s",
+        "completion tokens over time/step_seconds",
+        "steady",
+        label="tokens per second",
+    ),
 )
 
 _WEIGHTS = (
@@ -376,6 +402,9 @@ _AMOUNT = (
     Metric("memory/<point>_gib", "GiB", "memory in use at a named point of the step", "steady"),
 )
 
+PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
+"""Phases of a step whose times are measured, as ``time/<phase>_seconds``."""
+
 GLOSSARY: tuple[Metric, ...] = (
     *_REWARD,
     *_GROUP,
@@ -384,7 +413,13 @@ GLOSSARY: tuple[Metric, ...] = (
     *EPISODE,
     *_POLICY,
     *_MISMATCH,
-    Metric("sft/loss", "nats", "mean of -log p over the tokens of the step's demonstrations", "falls"),
+    Metric(
+        "sft/loss",
+        "nats",
+        "mean of -log p over the tokens of the step's demonstrations",
+        "falls",
+        label="loss on demonstrations",
+    ),
     *_EVALUATION,
     *EPISODE_TIME,
     *_TIME,
@@ -392,6 +427,13 @@ GLOSSARY: tuple[Metric, ...] = (
     *_AMOUNT,
 )
 """Every key that a run writes, exact keys before the patterns that would also match them."""
+
+
+def metric(key: str) -> Metric:
+    """The entry of a key that is known to have one."""
+    entry = explain(key)
+    assert entry is not None, key
+    return entry
 
 
 def explain(key: str) -> Metric | None:

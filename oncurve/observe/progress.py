@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from oncurve.wording import decimals, duration, percent, whole
+
 _BARS = "▁▂▃▄▅▆▇█"
 NOISE = 1e-5
 """Curves that nowhere leave this distance from 0 are drawn as a flat line."""
@@ -24,7 +26,7 @@ _HELD_OUT, _HELD_OUT_REWARD = "evaluation/correct_fraction", "evaluation/mean_re
 _Form = Callable[[float], str]
 _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
     (
-        ("errors", "reward/error_fraction", lambda value: f"{value:.1%}" if value else ""),
+        ("errors", "reward/error_fraction", lambda value: percent(value) if value else ""),
         ("length", "completion/mean_tokens", lambda value: f"{value:.0f}"),
         ("cut off", "completion/truncated_fraction", lambda value: f"{value:.0%}"),
         ("no signal", "group/zero_signal_fraction", lambda value: f"{value:.0%}"),
@@ -42,13 +44,13 @@ _PANEL: tuple[tuple[tuple[str, str, _Form], ...], ...] = (
 )
 """The lines of the panel below reward and accuracy: how the policy does, then how fast."""
 _ROWS: tuple[tuple[str, str, _Form], ...] = (
-    ("loss", "sft/loss", lambda value: f"{value:.3f}"),
-    ("reward", "reward/mean", lambda value: f"{value:.3f}"),
-    ("correct", "reward/correct", lambda value: f"{value:.1%}"),
-    ("errors", "reward/error_fraction", lambda value: f"{value:.1%}" if value else ""),
+    ("loss", "sft/loss", decimals),
+    ("reward", "reward/mean", decimals),
+    ("correct", "reward/correct", percent),
+    ("errors", "reward/error_fraction", lambda value: percent(value) if value else ""),
     ("no signal", "group/zero_signal_fraction", lambda value: f"{value:.0%}"),
     ("length", "completion/mean_tokens", lambda value: f"{value:.0f}"),
-    ("tokens/s", "speed/tokens_per_second", lambda value: f"{value:,.0f}"),
+    ("tokens/s", "speed/tokens_per_second", whole),
 )
 
 
@@ -86,7 +88,7 @@ class Progress:
         self._rewards: list[float] = []
         self._alarms: list[tuple[int, str]] = []
         self._evaluated: tuple[int, str] | None = None
-        self._status, self._said = "", self._started
+        self._status, self._reported = "", self._started
         is_live = self.console.is_terminal if live is None else live
         self._live: Live | NotebookDisplay | None = None
         if live is None and self.console.is_jupyter:
@@ -117,7 +119,7 @@ class Progress:
         if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
             self._rewards.append(reward)
         if math.isfinite(accuracy := metrics.get(_HELD_OUT, math.nan)):
-            self._evaluated = (step, f"{accuracy:.1%}")
+            self._evaluated = (step, percent(accuracy))
         elif math.isfinite(mean := metrics.get(_HELD_OUT_REWARD, math.nan)):
             self._evaluated = (step, f"{mean:.3f}")
         if self._live is None:
@@ -139,16 +141,16 @@ class Progress:
         self._status = text
         if isinstance(self._live, NotebookDisplay):
             self._live.refresh(at_once=False)
-        elif self._live is None and self._clock() - self._said > QUIET_SECONDS:
+        elif self._live is None and self._clock() - self._reported > QUIET_SECONDS:
             self._print(text)
 
     def line(self, metrics: Mapping[str, float]) -> str:
         """One step as one line of plain text."""
         cells = [f"step {self._done}/{self._total}"]
-        shown = ((name, form(metrics[key])) for name, key, form in _ROWS if _is_number(metrics.get(key)))
-        cells += [f"{name} {value}" for name, value in shown if value]
+        values = ((name, form(metrics[key])) for name, key, form in _ROWS if _is_number(metrics.get(key)))
+        cells += [f"{name} {value}" for name, value in values if value]
         if _is_number(metrics.get(_HELD_OUT)):
-            cells.append(f"held-out {metrics[_HELD_OUT]:.1%}")
+            cells.append(f"held-out {percent(metrics[_HELD_OUT])}")
         if (left := self.seconds_left()) is not None:
             cells.append(f"ETA {duration(left)}")
         return "  ".join(cells)
@@ -168,7 +170,7 @@ class Progress:
         return max(0.0, per_step * (self._total - self._done) - (self._clock() - last))
 
     def _print(self, text: str) -> None:
-        self._said = self._clock()
+        self._reported = self._clock()
         self.console.print(Text(text), soft_wrap=True)
 
     def _panel(self) -> RenderableType:
@@ -200,7 +202,7 @@ class Progress:
         if _is_number(reward := self._latest.get("reward/mean")):
             cells += [("reward ", "dim"), (f"{reward:.3f}", "bold"), f"  {sparkline(self._rewards, width=24)}   "]
         if _is_number(correct := self._latest.get("reward/correct")):
-            cells += [("correct ", "dim"), (f"{correct:.1%}", "bold"), "   "]
+            cells += [("correct ", "dim"), (percent(correct), "bold"), "   "]
         if self._evaluated is not None:
             step, result = self._evaluated
             cells += [("held-out ", "dim"), (result, "bold green"), (f" at step {step}", "dim")]
@@ -208,10 +210,10 @@ class Progress:
 
     def _row(self, cells: Sequence[tuple[str, str, _Form]]) -> RenderableType | None:
         known = ((name, form(self._latest[key])) for name, key, form in cells if _is_number(self._latest.get(key)))
-        shown = [(name, value) for name, value in known if value]
-        if not shown:
+        values = [(name, value) for name, value in known if value]
+        if not values:
             return None
-        return Text.assemble(*(piece for name, value in shown for piece in ((f"{name} ", "dim"), f"{value}   ")))
+        return Text.assemble(*(piece for name, value in values for piece in ((f"{name} ", "dim"), f"{value}   ")))
 
     def _alarm_line(self) -> RenderableType:
         step, text = self._alarms[-1]
@@ -224,19 +226,6 @@ def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def duration(seconds: float) -> str:
-    """A time as a person writes it.
-
-    >>> duration(7.2), duration(75.0), duration(10860.0)
-    ('7s', '1:15', '3:01:00')
-    """
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
-
-
 def sparkline(values: Sequence[float], *, width: int = 40) -> str:
     """A curve in one line of text, lowest value at the bottom; neighbours are averaged to fit ``width``.
 
@@ -247,7 +236,7 @@ def sparkline(values: Sequence[float], *, width: int = 40) -> str:
     if not finite:
         return ""
     size = min(width, len(finite))
-    edges = [round(place * len(finite) / size) for place in range(size + 1)]
+    edges = [round(number * len(finite) / size) for number in range(size + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     if max(abs(mean) for mean in means) < NOISE:
@@ -266,23 +255,23 @@ class NotebookDisplay:
     def __init__(self, render: Callable[[], RenderableType], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._render, self._clock = render, clock
         self._handle: Any = None
-        self._shown = 0.0
+        self._written_at = 0.0
 
     def start(self) -> None:
         """Show it in the cell that runs."""
         from IPython.display import HTML, display
 
         self._handle = display(HTML(as_html(self._render())), display_id=True)
-        self._shown = self._clock()
+        self._written_at = self._clock()
 
     def refresh(self, *, at_once: bool = True) -> None:
         """Show it as it is now; unless ``at_once``, only if it was not shown a moment ago."""
-        if self._handle is None or (not at_once and self._clock() - self._shown < SECONDS_BETWEEN):
+        if self._handle is None or (not at_once and self._clock() - self._written_at < SECONDS_BETWEEN):
             return
         from IPython.display import HTML
 
         self._handle.update(HTML(as_html(self._render())))
-        self._shown = self._clock()
+        self._written_at = self._clock()
 
     def stop(self) -> None:
         """Leave it as it is at the end."""

@@ -115,10 +115,10 @@ class RunFolder:
 
     def forget_row(self, step: int) -> None:
         """Drop the row of a step that will be recorded again."""
-        kept = [row for row in read_rows(self.path / METRICS) if row.get("step") != step]
+        rows = [row for row in read_rows(self.path / METRICS) if row.get("step") != step]
         self._metrics.close()
         with self._telling():
-            write_lines(self.path / METRICS, kept)
+            write_lines(self.path / METRICS, rows)
             self._metrics = (self.path / METRICS).open("ab", buffering=0)
 
     def write_status(self, step: int, phase: str) -> None:
@@ -144,8 +144,10 @@ class RunFolder:
         weights = advantages if advantages is not None else [[None] * len(row) for row in rewards]
         detail = tokens or TokenRecord(None, num_groups=0)
         lines = (
-            _group_row(step, group, graded, weight, [detail.entries(place, each) for each in group.completions])
-            for place, (group, graded, weight) in enumerate(zip(groups, rewards, weights, strict=True))
+            _group_row(
+                step, group, graded, weight, [detail.entries(index, completion) for completion in group.completions]
+            )
+            for index, (group, graded, weight) in enumerate(zip(groups, rewards, weights, strict=True))
         )
         path = rollouts_path(self.path, step)
         with self._telling():
@@ -197,8 +199,8 @@ class RunFolder:
             ) from error
 
     def _forget_after(self, step: int) -> None:
-        kept = [row for row in read_rows(self.path / METRICS) if step_of(row, self.path / METRICS) <= step]
-        write_lines(self.path / METRICS, kept)
+        rows = [row for row in read_rows(self.path / METRICS) if step_of(row, self.path / METRICS) <= step]
+        write_lines(self.path / METRICS, rows)
         for path in sorted([*self.path.glob("rollouts/step_*.jsonl"), *self.path.glob("steps/step_*.parquet")]):
             number = path.stem.removeprefix("step_")
             if number.isdecimal() and int(number) > step:
@@ -331,11 +333,11 @@ def recorded_steps(run: Path) -> list[int]:
 
 
 def read_rows(path: Path, *, may_be_torn: bool = True) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; see ``each_row``."""
-    return list(each_row(path, may_be_torn=may_be_torn))
+    """The objects of a file of JSON lines; see ``iterate_rows``."""
+    return list(iterate_rows(path, may_be_torn=may_be_torn))
 
 
-def each_row(path: Path, *, may_be_torn: bool = True) -> Iterator[dict[str, Any]]:
+def iterate_rows(path: Path, *, may_be_torn: bool = True) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON lines, one after the other.
 
     A last line without its line break is what a killed writer leaves behind, and is dropped if it ``may_be_torn``.
@@ -368,16 +370,16 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     Raises DataError for a missing file, a broken line elsewhere, or a row without a step.
     """
     merged: dict[int, dict[str, Any]] = {}
-    for row in each_metrics(path):
+    for row in iterate_metrics(path):
         values = {key: math.nan if value is None else value for key, value in row.items()}
         merged.setdefault(row["step"], {}).update(values)
     return [merged[step] for step in sorted(merged)]
 
 
-def each_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+def iterate_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
     """The rows of a run's ``metrics.jsonl`` as they were written, each with a whole number as its step."""
     file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
-    for number, row in enumerate(each_row(file), start=1):
+    for number, row in enumerate(iterate_rows(file), start=1):
         step_of(row, file, number)
         yield row
 
@@ -414,3 +416,18 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds a {type(value).__name__}, not a JSON object.")
     return value
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    """Write nothing: another process does."""
+
+
+class NullRunFolder(RunFolder):
+    """The folder of a run that another process writes: the same calls, and no file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.tracker = Tracker()
+
+    write_start = write_metrics = forget_row = write_status = write_rollouts = write_evaluation = _nothing
+    sync = log = close = _nothing

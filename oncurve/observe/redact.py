@@ -25,8 +25,8 @@ _SHORTEST = 8
 
 def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment variables whose names say that they are secret, longest first."""
-    found = os.environ if environment is None else environment
-    values = {value for name, value in found.items() if _NAMES.search(name) and len(value) >= _SHORTEST}
+    variables = os.environ if environment is None else environment
+    values = {value for name, value in variables.items() if _NAMES.search(name) and len(value) >= _SHORTEST}
     return sorted((value for value in values if not os.path.exists(value)), key=lambda value: (-len(value), value))
 
 

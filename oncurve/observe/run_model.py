@@ -1,11 +1,12 @@
-"""The model that a run's folder stands for, wherever a command takes a model."""
+"""Models in folders: that of a run, that of this package, and adapters with the base that they are for."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
-from oncurve.constants import MODEL_FILES
+from oncurve.constants import ADAPTER_CONFIG, MODEL_FILES
 from oncurve.observe.record import METRICS
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import did_you_mean
@@ -22,8 +23,10 @@ def is_run(path: str | Path) -> bool:
     """Whether a folder is that of a run, finished or not."""
     folder = Path(path).expanduser()
     # not Path.is_file, which raises where a folder may not be read
-    measured, told, configured = (os.path.isfile(folder / name) for name in (METRICS, "status.json", "config.yaml"))
-    return measured or (told and configured)
+    measured, has_status, configured = (
+        os.path.isfile(folder / name) for name in (METRICS, "status.json", "config.yaml")
+    )
+    return measured or (has_status and configured)
 
 
 def resolve_model(name: str) -> str:
@@ -54,19 +57,47 @@ def locate(name: str) -> str:
 
 def locate_model(name: str) -> tuple[str, bool]:
     """The model's place, and whether it must be a folder. Raises CheckpointError if it must and is not there."""
-    place = locate(name)
-    path = Path(place)
-    is_hub_name = place.count("/") == 1 and not path.is_absolute() and not place.startswith(".")
+    located = locate(name)
+    path = Path(located)
+    is_hub_name = located.count("/") == 1 and not path.is_absolute() and not located.startswith(".")
     looks_local = not is_hub_name or path.parts[0] == RUNS
-    if looks_local and not os.path.isdir(place):
+    if looks_local and not os.path.isdir(located):
         raise CheckpointError(
             f"model {name!r}: no such folder. {did_you_mean(name, ['embedded'])}Name a folder with a config.json, a "
             f"Hugging Face Hub model such as "
             f'Qwen/Qwen2.5-0.5B, or "embedded"; if the recipe builds its base model first, its first line says how'
         )
-    if os.path.isdir(place) and not any(os.path.isfile(path / file) for file in MODEL_FILES):
+    if os.path.isdir(located) and not any(os.path.isfile(path / file) for file in MODEL_FILES):
         raise CheckpointError(
             f"model {name!r}: the folder has no config.json and no adapter_config.json, so it is not a model. Name the "
             f"folder that the model was saved in, or the folder of a finished run"
         )
-    return place, looks_local
+    return located, looks_local
+
+
+def is_adapter(path: str | Path) -> bool:
+    """Whether a folder holds an adapter rather than a model."""
+    return os.path.isfile(Path(path) / ADAPTER_CONFIG)  # False, not an error, in a closed folder
+
+
+def read_adapter(folder: str | Path) -> dict[str, object]:
+    """An adapter as peft wrote it: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
+    path = Path(folder) / ADAPTER_CONFIG
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(described, dict):
+            raise TypeError(f"a {type(described).__name__} instead of an object")
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    return described
+
+
+def base_of(folder: str | Path) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter was made for. Raises CheckpointError if it names none."""
+    described = read_adapter(folder)
+    name, revision = described.get("base_model_name_or_path"), described.get("revision")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            f"{folder}: its {ADAPTER_CONFIG} names no base model. Write base_model_name_or_path there"
+        )
+    return name, revision if isinstance(revision, str) else None

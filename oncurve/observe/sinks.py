@@ -53,8 +53,8 @@ class TensorBoard:
     def __init__(self, folder: Path, config: Mapping[str, Any], *, first_step: int = 0) -> None:
         """``first_step``: steps that a resumed run keeps; TensorBoard forgets what came after them."""
         library = _library("tensorboard", "torch.utils.tensorboard")
-        kept = first_step + 1 if first_step else None
-        self._writer = library.SummaryWriter(str(folder / FOLDER / "tensorboard"), purge_step=kept)
+        purge_step = first_step + 1 if first_step else None
+        self._writer = library.SummaryWriter(str(folder / FOLDER / "tensorboard"), purge_step=purge_step)
         self._writer.add_text("config", "```yaml\n" + yaml.safe_dump(dict(config), sort_keys=False) + "```", 0)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -80,15 +80,15 @@ class WeightsAndBiases:
         """``config`` is the resolved recipe: it is what is logged as the run's settings."""
         wandb = _library("wandb", "wandb")
         self.failures: tuple[type[Exception], ...] = (wandb.Error, OSError, ValueError)
-        place = folder / FOLDER
-        place.mkdir(parents=True, exist_ok=True)
+        path = folder / FOLDER
+        path.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "oncurve"),
                 name=folder.name,
-                id=_run_id(place),
+                id=_run_id(path),
                 resume="allow",
-                dir=str(place),
+                dir=str(path),
                 config=dict(config),
                 settings=wandb.Settings(console="off", silent=True),
             )
@@ -199,9 +199,9 @@ def _library(sink: str, module: str) -> ModuleType:
         ) from error
 
 
-def _run_id(place: Path) -> str:
+def _run_id(folder: Path) -> str:
     """The id of the run at Weights & Biases, made once and kept beside its files."""
-    file = place / "wandb_id.txt"
+    file = folder / "wandb_id.txt"
     if not file.is_file():
         file.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf-8")
     return file.read_text(encoding="utf-8").strip()

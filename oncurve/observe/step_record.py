@@ -55,8 +55,8 @@ def write_step(
     import pyarrow.parquet as pq  # lazy
 
     rows = [
-        _row(place, group, completion, reward, advantage)
-        for place, (group, graded, weights) in enumerate(zip(groups, rewards, advantages, strict=True))
+        _row(index, group, completion, reward, advantage)
+        for index, (group, graded, weights) in enumerate(zip(groups, rewards, advantages, strict=True))
         for completion, reward, advantage in zip(group.completions, graded, weights, strict=True)
     ]
     is_single = all(row["logprobs"].dtype.itemsize == 4 for row in rows)
@@ -102,10 +102,10 @@ def read_groups(path: Path) -> RecordedGroups:
         raise DataError(f"{path}: the record cannot be read ({error}). Restore or remove it.") from error
 
 
-def _row(place: int, group: Group, completion: Completion, reward: Reward, advantage: float) -> dict[str, Any]:
+def _row(index: int, group: Group, completion: Completion, reward: Reward, advantage: float) -> dict[str, Any]:
     prompt = group.prompt
     return {
-        "group": place,
+        "group": index,
         "prompt_index": prompt.index,
         "prompt": prompt.text,
         "prompt_ids": prompt.prompt_ids,
@@ -150,8 +150,8 @@ def _episode(completion: Completion) -> str | None:
 
 
 def _grouped(rows: Sequence[Mapping[str, Any]]) -> RecordedGroups:
-    places = sorted({row["group"] for row in rows})
-    kinds = [[row for row in rows if row["group"] == place] for place in places]
+    indices = sorted({row["group"] for row in rows})
+    kinds = [[row for row in rows if row["group"] == index] for index in indices]
     return RecordedGroups(
         groups=tuple(Group(_prompt(kind[0]), tuple(map(_completion, kind))) for kind in kinds),
         rewards=tuple(tuple(map(_reward, kind)) for kind in kinds),

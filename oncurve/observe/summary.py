@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
 from oncurve.core.errors import DataError
 from oncurve.observe.columns import Columns
-from oncurve.observe.progress import duration, sparkline
-from oncurve.wording import counted
+from oncurve.observe.manifest import commit_text, gpu_names, processor_text
+from oncurve.observe.metrics import PHASES, metric
+from oncurve.observe.progress import sparkline
+from oncurve.wording import counted, decimals, duration, percent, signed_decimals, signed_points
 
-_Form = Callable[[float], str]
-ROUNDING = 1e-12
-"""Smaller values are rounding errors and shown as 0."""
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def number(value: float) -> str:
-    """A number in about three digits, thousands separated, as the report writes it.
-
-    >>> number(0.12345), number(1234.5), number(1e-17)
-    ('0.123', '1,234', '0')
-    """
-    if abs(value) < ROUNDING:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-_TRAINING: tuple[tuple[str, str, _Form], ...] = (
-    ("reward", "reward/mean", number),
-    ("correct", "reward/correct", _percent),
-    ("required format", "reward/format", _percent),
-    ("groups without signal", "group/zero_signal_fraction", _percent),
-    ("deviation inside a group", "group/std_mean", number),
-    ("completion tokens", "completion/mean_tokens", number),
-    ("cut off at the limit", "completion/truncated_fraction", _percent),
-    ("entropy, nats", "policy/entropy", number),
-    ("KL to the reference, nats", "policy/kl", number),
-    ("clipped tokens", "policy/clip_fraction", _percent),
-    ("gradient norm", "policy/gradient_norm", number),
-    ("sampler/trainer KL, nats", "mismatch/kl", number),
-    ("loss on demonstrations", "sft/loss", number),
-    ("turns of an episode", "episode/turns", number),
-    ("calls of tools", "episode/calls", number),
-    ("calls that failed", "episode/tool_errors", _percent),
-    ("waiting for tools, seconds", "time/tools_seconds", number),
-)
-_MEAN = "evaluation/mean_reward"
-_HELD_OUT: tuple[tuple[str, str], ...] = (
-    ("mean reward", _MEAN),
-    ("correct", "evaluation/correct_fraction"),
-    ("correct in any format", "evaluation/any_format_fraction"),
-    ("bad format", "evaluation/bad_format_fraction"),
-)
-_PHASES = ("sample", "grade", "train", "evaluate", "save")
+_TRAINING = (
+    "reward/mean", "reward/correct", "reward/format", "group/zero_signal_fraction", "group/std_mean",
+    "completion/mean_tokens", "completion/truncated_fraction", "policy/entropy", "policy/kl", "policy/clip_fraction",
+    "policy/gradient_norm", "mismatch/kl", "sft/loss", "episode/turns", "episode/calls", "episode/tool_errors",
+    "time/tools_seconds",
+)  # fmt: skip
+_MEAN, _CORRECT = "evaluation/mean_reward", "evaluation/correct_fraction"
+_HELD_OUT = (_MEAN, _CORRECT, "evaluation/any_format_fraction", "evaluation/bad_format_fraction")
 
 
 def summarize(
@@ -94,10 +57,8 @@ def _head(metrics: Columns, manifest: Mapping[str, Any], title: str) -> list[str
     tokens = metrics.total("tokens/sampled")
     lines = [title or "Training run", steps + (f", {tokens:,.0f} tokens sampled" if tokens else "")]
     if manifest:
-        code, hardware = manifest.get("code") or {}, manifest.get("hardware") or {}
-        commit = str(code.get("commit") or "unknown")[:12] + (" with changes" if code.get("dirty") else "")
-        devices = [gpu.get("name", "GPU") for gpu in hardware.get("gpus") or []]
-        device = ", ".join(devices) or f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
+        commit = commit_text(manifest) or "unknown"
+        device = ", ".join(gpu_names(manifest)) or processor_text(manifest)
         lines.append(f"oncurve {manifest.get('oncurve', '?')}, commit {commit}, on {device}")
     return lines
 
@@ -108,60 +69,60 @@ def _compared(comparison: Mapping[str, Any]) -> list[str]:
     lines = [f"Test problems, {comparison['num_prompts']:,}: {before} and {after}, with 95% intervals of the change"]
     if not comparison.get("is_binary", True):
         row = comparison["reward"]
-        change = f"{row['change']:+.3f}, {row['low']:+.3f} to {row['high']:+.3f}"
-        lines.append(f"  {'mean reward':<26}{row['before']['value']:>8.3f} to {row['after']['value']:.3f} ({change})")
+        start, end = (decimals(row[side]["value"]) for side in ("before", "after"))
+        change, low, high = (signed_decimals(row[name]) for name in ("change", "low", "high"))
+        lines.append(f"  {metric(_MEAN).label:<26}{start:>8} to {end} ({change}, {low} to {high})")
     for row in comparison["rows"]:
         start, end = (share["successes"] / max(share["total"], 1) for share in (row["before"], row["after"]))
-        change = f"{100 * row['change']:+.1f} points, {100 * row['low']:+.1f} to {100 * row['high']:+.1f}"
-        lines.append(f"  {row['name']:<26}{start:>8.1%} to {end:.1%} ({change})")
+        change, low, high = (signed_points(row[name]) for name in ("change", "low", "high"))
+        lines.append(f"  {row['name']:<26}{percent(start):>8} to {percent(end)} ({change} points, {low} to {high})")
     return lines
 
 
 def _held_out(metrics: Columns) -> list[str]:
     lines: list[str] = []
-    for name, key in _HELD_OUT:
-        points = list(zip(*metrics.finite(key), strict=True))
-        if not points:
+    for entry in map(metric, _HELD_OUT):
+        measured = list(zip(*metrics.finite(entry.key), strict=True))
+        if not measured:
             continue
-        (first_step, first), (last_step, last) = points[0], points[-1]
-        form, change = (
-            (number, f"{last - first:+.3g}") if key == _MEAN else (_percent, f"{100 * (last - first):+.1f} points")
-        )
-        text = f"  {name:<26}{form(first):>8} at step {first_step}"
-        if len(points) > 1:
-            text += f"  to {form(last)} at step {last_step} ({change})"
-        if key == "evaluation/correct_fraction" and len(points) > 2:
-            best_step, best = max(points, key=lambda point: point[1])
-            text += f", best {best:.1%} at step {best_step}"
+        (first_step, first), (last_step, last) = measured[0], measured[-1]
+        change = f"{last - first:+.3g}" if entry.key == _MEAN else f"{signed_points(last - first)} points"
+        text = f"  {entry.label:<26}{entry.text(first):>8} at step {first_step}"
+        if len(measured) > 1:
+            text += f"  to {entry.text(last)} at step {last_step} ({change})"
+        if entry.key == _CORRECT and len(measured) > 2:
+            best_step, best = max(measured, key=lambda pair: pair[1])
+            text += f", best {percent(best)} at step {best_step}"
         lines.append(text)
     if not lines:
         return ["During the run: not evaluated"]
-    last = max(step for _, key in _HELD_OUT for step in metrics.measured(key))
+    last = max(step for key in _HELD_OUT for step in metrics.measured(key))
     keys = ("num_examples", "correct_low_fraction", "correct_high_fraction")
-    found = (dict(zip(*metrics.finite(f"evaluation/{key}"), strict=True)) for key in keys)
-    count, low, high = (values.get(last, math.nan) for values in found)
+    columns = (dict(zip(*metrics.finite(f"evaluation/{key}"), strict=True)) for key in keys)
+    count, low, high = (values.get(last, math.nan) for values in columns)
     details = [f"{count:.0f} examples"] if math.isfinite(count) else []
     if math.isfinite(low + high):
-        details.append(f"last 95% interval of correct {low:.1%} to {high:.1%}")
+        details.append(f"last 95% interval of correct {percent(low)} to {percent(high)}")
     return [f"Validation problems, during the run{': ' if details else ''}{', '.join(details)}", *lines]
 
 
 def _training(metrics: Columns) -> list[str]:
     lines: list[str] = []
-    for name, key, form in _TRAINING:
-        values = metrics.values(key)
+    for entry in map(metric, _TRAINING):
+        values = metrics.values(entry.key)
         if values:
             tenth = max(1, len(values) // 10)
             start, end = fmean(values[:tenth]), fmean(values[-tenth:])
-            lines.append(f"  {name:<26}{form(start):>11}{form(end):>11}   {sparkline(values, width=30)}".rstrip())
+            ends = f"{entry.text(start):>11}{entry.text(end):>11}"
+            lines.append(f"  {entry.label:<26}{ends}   {sparkline(values, width=30)}".rstrip())
     return [f"{'Training prompts':<28}{'start':>11}{'end':>11}", *lines] if lines else []
 
 
 def _time(metrics: Columns) -> list[str]:
     steps = metrics.values("time/step_seconds")
-    phases = {name: metrics.total(f"time/{name}_seconds") for name in _PHASES}
+    phases = {name: metrics.total(f"time/{name}_seconds") for name in PHASES}
     spent = {name: seconds for name, seconds in phases.items() if seconds > 0}
-    elapsed = max(metrics.values("time/elapsed_seconds"), default=0.0)
+    elapsed = metrics.elapsed_seconds()
     if not (steps or spent or elapsed):
         return []
     lines = ["Time" + (f": {duration(elapsed)} in all" if elapsed else "")]
@@ -185,7 +146,7 @@ def _trouble(metrics: Columns) -> list[str]:
     lines: list[str] = []
     if errors := [value for value in metrics.values("reward/error_fraction") if value > 0]:
         steps = counted(len(errors), "step")
-        lines.append(f"  completions that could not be graded in {steps}, at most {max(errors):.1%} of one")
+        lines.append(f"  completions that could not be graded in {steps}, at most {percent(max(errors))} of one")
     not_finite = dict(zip(*metrics.finite("policy/nonfinite_updates"), strict=True))
     if count := sum(value > 0 for value in not_finite.values()):
         lines.append(f"  updates left out because the gradient was not finite, in {counted(count, 'step')}")
@@ -218,9 +179,9 @@ def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> l
         ("x completions per prompt (group size)", f"{group_size}"),
         ("= completions per step", f"{per_step}"),
     ]
-    shown = [("demonstrations per step", f"{per_step}")]
+    demonstrated = [("demonstrations per step", f"{per_step}")]
     rows = [
-        *(sampled if config.get("sft") is None else shown),
+        *(sampled if config.get("sft") is None else demonstrated),
         ("/ completions per update", f"{per_update}"),
         *([("x passes over the completions of a step", f"{passes}")] if passes > 1 else []),
         ("= updates per step", f"{per_step // per_update * passes}"),

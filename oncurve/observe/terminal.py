@@ -47,18 +47,18 @@ def counting(out: Console, what: str) -> Iterator[Callable[[int, int], None]]:
 
     Gives a function of what is done and how much there is.
     """
-    started, said = time.monotonic(), time.monotonic()
+    started, reported = time.monotonic(), time.monotonic()
     with out.status(f"{what} ...") if out.is_terminal else nullcontext() as status:
 
         def tell(done: int, total: int) -> None:
-            nonlocal said
+            nonlocal reported
             now = time.monotonic()
             left = (now - started) / max(done, 1) * (total - done)
             text = f"{what}: {done} of {total}" + (f", about {left:.0f} s left" if done < total else "")
             if status is not None:
                 status.update(text)
-            elif now - said > EVERY_SECONDS:
-                said = now
+            elif now - reported > EVERY_SECONDS:
+                reported = now
                 out.print(text, markup=False, highlight=False)
 
         yield tell

@@ -21,16 +21,16 @@ class TokenRecord:
         """
         self._tokenizer, self._num_groups = tokenizer, num_groups
 
-    def entries(self, place: int, completion: Completion) -> dict[str, Any]:
+    def entries(self, index: int, completion: Completion) -> dict[str, Any]:
         """The record of a completion's tokens besides its text; empty for the groups after the first few."""
-        if place >= self._num_groups:
+        if index >= self._num_groups:
             return {}
-        found: dict[str, Any] = {"logprobs": [round(value, _DECIMALS) for value in completion.sampler_logprobs]}
+        entries: dict[str, Any] = {"logprobs": [round(value, _DECIMALS) for value in completion.sampler_logprobs]}
         if self._tokenizer is not None:
             lengths = token_lengths(self._tokenizer, completion.token_ids, completion.text)
             if lengths is not None:
-                found["token_lengths"] = lengths
-        return found
+                entries["token_lengths"] = lengths
+        return entries
 
 
 def token_lengths(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[int] | None:

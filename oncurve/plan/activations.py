@@ -43,9 +43,9 @@ def largest_microbatch(run: PlannedRun) -> Microbatch:
         rows = max(1, min(rows_per_update, run.policy.tokens_per_microbatch // whole))
         tokens = rows * whole
         return Microbatch(tokens, rows * completion, tokens, tokens, 0, rows_per_update // rows)
-    group, rows, prompts, used = run.config.algorithm.group_size, 0, 0, 0
+    rows, prompts, used = 0, 0, 0
     while rows < rows_per_update:
-        begins = rows % group == 0
+        begins = run.config.algorithm.num_groups(rows) == prompts
         more = completion + (prompt if begins else 0)
         if rows and used + more > run.policy.tokens_per_microbatch:
             break

@@ -51,7 +51,7 @@ class PlannedRun:
 
     def with_room_for(self, rows: int) -> PlannedRun:
         """The run with so many completions sampled at a time; as it is where a group does not fit."""
-        return replace(self, rows_in_memory=rows) if rows >= self.config.algorithm.group_size else self
+        return replace(self, rows_in_memory=rows) if self.config.algorithm.num_groups(rows) else self
 
     @property
     def policy(self) -> PolicySection:
@@ -171,12 +171,12 @@ class PlannedRun:
     @property
     def groups_at_once(self) -> int:
         """Groups sampled together: those of at most ``max_rows`` completions, at least one."""
-        return min(self.config.run.prompts_per_step, max(1, self.max_rows // self.config.algorithm.group_size))
+        return min(self.config.run.prompts_per_step, max(1, self.config.algorithm.num_groups(self.max_rows)))
 
     @property
     def rows_at_once(self) -> int:
         """Completions sampled together: whole groups."""
-        return self.groups_at_once * self.config.algorithm.group_size
+        return self.config.algorithm.num_rows(self.groups_at_once)
 
     @property
     def decode_call(self) -> DecodeCall:
@@ -263,7 +263,8 @@ class PlannedRun:
 
     @property
     def has_flash_kernel(self) -> bool:
-        """Packed rows attend through torch's flash kernel, see ``policy/flash_varlen.py``; heads of other sizes than it
+        """Packed rows attend through torch's flash kernel, see ``policy/packed_attention.py``;
+        heads of other sizes than it
         knows are not told apart here."""
         return self.layout.is_gpu and self.policy.packing and self.width == 2
 
@@ -312,7 +313,7 @@ class PlannedRun:
         """Learning rate of a step, where servers get what changed of the weights, in bfloat16; None: they get all."""
         if self.rollouts.deltas is None or self.trains_adapter:
             return None
-        return self.config.optimizer.learning_rate * self.config.updates_per_step
+        return self.config.optimizer.rate_of(self.config.updates_per_step)
 
     # -- what does not go together
 

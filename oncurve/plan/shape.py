@@ -229,7 +229,7 @@ def counted_shape(path: Path, *, name: str, family: str) -> ModelShape:
 
     Raises ConfigError for a model that transformers does not know as a causal language model.
     """
-    command = [sys.executable, "-m", "oncurve.run.ways", str(path)]
+    command = [sys.executable, "-m", "oncurve.run.model_paths", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last_line = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]

@@ -55,7 +55,7 @@ def share_gpu(run: PlannedRun, *, total: float) -> Beside:
     """
     stays = sum(part.bytes for part in weight_parts(run) if not part.is_buffer)
     row = run.lengths.prompt_tokens + run.longest_tokens
-    cache = kv_bytes(run, run.config.algorithm.group_size * row)
+    cache = kv_bytes(run, run.config.algorithm.num_rows(row))
     weights = float(run.width * run.shape.num_parameters)
     return Beside(
         total=total,

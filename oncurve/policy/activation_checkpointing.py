@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -12,7 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from oncurve.algorithm.rounding import dithered_casts
 from oncurve.core.errors import TrainingError
-from oncurve.policy.lora import Adapter
+
+if TYPE_CHECKING:
+    from oncurve.policy.lora import Adapter
 
 
 def recomputable_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ from oncurve.core.policy import OneDevice, WeightBackend
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import Reader, Room, fill, is_cut, whole
-from oncurve.policy.tensor_files import TensorFiles
+
+if TYPE_CHECKING:
+    from oncurve.policy.tensor_files import TensorFiles
 
 NOT_DECAYED = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 """Names of weights that transformers' Trainer leaves out of weight decay."""

@@ -9,39 +9,17 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.sharding import AUTO, ZeroSettings, section_of
 
-AUTO = "auto"
 DEFAULT: Mapping[str, Any] = {"zero_optimization": {"stage": 2}}
 """The file of a recipe that names none."""
 _OURS = ("scheduler", "train_batch_size", "comms_logger", "flops_profiler", "autotuning", "elasticity", "pipeline")
 """Sections that are the recipe's business, or that change what an update is; only "auto" may stand there."""
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroSettings:
-    """The settings in DeepSpeed's file, and those of the recipe beside it."""
-
-    config: Mapping[str, Any]
-    source: str = "the default"
-    """Its origin, for messages."""
-    offload: bool = False
-    """Moments in the CPU's memory where the file does not say."""
-
-    @property
-    def stage(self) -> int:
-        """1, 2 or 3. Raises ConfigError for anything else."""
-        stage = _section(self.config, "zero_optimization", self.source).get("stage", 2)
-        if stage == AUTO:
-            return 2
-        if stage not in (1, 2, 3):
-            raise ConfigError(f"{self.source}: zero_optimization.stage is {stage!r}; use 1, 2 or 3")
-        return stage
 
 
 def read_settings(path: str | None, *, offload: bool) -> ZeroSettings:
@@ -55,13 +33,6 @@ def read_settings(path: str | None, *, offload: bool) -> ZeroSettings:
     if not isinstance(config, dict):
         raise ConfigError(f"policy.deepspeed: {path} holds a {type(config).__name__}, not a JSON object")
     return ZeroSettings(config, str(path), offload)
-
-
-def _section(config: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    section = config.get(name, {})
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"{source}: {name} is {section!r}; it must be an object")
-    return section
 
 
 def resolve(
@@ -83,7 +54,7 @@ def resolve(
     for key, value in own.items():
         _agree(config, key, value, settings.source)
     _agree_on_optimizer(config.pop("optimizer", {}), optimizer, settings.source)
-    zero = dict(_section(config, "zero_optimization", settings.source))
+    zero = dict(section_of(config, "zero_optimization", settings.source))
     zero["stage"] = settings.stage
     sizes = {
         "reduce_bucket_size": hidden_size**2,
@@ -114,7 +85,7 @@ def _refuse_others(config: dict[str, Any], source: str) -> None:
         config.pop(name, None)
     for name in ("fp16", "bf16", "bfloat16"):
         setting = config.pop(name, {})
-        if setting != AUTO and _section({name: setting}, name, source).get("enabled") is True:
+        if setting != AUTO and section_of({name: setting}, name, source).get("enabled") is True:
             raise ConfigError(
                 f"{source}: {name}.enabled is true, which keeps weights in half precision, where small updates are "
                 f"lost. Write auto, and set policy.compute_type, which is for the arithmetic"
@@ -127,10 +98,10 @@ def _agree(section: dict[str, Any], key: str, value: float, source: str) -> None
 
 
 def _agree_on_optimizer(settings: Any, optimizer: OptimizerSettings, source: str) -> None:
-    section = _section({"optimizer": settings}, "optimizer", source)
+    section = section_of({"optimizer": settings}, "optimizer", source)
     if section.get("type", "AdamW") not in ("Adam", "AdamW"):
         raise ConfigError(f"{source}: optimizer.type is {section['type']!r}; the recipe trains with AdamW")
-    params = dict(_section(section, "params", source))
+    params = dict(section_of(section, "params", source))
     known = optimizer.adam_options | {"betas": list(optimizer.betas), "weight_decay": optimizer.weight_decay}
     for key in params:
         if key not in known:

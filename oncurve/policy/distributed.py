@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,10 @@ from oncurve.core.errors import OncurveError, TrainingError
 from oncurve.core.policy import OneProcess
 from oncurve.core.records import Mean
 from oncurve.policy.environment import read_rank_info
-from oncurve.policy.heartbeat import Heartbeat
 from oncurve.run_errors import Stopped
+
+if TYPE_CHECKING:
+    from oncurve.policy.heartbeat import Heartbeat
 
 T = TypeVar("T")
 BUCKET_NUMBERS = 1 << 25
@@ -178,6 +180,8 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
     rank_info = read_rank_info()
     if rank_info.count == 1:
         return ALONE
+    from oncurve.policy.heartbeat import Heartbeat  # lazy
+
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rank_info.publish()

@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +14,11 @@ from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from oncurve.algorithm.rounding import SavedCopies
-from oncurve.policy.lora import Adapter
 from oncurve.policy.model_folder import is_converted, save_model, write_around
-from oncurve.policy.tensor_files import tensor_writer
 from oncurve.policy.trained_policy import TrainedPolicy
+
+if TYPE_CHECKING:
+    from oncurve.policy.lora import Adapter
 
 MODEL_TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 """Types of final models by their names in a recipe; None keeps those of the weights in training."""
@@ -63,6 +65,8 @@ class Streamed:
 
     def save_pretrained(self, folder: str | Path, /) -> None:
         """Write it; no more than one weight is in memory."""
+        from oncurve.policy.tensor_files import tensor_writer  # lazy
+
         groups = _groups(self.described)
         names = [SAFE_WEIGHTS_NAME]
         if len(groups) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,26 +13,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oncurve.algorithm.table import ReferenceName
 from oncurve.core.errors import ConfigError
 from oncurve.core.policy import ComputeType
-from oncurve.data.given import NOTHING, Given
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.observe.machine import unseen_gpu
-from oncurve.observe.run_model import locate
-from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
+from oncurve.observe.run_model import base_of, is_adapter, locate, read_adapter
 from oncurve.policy.distributed import ALONE, Processes, start
 from oncurve.policy.environment import read_rank_info
-from oncurve.policy.lora import (
-    Adapter,
-    add_adapter,
-    around,
-    base_of,
-    is_adapter,
-    is_trained,
-    open_adapter,
-    read_adapter,
-)
 from oncurve.policy.model_folder import load_model, load_tokenizer
 from oncurve.policy.settings import OptimizerSettings, PolicySection
-from oncurve.policy.sharding import Sharding
-from oncurve.policy.unread_model import NotByParts, ReplicaLocation, Unread, unread_model
+from oncurve.policy.sharding import ReplicaLocation, Sharding, ZeroSettings
+
+if TYPE_CHECKING:
+    from oncurve.policy.lora import Adapter
+    from oncurve.policy.unread_model import Unread
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +37,7 @@ class ModelSource:
     section: PolicySection
     seed: int = 0
     """Seed of a fresh adapter."""
-    objects: Given = NOTHING
+    objects: PythonObjects = NOTHING
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,11 @@ def make_sharding(
         )
     if section.parallel != "deepspeed" and (section.parallel != "fsdp" or processes.count == 1):
         return None
-    zero = read_settings(section.deepspeed, offload=section.offload) if section.parallel == "deepspeed" else None
+    zero: ZeroSettings | None = None
+    if section.parallel == "deepspeed":
+        from oncurve.policy.deepspeed_settings import read_settings  # lazy
+
+        zero = read_settings(section.deepspeed, offload=section.offload)
     keeps_weights = zero is not None and zero.stage < 3  # it cuts what belongs to the adapter alone
     if optimizer.type == "muon":
         raise ConfigError(
@@ -178,12 +175,16 @@ def load(source: ModelSource, device: torch.device) -> LoadedModel:
         tokenizer = load_tokenizer(source.name, trust_remote_code=chosen.trust_remote_code)[1]
     tokenizer = source.objects.tokenizer or tokenizer
     if adapter_folder is not None and chosen.lora is None:
+        from oncurve.policy.lora import open_adapter  # lazy
+
         return LoadedModel(open_adapter(model, adapter_folder).merge(), tokenizer)
     return LoadedModel(model, tokenizer, _put_adapter(source, model))
 
 
 def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | None:
     """The same with weights that stay in their files until they are cut; None where they must be loaded whole."""
+    from oncurve.policy.unread_model import NotByParts, unread_model  # lazy
+
     adapter_folder, base, revision = _locations(source)
     options = {"revision": revision, "trust_remote_code": source.section.trust_remote_code}
     try:
@@ -199,6 +200,8 @@ def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | No
 
 def _take(source: ModelSource) -> LoadedModel:
     """A model that a program loaded: its own weights are trained, in float32 unless they have few bits."""
+    from oncurve.policy.lora import around  # lazy
+
     objects = source.objects
     adapter = around(objects.model)
     model = objects.model if adapter is None else adapter.model
@@ -222,6 +225,8 @@ def _put_adapter(source: ModelSource, model: PreTrainedModel) -> Adapter | None:
     """The adapter of the recipe, put into the model: that of the folder which it names, or a fresh one."""
     if source.section.lora is None:
         return None
+    from oncurve.policy.lora import add_adapter, open_adapter  # lazy
+
     adapter_folder, base, revision = _locations(source)
     if adapter_folder is not None:
         return open_adapter(model, adapter_folder)
@@ -250,6 +255,8 @@ def needs_copy(source: ModelSource, reference: ReferenceName) -> bool:
     """
     if source.section.lora is None:
         return True
+    from oncurve.policy.lora import is_trained  # lazy
+
     keeps_base = source.section.lora.bias == "none"
     if reference == "base" and not keeps_base:
         raise ConfigError(

@@ -14,6 +14,7 @@ from oncurve.policy.backend import DataParallel, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.sharding import (
+    ReplicaLocation,
     Sharding,
     add_between_rows,
     is_cut,
@@ -23,7 +24,7 @@ from oncurve.policy.sharding import (
     split_by_cut,
     whole,
 )
-from oncurve.policy.unread_model import ReplicaLocation, Unread, fill_copy, make_replica
+from oncurve.policy.unread_model import Unread, fill_copy, make_replica
 
 
 class Fsdp(DataParallel):

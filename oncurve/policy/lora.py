@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from oncurve.constants import ADAPTER_CONFIG
 from oncurve.core.errors import ConfigError
+from oncurve.observe.run_model import read_adapter
 from oncurve.policy.lora_forward import sum_at_once
 from oncurve.policy.lora_merge import mergeable, refuse_tied
 from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
@@ -278,34 +276,6 @@ def _refuse_ends(model: PreTrainedModel, targets: str | tuple[str, ...]) -> None
         raise ConfigError(
             f"policy.lora.target_modules names {refused[0]!r}; the head and the embedding take no adapter"
         )
-
-
-def is_adapter(path: str | Path) -> bool:
-    """Whether a folder holds an adapter rather than a model."""
-    return os.path.isfile(Path(path) / ADAPTER_CONFIG)  # False, not an error, in a closed folder
-
-
-def read_adapter(folder: str | Path) -> dict[str, object]:
-    """An adapter as peft wrote it: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
-    path = Path(folder) / ADAPTER_CONFIG
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(described, dict):
-            raise TypeError(f"a {type(described).__name__} instead of an object")
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    return described
-
-
-def base_of(folder: str | Path) -> tuple[str, str | None]:
-    """Name and revision of the model that an adapter was made for. Raises CheckpointError if it names none."""
-    described = read_adapter(folder)
-    name, revision = described.get("base_model_name_or_path"), described.get("revision")
-    if not isinstance(name, str) or not name:
-        raise CheckpointError(
-            f"{folder}: its {ADAPTER_CONFIG} names no base model. Write base_model_name_or_path there"
-        )
-    return name, revision if isinstance(revision, str) else None
 
 
 def quantized(kind: Quantization, device: torch.device | str) -> dict[str, Any]:

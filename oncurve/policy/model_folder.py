@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -29,11 +29,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.algorithm.rounding import SavedCopies, use_dither
 from oncurve.constants import MODEL_FILES
-from oncurve.model.lora_weights import AnotherModel
-from oncurve.observe.run_model import locate_model
-from oncurve.policy.lora import Quantization, Savable, base_of, is_adapter, open_adapter, quantized
-from oncurve.policy.lora_merge import arrived_share
+from oncurve.observe.run_model import base_of, is_adapter, locate_model
 from oncurve.run_errors import CheckpointError
+
+if TYPE_CHECKING:
+    from oncurve.policy.lora import Quantization, Savable
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,17 @@ def load_model(
     """
     path, _ = locate_model(name)
     if is_adapter(path):
+        from oncurve.policy.lora import open_adapter  # lazy
+
         base, base_revision = base_of(path)
         own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
         model, _ = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
         return open_adapter(model, path).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
-    few_bits = quantized(quantization, device) if quantization else {}
+    few_bits: dict[str, Any] = {}
+    if quantization:
+        from oncurve.policy.lora import quantized  # lazy
+
+        few_bits = quantized(quantization, device)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config, tokenizer = load_tokenizer(name, **options)
     try:
@@ -215,6 +221,8 @@ def under_module_names(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
         with _LOADING:
             other, report = load(None, state_dict=dict(weights), **options)
     except (RuntimeError, KeyError) as error:
+        from oncurve.model.lora_weights import AnotherModel  # lazy
+
         raise AnotherModel(" ".join(str(error).split())[:300]) from None
     absent = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     own_weights = {name: weight for name, weight in other.state_dict().items() if name not in absent}
@@ -283,6 +291,9 @@ def merge_adapter(
             f"{adapter}: no adapter there (adapter_config.json is missing). Name a run that trained with policy.lora, "
             f"or the folder of an adapter"
         )
+    from oncurve.policy.lora import open_adapter  # lazy
+    from oncurve.policy.lora_merge import arrived_share  # lazy
+
     base, revision = base_of(adapter)
     model, _ = load_model(base, revision=revision)
     opened = open_adapter(model, adapter)

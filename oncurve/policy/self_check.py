@@ -13,9 +13,8 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import first_line
 from oncurve.model.agreement import Agreement, agreement, of_size
 from oncurve.model.stand_in import FAILURES
-from oncurve.policy.flash_varlen import kernel_for
 from oncurve.policy.forward import completion_logprobs
-from oncurve.policy.packed_attention import use_packed_attention
+from oncurve.policy.packed_attention import kernel_for, use_packed_attention
 
 log = logging.getLogger(__name__)
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from oncurve.section import NonNegative, Section
+
+SEEN_AT_ONCE = 1.5
+"""Updates from which on it is worth saying how long rounding to the nearest hides them."""
+USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
+"""Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
 
 
 class OptimizerSettings(Section):
@@ -47,6 +53,34 @@ class OptimizerSettings(Section):
     def muon_options(self) -> dict[str, Any]:
         """Options of torch's Muon, before the schedule."""
         return {"lr": self.learning_rate, "weight_decay": self.weight_decay}
+
+    def slow_warning(self, weights: int, *, is_adapter: bool) -> str | None:
+        """A warning of a rate at which so few weights hardly move; None from a tenth of the usual rate on."""
+        if self.type == "muon" or self.learning_rate == 0:
+            return None
+        usual = 1e-5 if is_adapter else next((rate for most, rate in USUAL_RATES if weights <= most), 0.0)
+        if self.learning_rate > 0.1 * usual:
+            return None
+        return (
+            f"warning: at optimizer.learning_rate={self.learning_rate:g} the {weights:,} trained weights may hardly "
+            f"move. It is a rate for a billion weights; begin with {usual:g}"
+        )
+
+    def hidden_warning(self, steps_until_seen: Callable[[float], float | None]) -> str | None:
+        """A warning of updates that rounding to the nearest hides for a while, from the updates that a rate needs to be
+        seen; None where they are seen at once."""
+        steps = steps_until_seen(self.learning_rate)
+        if steps is None or steps < SEEN_AT_ONCE:
+            return None
+        return (
+            f"warning: policy.rounding is nearest, and at optimizer.learning_rate={self.learning_rate:g} it takes "
+            f"about {steps:.0f} updates in one direction until half of the weights that sample have changed. Set "
+            f"policy.rounding=dither, which loses no update"
+        )
+
+    def rate_of(self, updates: int) -> float:
+        """The learning rate of so many updates together."""
+        return self.learning_rate * updates
 
     def rate(self, update: int, total_updates: int) -> float:
         """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero at the last."""

@@ -6,9 +6,9 @@ type: a process group computes what one process computes, in which autocast roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from oncurve.algorithm.precision import HALF
+from oncurve.core.errors import ConfigError
 from oncurve.policy.distributed import Processes
-from oncurve.policy.dithered_parts import dither_parts, plain
 
 _gather_into: Callable[..., Any] = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
 """Its name from torch 2.13 on, and before."""
@@ -26,6 +26,10 @@ Reader = Callable[[slice], Tensor]
 """Some rows of a tensor, read from wherever it lies."""
 Room = Callable[[torch.Size, torch.dtype], Tensor]
 """Memory for a tensor."""
+ReplicaLocation = Literal["device", "cpu", "none"]
+"""Place of this process's whole copy of a model in parts, to sample or to publish from."""
+AUTO = "auto"
+"""The word in DeepSpeed's file for what the recipe says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,35 @@ class Sharding:
     """Keep the parts, their gradients and moments in the CPU's memory."""
     degree: int | None = None
     """Processes in a row over which weights are cut, as over those of every other row (HSDP); None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSettings:
+    """The settings in DeepSpeed's file, and those of the recipe beside it."""
+
+    config: Mapping[str, Any]
+    source: str = "the default"
+    """Its origin, for messages."""
+    offload: bool = False
+    """Moments in the CPU's memory where the file does not say."""
+
+    @property
+    def stage(self) -> int:
+        """1, 2 or 3. Raises ConfigError for anything else."""
+        stage = section_of(self.config, "zero_optimization", self.source).get("stage", 2)
+        if stage == AUTO:
+            return 2
+        if stage not in (1, 2, 3):
+            raise ConfigError(f"{self.source}: zero_optimization.stage is {stage!r}; use 1, 2 or 3")
+        return stage
+
+
+def section_of(config: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
+    """A section of DeepSpeed's file, empty if it has none. Raises ConfigError for what is no section."""
+    section = config.get(name, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{source}: {name} is {section!r}; it must be an object")
+    return section
 
 
 def make_mesh(processes: Processes, sharding: Sharding, device: torch.device) -> DeviceMesh:
@@ -70,6 +103,8 @@ def shard(
     averaged: the denominators are those of all processes already.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    from oncurve.policy.dithered_parts import dither_parts  # lazy
 
     exact = MixedPrecisionPolicy(cast_forward_inputs=False)
     rounded = MixedPrecisionPolicy(compute_type, torch.float32, cast_forward_inputs=False)
@@ -121,6 +156,8 @@ def whole(tensor: Tensor, room: Room | None = None) -> Tensor:
     """
     if not isinstance(tensor, DTensor):
         return tensor
+    from oncurve.policy.dithered_parts import plain  # lazy
+
     if not tensor.placements[0].is_shard(0):  # as that of a norm over all parts
         return tensor.full_tensor()
     rows, part, count = tensor.shape[0], plain(tensor.to_local()), tensor.device_mesh.size()

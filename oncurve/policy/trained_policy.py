@@ -20,26 +20,25 @@ from oncurve.core.errors import TrainingError
 from oncurve.core.policy import ComputeType, DevicePolicy, torch_type
 from oncurve.core.records import Mean
 from oncurve.model.allocator import give_back
-from oncurve.model.lora_weights import LoraWeights
 from oncurve.model.trace_ranges import traced
 from oncurve.model.weights import set_trust, trust_of
-from oncurve.policy.activation_checkpointing import recomputable_layers, recomputing
 from oncurve.policy.backend import Backend, DataParallel, Scorers, trained_parameters
-from oncurve.policy.deepspeed_settings import ZeroSettings
+from oncurve.policy.device_memory import in_smaller_parts, moving_weights
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.forward import completion_logprobs
-from oncurve.policy.lora import Adapter
-from oncurve.policy.lora_merge import adapter_weights, merged_weights, trains_pairs_only, why_not_apart
 from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.settings import OptimizerSettings, PolicySection
-from oncurve.policy.sharding import Sharding
-from oncurve.policy.shortage import in_smaller_parts, moving_weights
-from oncurve.policy.unread_model import ReplicaLocation, Unread
+from oncurve.policy.sharding import ReplicaLocation, Sharding, ZeroSettings
 
 if TYPE_CHECKING:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    from oncurve.model.lora_weights import LoraWeights
     from oncurve.policy.arrivals import Arrivals
+    from oncurve.policy.lora import Adapter
     from oncurve.policy.loss_scale import LossScale
     from oncurve.policy.teacher import OutsideTeacher
+    from oncurve.policy.unread_model import Unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +112,11 @@ class TrainedPolicy(DevicePolicy):
         self.reference_prompts: Mapping[tuple[int, ...], tuple[int, ...]] = {}
         """The prompt of the reference for each prompt of the policy; empty where it is the same."""
         self.settings, self.total_updates = optimizer, total_updates
-        self._recomputed = recomputable_layers(model) if section.gradient_checkpointing else []
+        self._recomputed: list[GradientCheckpointingLayer] = []
+        if section.gradient_checkpointing:
+            from oncurve.policy.activation_checkpointing import recomputable_layers  # lazy
+
+            self._recomputed = recomputable_layers(model)
         parts, kind = [part for part in (model, reference) if part is not None], torch_type(compute_type)
         scoring_paths = find_scoring_paths(
             parts, unread, kind, packing=section.packing, in_parts=parallelism.cuts_weights
@@ -145,11 +148,19 @@ class TrainedPolicy(DevicePolicy):
 
     def ordinary_weights(self) -> dict[str, Tensor]:
         """The weights under the names of an ordinary checkpoint, with an adapter added to them."""
-        return self.model.state_dict() if self.adapter is None else merged_weights(self.model)
+        if self.adapter is None:
+            return self.model.state_dict()
+        from oncurve.policy.lora_merge import merged_weights  # lazy
+
+        return merged_weights(self.model)
 
     def adapter_weights(self) -> LoraWeights | None:
         """The adapter alone, for whoever has the base; None where weights of the base are trained as well."""
-        return adapter_weights(self.model) if self.adapter is not None and trains_pairs_only(self._model) else None
+        if self.adapter is None:
+            return None
+        from oncurve.policy.lora_merge import adapter_weights, trains_pairs_only  # lazy
+
+        return adapter_weights(self.model) if trains_pairs_only(self._model) else None
 
     @contextmanager
     def _training_pass(self) -> Iterator[None]:
@@ -160,7 +171,10 @@ class TrainedPolicy(DevicePolicy):
             if self._offloads_activations:
                 pinned = self.device.type == "cuda"
                 stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=pinned))
-            stack.enter_context(recomputing(self._model, self._recomputed, self.adapter))
+            if self._recomputed:
+                from oncurve.policy.activation_checkpointing import recomputing  # lazy
+
+                stack.enter_context(recomputing(self._model, self._recomputed, self.adapter))
             yield
 
     def _reference_logprobs(self, batch: Batch) -> Float[Tensor, "B T"]:
@@ -187,7 +201,11 @@ class TrainedPolicy(DevicePolicy):
     def why_not_apart(self) -> str | None:
         """The reason why servers cannot apply the adapter beside its base, with what to change; None where they can,
         and without an adapter."""
-        return why_not_apart(self._model) if self.adapter is not None else None
+        if self.adapter is None:
+            return None
+        from oncurve.policy.lora_merge import why_not_apart  # lazy
+
+        return why_not_apart(self._model)
 
     @traced("forward")
     def logprobs(self, batch: Batch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

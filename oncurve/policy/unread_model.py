@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,8 @@ from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
 from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
-from oncurve.policy.sharding import fill
+from oncurve.policy.sharding import ReplicaLocation, fill
 from oncurve.policy.tensor_files import TensorFiles
-
-ReplicaLocation = Literal["device", "cpu", "none"]
-"""Place of this process's whole copy of a model in parts, to sample or to publish from."""
 
 
 class NotByParts(Exception):
@@ -52,7 +49,7 @@ class Unread:
     def find_scoring_path(
         self, model: PreTrainedModel, compute_type: torch.dtype, *, packing: bool, in_parts: bool
     ) -> ScoringPath:
-        """As that of ``path``, proven on a stand-in."""
+        """As that of ``scoring_path``, proven on a stand-in."""
         other = stand_in(model, self.device)
         path = find_scoring_path(other, compute_type, packing=packing, in_parts=in_parts)
         set_trust(model, trust_of(other))

@@ -12,7 +12,6 @@ from typing import Annotated, cast
 from pydantic import Field, model_validator
 
 from oncurve.algorithm.settings import AlgorithmSection
-from oncurve.core.errors import ConfigError
 from oncurve.core.records import SamplingParams
 from oncurve.data.settings import Data, SftSection, with_type
 from oncurve.episodes.settings import EpisodeKeys
@@ -94,15 +93,10 @@ class Config(Section):
 
         Raises ConfigError where none does.
         """
-        limit, completion = self.data.max_prompt_tokens, self.rollouts.max_completion_tokens
+        limit = self.data.max_prompt_tokens
         if context_tokens is None:
             return limit
-        room = context_tokens - completion
-        if room < 1:
-            raise ConfigError(
-                f"rollouts.max_completion_tokens is {completion}, which leaves no room for a prompt in the model's "
-                f"context of {context_tokens} tokens. Use at most {context_tokens // 2}"
-            )
+        room = self.rollouts.prompt_room(context_tokens)
         return min(limit, room) if limit else room
 
     @property
@@ -113,7 +107,7 @@ class Config(Section):
     @property
     def completions_per_step(self) -> int:
         """Prompts times group size."""
-        return self.run.prompts_per_step * self.algorithm.group_size
+        return self.algorithm.num_rows(self.run.prompts_per_step)
 
     @property
     def updates_per_step(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncurve.observe.record import read_rows, recorded_steps, rollouts_path
 
-MAX_SHOWN_CHARACTERS = 20_000
+MAX_EPISODE_CHARACTERS = 20_000
 """Most characters of a prompt or completion; a note takes the place of the rest."""
 TEXT_BUDGET = 19 * 2**20
 """Bytes of all blocks with texts in a page; steps that do not fit are left out evenly, and the page says so."""
@@ -50,24 +50,24 @@ def make_blocks(run: Path, *, text_budget: int = TEXT_BUDGET, token_budget: int 
 
     Steps are tried in an order that covers the run evenly however early it ends, first and last step first.
     """
-    found = Blocks(recorded=recorded_steps(run))
+    blocks = Blocks(recorded=recorded_steps(run))
     text_left, token_left = text_budget, token_budget
-    for step in spread(found.recorded):
+    for step in spread(blocks.recorded):
         rows = _rows(run, step)
         packed = pack([_group(row) for row in rows])
         if len(packed) > text_left:
             break
-        found.texts[step] = packed
+        blocks.texts[step] = packed
         text_left -= len(packed)
         if not any(_has_tokens(row) for row in rows):
             continue
-        found.with_tokens += 1
+        blocks.with_tokens += 1
         if token_left and len(packed := pack([_tokens(row) for row in rows])) <= token_left:
-            found.tokens[step] = packed
+            blocks.tokens[step] = packed
             token_left -= len(packed)
         else:
             token_left = 0  # later ones that are small by chance would make the choice uneven
-    return found
+    return blocks
 
 
 def spread(steps: Sequence[int]) -> Iterator[int]:
@@ -110,7 +110,7 @@ def finite(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def shorten(text: Any, limit: int = MAX_SHOWN_CHARACTERS) -> str:
+def shorten(text: Any, limit: int = MAX_EPISODE_CHARACTERS) -> str:
     """A text as far as a page shows it."""
     whole = text if isinstance(text, str) else "" if text is None else str(text)
     if len(whole) <= limit:
@@ -137,7 +137,7 @@ def _completions(row: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
     parts = row.get("parts") or {}
-    shown = {
+    fields = {
         "text": shorten(row.get("text")),
         "tokens": row.get("num_tokens"),
         "end": row.get("finish_reason"),
@@ -147,20 +147,20 @@ def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
         "error": row.get("error"),
         "detail": shorten(row.get("detail"), 500),
         "advantage": _rounded(row.get("advantage")),
-        **episode_shown(row),
+        **episode_texts(row),
     }
-    return {key: value for key, value in shown.items() if value not in (None, "", {})}
+    return {key: value for key, value in fields.items() if value not in (None, "", {})}
 
 
-def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
+def episode_texts(row: Mapping[str, Any]) -> dict[str, Any]:
     """The turns of a completion with tools, as far as a page shows them; empty for a plain one."""
     segments = row.get("segments")
     if not isinstance(segments, list):
         return {}
-    shown, left = _segments_shown(segments, MAX_SHOWN_CHARACTERS)
+    texts, left = _cut_segments(segments, MAX_EPISODE_CHARACTERS)
     branches = []
     for branch in row.get("branches") or ():
-        own, left = _segments_shown(branch["segments"], left)
+        own, left = _cut_segments(branch["segments"], left)
         branches.append({"segments": own, "own_prompt": shorten(branch.get("prompt"))})
     calls = [
         {
@@ -170,7 +170,7 @@ def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
         for call in row.get("calls") or ()
     ]
     return {
-        "segments": shown,
+        "segments": texts,
         "turns": row.get("turns"),
         "calls": [{key: value for key, value in call.items() if value is not None} for call in calls],
         "waited": _rounded(row.get("waiting_seconds")),
@@ -180,13 +180,13 @@ def episode_shown(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _segments_shown(segments: Iterable[Any], left: int) -> tuple[list[list[Any]], int]:
+def _cut_segments(segments: Iterable[Any], left: int) -> tuple[list[list[Any]], int]:
     """Segments with at most so many characters together, and how many are left."""
-    shown = []
+    cut_segments = []
     for is_policy, text, *size in segments:
-        shown.append([int(bool(is_policy)), shorten(text, max(left, 0)), size[0] if size else 0])
+        cut_segments.append([int(bool(is_policy)), shorten(text, max(left, 0)), size[0] if size else 0])
         left -= len(str(text))
-    return shown, left
+    return cut_segments, left
 
 
 def _has_tokens(row: Mapping[str, Any]) -> bool:

@@ -28,11 +28,12 @@ from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.evaluate.paired import RewardChange
 from oncurve.observe.columns import Columns
-from oncurve.observe.progress import duration
-from oncurve.observe.summary import number
+from oncurve.observe.manifest import commit_text
+from oncurve.observe.metrics import metric
 from oncurve.recipe.run_folder import flat
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
+from oncurve.wording import decimals, duration, interval, p_text, percent, points, signed_decimals, signed_points, whole
 
 OWN_KEYS = ("run.name", "run.folder")
 """Keys in which two runs always differ."""
@@ -61,6 +62,10 @@ class Side:
     """The evaluations of "base" and "trained" that exist."""
 
 
+Row = tuple[str, Callable[[Side], Cell]]
+"""A number of every run: its name, and how it is found."""
+
+
 @dataclass(frozen=True)
 class RunComparison:
     """Runs side by side; the first is the one that the others are measured against."""
@@ -82,7 +87,9 @@ def compare_runs(runs: Sequence[Path], *, usd_per_hour: float | None = None) -> 
     """
     if len(runs) < 2:
         raise ConfigError("compare: name at least two run folders, such as `oncurve compare runs/a runs/b`.")
-    if again := [run for place, run in enumerate(runs) if run.resolve() in [one.resolve() for one in runs[:place]]]:
+    if again := [
+        run for index, run in enumerate(runs) if run.resolve() in [earlier.resolve() for earlier in runs[:index]]
+    ]:
         raise ConfigError(f"compare: {again[0]} is named twice.")
     sides = [_side(run, name, usd_per_hour) for run, name in zip(runs, _names(runs), strict=True)]
     notes = [
@@ -95,8 +102,8 @@ def compare_runs(runs: Sequence[Path], *, usd_per_hour: float | None = None) -> 
     reasons: dict[str, list[str]] = {}
     rows[3:3] = [("  difference from the first", [_against(sides[0], side, reasons) for side in sides])]
     notes += [f"Not compared with {sides[0].name}: {', '.join(names)}. {why}" for why, names in reasons.items()]
-    shown = [(name, cells) for name, cells in rows if any(cell.text not in ("", "-") for cell in cells)]
-    return RunComparison(sides, shown, _differences(sides), tuple(notes))
+    filled = [(name, cells) for name, cells in rows if any(cell.text not in ("", "-") for cell in cells)]
+    return RunComparison(sides, filled, _differences(sides), tuple(notes))
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
@@ -111,9 +118,9 @@ def _side(run: Path, name: str, usd_per_hour: float | None) -> Side:
     case = read_case(run)
     facts = overview(run, case, usd_per_hour=usd_per_hour)
     folder = run / "evaluations"
-    kept = [one for one in ("base", "trained") if (folder / f"{one}.json").is_file()]
+    names = [kind for kind in ("base", "trained") if (folder / f"{kind}.json").is_file()]
     config = {key: _written(value) for key, value in flat(case.config)}
-    return Side(name, run, case.columns, facts, config, {one: read_evaluation(folder, one) for one in kept})
+    return Side(name, run, case.columns, facts, config, {kind: read_evaluation(folder, kind) for kind in names})
 
 
 def _state(side: Side) -> Cell:
@@ -127,9 +134,9 @@ def _measured(name: str) -> Callable[[Side], Cell]:
             return Cell("-")
         if not side.evaluations[name].is_binary:
             mean = side.evaluations[name].mean_reward
-            return Cell(f"reward {mean.value:.3f}", f"[{mean.low:.3f}, {mean.high:.3f}]")
+            return Cell(f"reward {decimals(mean.value)}", interval(mean.low, mean.high, decimals))
         share = side.evaluations[name].correct
-        return Cell(f"{share.fraction:.1%}", f"[{100 * share.low:.1f}, {100 * share.high:.1f}]")
+        return Cell(percent(share.fraction), interval(share.low, share.high, points))
 
     return cell
 
@@ -138,7 +145,7 @@ def _against(first: Side, side: Side, reasons: dict[str, list[str]]) -> Cell:
     if side is first or "trained" not in side.evaluations or "trained" not in first.evaluations:
         return Cell("-")
     try:
-        before, after = (_without_seed(one.evaluations["trained"]) for one in (first, side))
+        before, after = (_without_seed(pair_side.evaluations["trained"]) for pair_side in (first, side))
         compared = compare(before, after)
     except DataError as error:
         reasons.setdefault(f"They cannot be paired: {error}", []).append(side.name)
@@ -147,10 +154,10 @@ def _against(first: Side, side: Side, reasons: dict[str, list[str]]) -> Cell:
         reasons.setdefault("They have other rewards, so that means say nothing.", []).append(side.name)
         return Cell("-")
     row = compared.rows[0] if compared.is_binary else compared.reward
-    p_value = "p < 0.0001" if row.p_value < 1e-4 else f"p = {row.p_value:.4f}"
-    if isinstance(row, RewardChange):
-        return Cell(f"reward {row.change:+.3f}", f"[{row.low:+.3f}, {row.high:+.3f}] {p_value}")
-    return Cell(f"{100 * row.change:+.1f} points", f"[{100 * row.low:+.1f}, {100 * row.high:+.1f}] {p_value}")
+    is_reward = isinstance(row, RewardChange)
+    form = signed_decimals if is_reward else signed_points
+    change, ends = form(row.change), interval(row.low, row.high, form)
+    return Cell(f"reward {change}" if is_reward else f"{change} points", f"{ends} {p_text(row.p_value, before='p')}")
 
 
 def rewards_of(side: Side) -> dict[str, str]:
@@ -170,10 +177,14 @@ def _held_out(side: Side) -> Cell:
     step = max(measured, default=0)
     if step == 0:  # what the base could do is another row
         return Cell("-")
-    return Cell(f"{ends[step]:.1%}", f"[{100 * lows[step]:.1f}, {100 * highs[step]:.1f}] at step {step}")
+    return Cell(percent(ends[step]), f"{interval(lows[step], highs[step], points)} at step {step}")
 
 
-def _last_tenth(key: str, form: Callable[[float], str]) -> Callable[[Side], Cell]:
+def _last_tenth(key: str, *, name: str = "", form: Callable[[float], str] | None = None) -> Row:
+    """The row of a metric, under its label in the glossary and in its form there unless others are given."""
+    entry = metric(key)
+    form = form or entry.text
+
     def cell(side: Side) -> Cell:
         values = side.metrics.values(key)
         if not values:
@@ -182,17 +193,9 @@ def _last_tenth(key: str, form: Callable[[float], str]) -> Callable[[Side], Cell
         if len(tail) < 3:
             return Cell(form(fmean(tail)), "")
         low, high = bootstrap_interval(tail, seed=0)
-        return Cell(form(fmean(tail)), f"[{form(low)}, {form(high)}]")
+        return Cell(form(fmean(tail)), interval(low, high, form))
 
-    return cell
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
+    return f"{name or entry.label.partition(',')[0]}, last tenth", cell
 
 
 def _seconds_per_step(side: Side) -> Cell:
@@ -214,32 +217,31 @@ def _cost(side: Side) -> Cell:
 
 
 def _doctor(side: Side) -> Cell:
-    found = [finding["severity"] for finding in side.facts["findings"]]
-    counted = [f"{count} {name}" for name in ("severe", "warning") if (count := found.count(name))]
+    severities = [finding["severity"] for finding in side.facts["findings"]]
+    counted = [f"{count} {name}" for name in ("severe", "warning") if (count := severities.count(name))]
     return Cell(", ".join(counted) or "nothing severe")
 
 
 def _code(side: Side) -> Cell:
-    code = json_if_there(side.path / "manifest.json").get("code") or {}
-    commit = str(code.get("commit") or "")[:12]
-    return Cell(commit or "-", "with changes" if code.get("dirty") else "")
+    commit, _, changes = commit_text(json_if_there(side.path / "manifest.json")).partition(" ")
+    return Cell(commit or "-", changes)
 
 
-_ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
+_ROWS: tuple[Row, ...] = (
     ("steps done", _state),
     ("test problems, before", _measured("base")),
     ("test problems, after", _measured("trained")),
     ("held-out, last measurement", _held_out),
-    ("reward, last tenth", _last_tenth("reward/mean", number)),
-    ("correct, last tenth", _last_tenth("reward/correct", _percent)),
-    ("completion tokens, last tenth", _last_tenth("completion/mean_tokens", number)),
-    ("cut off at the limit, last tenth", _last_tenth("completion/truncated_fraction", _percent)),
-    ("groups without signal, last tenth", _last_tenth("group/zero_signal_fraction", _percent)),
-    ("entropy in nats, last tenth", _last_tenth("policy/entropy", number)),
-    ("KL to the reference, last tenth", _last_tenth("policy/kl", number)),
-    ("sampler/trainer KL, last tenth", _last_tenth("mismatch/kl", number)),
+    _last_tenth("reward/mean"),
+    _last_tenth("reward/correct"),
+    _last_tenth("completion/mean_tokens"),
+    _last_tenth("completion/truncated_fraction"),
+    _last_tenth("group/zero_signal_fraction"),
+    _last_tenth("policy/entropy", name="entropy in nats"),
+    _last_tenth("policy/kl"),
+    _last_tenth("mismatch/kl"),
     ("seconds per step", _seconds_per_step),
-    ("tokens per second, last tenth", _last_tenth("speed/tokens_per_second", _whole)),
+    _last_tenth("speed/tokens_per_second", form=whole),
     ("time in all", lambda side: Cell(duration(side.facts["spent"]["elapsed_seconds"]))),
     ("tokens sampled", lambda side: Cell(f"{side.facts['spent']['sampled_tokens']:,.0f}")),
     ("most memory", _memory),
@@ -252,8 +254,8 @@ _ROWS: tuple[tuple[str, Callable[[Side], Cell]], ...] = (
 
 def _differences(sides: Sequence[Side]) -> list[tuple[str, list[str]]]:
     keys = sorted({key for side in sides for key in side.config} - set(OWN_KEYS))
-    found = [(key, [side.config.get(key, "not there") for side in sides]) for key in keys]
-    return [(key, values) for key, values in found if len(set(values)) > 1]
+    values_by_key = [(key, [side.config.get(key, "not there") for side in sides]) for key in keys]
+    return [(key, values) for key, values in values_by_key if len(set(values)) > 1]
 
 
 def _written(value: Any) -> str:
@@ -293,8 +295,8 @@ def _short_table(compared: RunComparison, width: int) -> Iterator[Table]:
     names = [name for name in _IN_SHORT if name in rows]
     heads = ["run", *names, *(key for key, _ in compared.differences)]
     cells = (
-        [side.name, *(rows[name][place].text for name in names), *(values[place] for _, values in compared.differences)]
-        for place, side in enumerate(compared.sides)
+        [side.name, *(rows[name][index].text for name in names), *(values[index] for _, values in compared.differences)]
+        for index, side in enumerate(compared.sides)
     )
     return tables.in_parts("runs", heads, cells, width, num_fixed=1, right=False)
 
@@ -326,7 +328,7 @@ def comparison_page(
     }
     size = block_size(side.metrics for side in compared.sides)
     curves = (CurveTable(side.metrics, size).as_json() for side in compared.sides)
-    blocks = {f"metrics-{place}": pack(curve) for place, curve in enumerate(curves)}
+    blocks = {f"metrics-{index}": pack(curve) for index, curve in enumerate(curves)}
     return pieces(" · ".join(side.name for side in compared.sides), boot, blocks=blocks)
 
 

@@ -153,28 +153,28 @@ class CurveTable:
     mean, the lowest and the highest.
     """
 
-    def __init__(self, found: Columns, size: int) -> None:
-        self.size, self.keys = size, found.keys
-        ends = sorted({-(-step // size) * size for step in found.steps})
-        self._last_steps = [min(end, found.steps[-1]) for end in ends]
+    def __init__(self, columns: Columns, size: int) -> None:
+        self.size, self.keys = size, columns.keys
+        ends = sorted({-(-step // size) * size for step in columns.steps})
+        self._last_steps = [min(end, columns.steps[-1]) for end in ends]
         self._drawn: dict[str, array[float]] = {}
         self._spread: dict[str, tuple[array[float], array[float]]] = {}
         self._ends: dict[str, tuple[float, float]] = {}
-        for key in found.keys:
-            parts = self._parts(found, key)
-            self._drawn[key] = _of_each(fmean, parts)
+        for key in columns.keys:
+            parts = self._parts(columns, key)
+            self._drawn[key] = _per_run(fmean, parts)
             if size > 1:
-                self._spread[key] = _of_each(min, parts), _of_each(max, parts)
+                self._spread[key] = _per_run(min, parts), _per_run(max, parts)
             if there := [part for part in parts if part]:
                 self._ends[key] = there[0][0], there[-1][-1]
         self._along: dict[str, array[float]] = {}
         for name, (keys, unit) in ALONG.items():
-            by_block = zip(*(self._parts(found, key) for key in keys), strict=True)
-            self._along[name] = array("d", accumulate(math.fsum(chain(*each)) / unit for each in by_block))
+            by_block = zip(*(self._parts(columns, key) for key in keys), strict=True)
+            self._along[name] = array("d", accumulate(math.fsum(chain(*values)) / unit for values in by_block))
 
-    def _parts(self, found: Columns, key: str) -> list[list[float]]:
+    def _parts(self, columns: Columns, key: str) -> list[list[float]]:
         """The finite values of a metric by block."""
-        steps, values = found.finite(key)
+        steps, values = columns.finite(key)
         ends = [bisect_right(steps, last) for last in self._last_steps]
         return [values[start:end] for start, end in pairwise([0, *ends])]
 
@@ -200,15 +200,15 @@ class CurveTable:
 
 def block_size(runs: Iterable[Columns]) -> int:
     """Steps per point, the same for all runs of a page: 1, or a round number that leaves them about 2,000."""
-    long = [found.steps[-1] for found in runs if len(found.steps) > MOST_POINTS]
+    long = [columns.steps[-1] for columns in runs if len(columns.steps) > MOST_POINTS]
     sizes = (digit * 10**power for power in range(18) for digit in (1, 2, 5))
     return next(size for size in sizes if max(long, default=0) / size <= MOST_POINTS)
 
 
 def glossary(keys: Iterable[str]) -> dict[str, list[str]]:
     """Unit, meaning and healthy range of the keys that somebody has explained."""
-    found = {key: explain(key) for key in keys if key != "step"}
-    return {key: [metric.unit, metric.meaning, metric.healthy] for key, metric in found.items() if metric is not None}
+    metrics = {key: explain(key) for key in keys if key != "step"}
+    return {key: [metric.unit, metric.meaning, metric.healthy] for key, metric in metrics.items() if metric is not None}
 
 
 def key_groups() -> list[str]:
@@ -216,7 +216,7 @@ def key_groups() -> list[str]:
     return list(dict.fromkeys(metric.key.split("/")[0] for metric in GLOSSARY))
 
 
-def _of_each(measure: Callable[[Sequence[float]], float], parts: Iterable[Sequence[float]]) -> array[float]:
+def _per_run(measure: Callable[[Sequence[float]], float], parts: Iterable[Sequence[float]]) -> array[float]:
     return array("d", [measure(part) if part else math.nan for part in parts])
 
 

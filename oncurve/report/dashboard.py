@@ -43,7 +43,7 @@ ASK_SECONDS = 2.0
 """An open page asks so often whether it is up to date."""
 MAX_SHARE = 0.1
 """Largest share of one processor for writing a page again."""
-MAX_KEPT = 16
+MAX_CACHED = 16
 MAX_COMPARED = 20
 PART_OF_A_REPORT = 4
 """A page holds this fraction of the completions that a report may hold, since it is written more than once."""
@@ -54,19 +54,19 @@ def find_runs(paths: Sequence[Path]) -> dict[str, Path]:
 
     Raises ConfigError for a path that is no folder.
     """
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise ConfigError(f"{path}: there is no such folder. Name run folders, or a folder that holds some.")
         inside = [path] if (path / METRICS).is_file() else [file.parent for file in path.glob(f"*/{METRICS}")]
-        for run in sorted(inside, key=lambda one: (-modified(one / "recipe.yaml"), one.name)):
+        for run in sorted(inside, key=lambda folder: (-modified(folder / "recipe.yaml"), folder.name)):
             name = plain = run.resolve().name
             number = 1
-            while name in found and found[name] != run:
+            while name in runs and runs[name] != run:
                 number += 1
                 name = f"{plain}-{number}"
-            found[name] = run
-    return found
+            runs[name] = run
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class Site:
     def __init__(self, paths: Sequence[Path], *, usd_per_hour: float | None = None) -> None:
         """``paths`` are run folders, or folders with runs in them, also ones that appear later."""
         self.paths, self.usd_per_hour = list(paths), usd_per_hour
-        self._kept: dict[tuple[str, Path], Made] = {}
+        self._cached: dict[tuple[str, Path], Made] = {}
         self._lock = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
         """Run folders by name, as they are now."""
         return find_runs([path for path in self.paths if path.is_dir()])
 
-    def is_one_run(self) -> bool:
+    def is_single_run(self) -> bool:
         """Whether the dashboard was started for a single run, which needs no list."""
         return len(self.paths) == 1 and list(self.runs().values()) == self.paths
 
@@ -107,7 +107,7 @@ class Site:
         """The page of a run and its stamp. Raises DataError where a file of the run is broken."""
         run = self.find(name)
         read = self._read(run)
-        home = None if self.is_one_run() else "/"
+        home = None if self.is_single_run() else "/"
         pages = {str(path.resolve()): f"/run/{quote(other, safe='')}" for other, path in self.runs().items()}
 
         def make() -> bytes:
@@ -138,23 +138,23 @@ class Site:
         """The page of some runs side by side. Raises DataError or ConfigError for names that are none, or too few."""
         if len(names) > MAX_COMPARED:
             raise ConfigError(f"{len(names)} runs are too many for one page. Choose at most {MAX_COMPARED}.")
-        found = [self.find(name) for name in dict.fromkeys(names)]
-        compared = compare_runs(found, usd_per_hour=self.usd_per_hour)
+        runs = [self.find(name) for name in dict.fromkeys(names)]
+        compared = compare_runs(runs, usd_per_hour=self.usd_per_hour)
         return "".join(comparison_page(compared, home="/", recipes=recipes_block(compared)))
 
     def _keep(self, kind: str, run: Path, stamp: str, make: Callable[[], Any]) -> Made:
         """The result of ``make``; the last one while nothing has changed, or only a moment ago."""
         with self._lock:
-            kept, started = self._kept.get((kind, run)), time.monotonic()
-            if kept and (kept.stamp == stamp or started - kept.made < kept.seconds / MAX_SHARE):
-                return kept
+            last, started = self._cached.get((kind, run)), time.monotonic()
+            if last and (last.stamp == stamp or started - last.made < last.seconds / MAX_SHARE):
+                return last
             value, made = make(), time.monotonic()
-            self._kept.pop((kind, run), None)
-            self._kept[kind, run] = Made(value, stamp, made, made - started)
-            pages = [key for key in self._kept if key[0] == "page"]
-            for key in pages[:-MAX_KEPT]:
-                del self._kept[key]
-            return self._kept[kind, run]
+            self._cached.pop((kind, run), None)
+            self._cached[kind, run] = Made(value, stamp, made, made - started)
+            pages = [key for key in self._cached if key[0] == "page"]
+            for key in pages[:-MAX_CACHED]:
+                del self._cached[key]
+            return self._cached[kind, run]
 
 
 def _entry(read: Reading) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def _entry(read: Reading) -> dict[str, Any]:
     facts = read.facts
     severities = [finding["severity"] for finding in facts["findings"]]
     measured = facts["evaluation"]["measured"]
-    tested = [one["shares"]["correct"]["fraction"] for one in measured if one["shares"]]
-    earned = [one["mean_reward"]["value"] for one in measured if one["mean_reward"]]
+    tested = [evaluation["shares"]["correct"]["fraction"] for evaluation in measured if evaluation["shares"]]
+    earned = [evaluation["mean_reward"]["value"] for evaluation in measured if evaluation["mean_reward"]]
     is_supervised = bool(read.config.get("sft"))
     curve = "sft/loss" if is_supervised else "reward/mean"  # every demonstration has a reward of 1
     values, last = read.table.curve(curve), read.table.last(curve)
@@ -225,14 +225,14 @@ class Handler(BaseHTTPRequestHandler):
         query = parse_qs(url.query, keep_blank_values=True)
         if self._is_let_in(query):
             try:
-                self._answer(*self._found(unquote(url.path), query))
+                self._answer(*self._located(unquote(url.path), query))
             except (DataError, ConfigError) as error:
                 self._answer(404, str(error), "text/plain")
 
     def _is_let_in(self, query: dict[str, list[str]]) -> bool:
         if self.server.token is None:
-            given = self.headers.get("host", "")
-            host = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+            host_header = self.headers.get("host", "")
+            host = host_header[1:].partition("]")[0] if host_header.startswith("[") else host_header.partition(":")[0]
             if host.lower() not in {name.lower() for name in self.server.hosts}:
                 self._answer(421, "This dashboard answers on this machine only, under localhost.", "text/plain")
                 return False
@@ -240,8 +240,8 @@ class Handler(BaseHTTPRequestHandler):
         token = self.server.token
         if _equal(query.get("token", [""])[0], token):
             cookie = f"{COOKIE}={token}; HttpOnly; Path=/; SameSite=strict"
-            place = "/" + urlsplit(self.path).path.lstrip("/")  # two slashes would name another server
-            self._answer(303, "", "text/plain", {"location": place, "set-cookie": cookie})
+            path = "/" + urlsplit(self.path).path.lstrip("/")  # two slashes would name another server
+            self._answer(303, "", "text/plain", {"location": path, "set-cookie": cookie})
             return False
         kind, _, bearer = self.headers.get("authorization", "").partition(" ")
         cookie = SimpleCookie(self.headers.get("cookie", "")).get(COOKIE)
@@ -250,14 +250,14 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(401, "A token is needed: open the address that `oncurve dashboard` printed.", "text/plain")
         return False
 
-    def _found(self, path: str, query: dict[str, list[str]]) -> tuple[int, str | bytes, str, dict[str, str]]:
+    def _located(self, path: str, query: dict[str, list[str]]) -> tuple[int, str | bytes, str, dict[str, str]]:
         """Status, body, type and further headers of what is at a path."""
         site = self.server.site
         if path.startswith("/run/"):
             page = site.run_page(path.removeprefix("/run/"))
             return (200, page.stamp, "text/plain", {}) if "stamp" in query else (200, page.value, "text/html", {})
         match path:
-            case "/" if site.is_one_run():
+            case "/" if site.is_single_run():
                 return 303, "", "text/plain", {"location": f"/run/{quote(next(iter(site.runs())), safe='')}"}
             case "/":
                 boot = {"kind": "runs", "every_seconds": ASK_SECONDS, "version": __version__}
@@ -282,8 +282,8 @@ class Handler(BaseHTTPRequestHandler):
         """Requests are not shown."""
 
 
-def _equal(given: str, token: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+def _equal(provided: str, token: str) -> bool:
+    return secrets.compare_digest(provided.encode("utf-8", "replace"), token.encode())
 
 
 def is_loopback(host: str) -> bool:
@@ -314,12 +314,12 @@ def serve(
 
     Raises ConfigError if a path is no folder, or the address cannot be had.
     """
-    found = find_runs(paths)
+    runs = find_runs(paths)
     if not is_loopback(host) and not token:
         token = secrets.token_urlsafe(24)
     with _listening(host, port, Site(paths, usd_per_hour=usd_per_hour), token) as server:
-        place = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
-        notify(f"{counted(len(found), 'run')} at {place}{f'?token={token}' if token else ''}")
+        address = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}/"
+        notify(f"{counted(len(runs), 'run')} at {address}{f'?token={token}' if token else ''}")
         if not is_loopback(host):
             notify("Only the token guards this address, and nothing is encrypted: prefer an SSH tunnel.")
         notify("Ctrl-C ends it; the runs continue.")
@@ -330,9 +330,9 @@ def serve(
 def _listening(host: str, port: int | None, site: Site, token: str | None) -> Server:
     """A server on its socket. Raises ConfigError if the address cannot be had."""
     failure: OSError | None = None
-    for one in [port] if port is not None else range(PORT, PORT + 20):
+    for candidate in [port] if port is not None else range(PORT, PORT + 20):
         try:
-            return Server((host, one), site, token=token, hosts=(*LOOPBACK, host))
+            return Server((host, candidate), site, token=token, hosts=(*LOOPBACK, host))
         except OSError as error:
             failure = error
     raise ConfigError(f"--host {host}: no port can be served ({failure}). Choose another --port or --host.")

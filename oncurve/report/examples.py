@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.observe.record import read_json, read_rows
-from oncurve.report.blocks import episode_shown, finite, pack, shorten
+from oncurve.report.blocks import episode_texts, finite, pack, shorten
 
 BUDGET = 3 * 2**20
 """Bytes of the packed examples in a page; the last ones are left out, and the page says so."""
@@ -39,9 +39,9 @@ def packed_examples(groups: list[dict[str, Any]], *, budget: int = BUDGET) -> tu
 
 def _names(run: Path) -> list[str]:
     """Measurements whose examples are there, in the order of their steps."""
-    found = [(path.stem, read_json(path)) for path in sorted((run / "evaluations").glob("*.json"))]
-    kept = [(summary.get("step") or 0, name) for name, summary in found if _rows_of(run, name).is_file()]
-    return [name for _, name in sorted(kept)]
+    summaries = [(path.stem, read_json(path)) for path in sorted((run / "evaluations").glob("*.json"))]
+    with_rows = [(summary.get("step") or 0, name) for name, summary in summaries if _rows_of(run, name).is_file()]
+    return [name for _, name in sorted(with_rows)]
 
 
 def _rows_of(run: Path, name: str) -> Path:
@@ -59,7 +59,7 @@ def _group(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _completion(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     sample = row.get("sample") or 0
-    shown = {
+    fields = {
         "label": name if not sample else f"{name} {sample + 1}",
         "text": shorten(row.get("completion")),
         "tokens": row.get("num_tokens"),
@@ -67,6 +67,6 @@ def _completion(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
         "reward": finite(row.get("reward")),
         "category": row.get("category"),
         "detail": shorten(row.get("detail"), 500),
-        **episode_shown(row.get("episode") or {}),
+        **episode_texts(row.get("episode") or {}),
     }
-    return {key: value for key, value in shown.items() if value not in (None, "")}
+    return {key: value for key, value in fields.items() if value not in (None, "")}

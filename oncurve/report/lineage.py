@@ -12,6 +12,7 @@ from oncurve.doctor.read import read_config
 from oncurve.observe.columns import read_columns
 from oncurve.observe.record import METRICS, json_if_there
 from oncurve.observe.run_model import MODEL
+from oncurve.wording import percent
 
 MAX_STAGES = 8
 """Runs that are followed back, at most."""
@@ -22,32 +23,32 @@ def stages(run: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Each with its accuracy before and after, on the test problems of its own.
     """
-    found: list[Path] = []
+    earlier: list[Path] = []
     here = run
-    while len(found) < MAX_STAGES and (before := _run_behind(here, config)) is not None and before not in found:
-        found.append(before)
+    while len(earlier) < MAX_STAGES and (before := _run_behind(here, config)) is not None and before not in earlier:
+        earlier.append(before)
         here = before
         try:
             config = read_config(before)
         except DataError:
             break
-    return [_stage(each, run) for each in (*reversed(found), run)] if found else []
+    return [_stage(stage, run) for stage in (*reversed(earlier), run)] if earlier else []
 
 
-def stage_lines(found: list[dict[str, Any]]) -> list[str]:
+def stage_lines(stages_of_run: list[dict[str, Any]]) -> list[str]:
     """The same as lines of text."""
-    if not found:
+    if not stages_of_run:
         return []
-    width = max(len(stage["name"]) for stage in found)
+    width = max(len(stage["name"]) for stage in stages_of_run)
     return [
         "Stages",
-        *(f"  {stage['name']:<{width}}  {stage['what']:<12} {_change(stage)}".rstrip() for stage in found),
+        *(f"  {stage['name']:<{width}}  {stage['what']:<12} {_change(stage)}".rstrip() for stage in stages_of_run),
     ]
 
 
 def _change(stage: Mapping[str, Any]) -> str:
     shares = [stage[key]["fraction"] for key in ("before", "after") if stage[key]]
-    return " to ".join(f"{share:.1%}" for share in shares) + (" correct" if shares else "")
+    return " to ".join(map(percent, shares)) + (" correct" if shares else "")
 
 
 def _run_behind(run: Path, config: Mapping[str, Any]) -> Path | None:
@@ -55,18 +56,18 @@ def _run_behind(run: Path, config: Mapping[str, Any]) -> Path | None:
     named = str(config.get("model") or "")
     if not named or named == "embedded":
         return None
-    given = Path(named).expanduser()
+    model = Path(named).expanduser()
     for root in (Path(), *run.resolve().parents):
-        place = root / given
+        path = root / model
         # the run itself, its folder "model", or one of its checkpoints, runs/a/checkpoints/step_000010
-        for folder in (place, *list(place.parents)[:2]):
-            holds = folder == place or place.name == MODEL or place.parent.name == "checkpoints"
+        for folder in (path, *list(path.parents)[:2]):
+            holds = folder == path or path.name == MODEL or path.parent.name == "checkpoints"
             if holds and os.path.isfile(folder / METRICS) and folder.resolve() != run.resolve():
                 return folder
     return None
 
 
-def _stage(run: Path, shown_in: Path) -> dict[str, Any]:
+def _stage(run: Path, page_folder: Path) -> dict[str, Any]:
     """A run in a few facts."""
     try:
         config, status = read_config(run), json_if_there(run / "status.json")
@@ -74,7 +75,7 @@ def _stage(run: Path, shown_in: Path) -> dict[str, Any]:
     except DataError:
         config, done = {}, 0
     kind = "supervised" if config.get("sft") is not None else str((config.get("algorithm") or {}).get("type") or "-")
-    is_own = run.resolve() == shown_in.resolve()
+    is_own = run.resolve() == page_folder.resolve()
     page = run / "report.html"
     return {
         "name": run.name or run.resolve().name,
@@ -82,7 +83,7 @@ def _stage(run: Path, shown_in: Path) -> dict[str, Any]:
         "steps": done,
         "is_own": is_own,
         "path": str(run.resolve()),
-        "href": os.path.relpath(page.resolve(), shown_in.resolve()) if page.is_file() and not is_own else None,
+        "href": os.path.relpath(page.resolve(), page_folder.resolve()) if page.is_file() and not is_own else None,
         "before": _accuracy(run, "base"),
         "after": _accuracy(run, "trained"),
     }

@@ -14,11 +14,12 @@ from oncurve.doctor.diagnose import CHECKS, diagnose
 from oncurve.doctor.read import read_case
 from oncurve.observe.columns import Columns
 from oncurve.observe.lock import writer_lives
+from oncurve.observe.manifest import commit_text, gpu_names
 from oncurve.observe.record import METRICS, json_if_there, read_json
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.blocks import finite
 from oncurve.report.lineage import stages
-from oncurve.report.usage import elapsed_seconds, phases, spending
+from oncurve.report.usage import phases, spending
 
 _LOG_LINES = 40
 
@@ -42,7 +43,9 @@ def overview(run: Path, case: Case | None = None, *, usd_per_hour: float | None 
         "stages": stages(run, case.config),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
-        "findings": [{**found.as_json(), "shown": [str(item) for item in found.evidence]} for found in diagnose(case)],
+        "findings": [
+            {**finding.as_json(), "shown": [str(item) for item in finding.evidence]} for finding in diagnose(case)
+        ],
         "recipe": _text_if_there(run / "config.yaml"),
         "log": _text_if_there(run / "log.txt").splitlines()[-_LOG_LINES:],
     }
@@ -83,10 +86,10 @@ def _why(run: Path, name: str) -> str:
 
 def evaluation(run: Path) -> dict[str, Any]:
     """The measurements of a run with their intervals, and the paired comparison of before and after if it is there."""
-    found = [_measured(read_json(path)) for path in sorted((run / "evaluations").glob("*.json"))]
+    evaluations = [_measured(read_json(path)) for path in sorted((run / "evaluations").glob("*.json"))]
     compared = json_if_there(run / "comparison.json")
     return {
-        "measured": sorted(found, key=lambda one: (one["step"] or 0, one["name"])),
+        "measured": sorted(evaluations, key=lambda entry: (entry["step"] or 0, entry["name"])),
         "compared": {
             key: compared.get(key) for key in ("names", "problems", "num_prompts", "rows", "reward", "is_binary")
         }
@@ -116,11 +119,9 @@ def _measured(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[str]]:
     """Facts of the run: program, code, machine, start."""
-    code, hardware = manifest.get("code") or {}, manifest.get("hardware") or {}
+    hardware = manifest.get("hardware") or {}
     sections = {name: config.get(name) or {} for name in ("data", "algorithm", "rollouts")}
-    commit = str(code.get("commit") or "")[:12]
     versions = manifest.get("packages") or {}
-    gpus = [str(gpu.get("name")) for gpu in hardware.get("gpus") or []]
     rows = [
         ("model", config.get("model")),
         ("data", sections["data"].get("type")),
@@ -129,8 +130,8 @@ def _facts(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> list[list[
         ("started", manifest.get("started")),
         ("command", manifest.get("command")),
         ("oncurve", manifest.get("oncurve")),
-        ("commit", f"{commit}{' with changes' if code.get('dirty') else ''}" if commit else None),
-        ("device", ", ".join(gpus) or hardware.get("cpu")),
+        ("commit", commit_text(manifest)),
+        ("device", ", ".join(gpu_names(manifest)) or hardware.get("cpu")),
         ("processes", manifest.get("processes")),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
@@ -162,7 +163,7 @@ def _spent(metrics: Columns, manifest: Mapping[str, Any], usd_per_hour: float | 
     money = spending(metrics, manifest, usd_per_hour=usd_per_hour)
     steps = len(metrics.values("time/step_seconds"))
     return {
-        "elapsed_seconds": elapsed_seconds(metrics),
+        "elapsed_seconds": metrics.elapsed_seconds(),
         "phases": [[phase.name, phase.seconds, phase.tokens] for phase in phases(metrics)],
         "sampled_tokens": metrics.total("tokens/sampled"),
         "trained_tokens": metrics.total("tokens/trained"),

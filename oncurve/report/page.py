@@ -34,20 +34,20 @@ def pieces(
     title: str, boot: Mapping[str, Any], *, blocks: Mapping[str, str] | None = None, live: bool = False
 ) -> Iterator[str]:
     """The page of ``render`` in parts, since it may be large."""
-    css, script = style(), _script()
-    template = (PAGES / "page.html").read_text(encoding="utf-8")
+    css, script = read_part("style.css"), _script()
+    template = read_part("page.html")
     filled = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
-        "POLICY": _policy(css, script, live=live),
+        "POLICY": policy(css, script, live=live),
         "STYLE": css,
         "SCRIPT": script,
         "BOOT": in_markup(as_json(dict(boot))),
     }
     head, tail = template.split("{{BLOCKS}}")
-    yield _filled(head, filled)
+    yield fill(head, filled)
     for name, packed in (blocks or {}).items():
         yield f'<script type="text/plain" id="{html.escape(name)}">{packed}</script>\n'
-    yield _filled(tail, filled)
+    yield fill(tail, filled)
 
 
 def in_markup(json_text: str) -> str:
@@ -59,7 +59,7 @@ def in_markup(json_text: str) -> str:
     return json_text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
+def fill(template: str, values: Mapping[str, str]) -> str:
     """Each marker replaced once, from the left, so that nothing that was put in is looked at again."""
     done: list[str] = []
     rest = template
@@ -70,10 +70,11 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
     return "".join([*done, rest])
 
 
-def _policy(style: str, script: str, *, live: bool) -> str:
+def policy(style: str, script: str | None = None, *, live: bool = False) -> str:
+    """The policy of a page: its own style, its script if it has one, and if it is ``live`` fetching as well."""
     sources = {
         "default-src": "'none'",
-        "script-src": _hash(script),
+        "script-src": "'none'" if script is None else _hash(script),
         "style-src": _hash(style),
         "img-src": "data:",
         "connect-src": "'self'" if live else "'none'",
@@ -89,12 +90,12 @@ def _hash(text: str) -> str:
 
 
 @cache
-def style() -> str:
-    """The style of all pages."""
-    return (PAGES / "style.css").read_text(encoding="utf-8")
+def read_part(name: str) -> str:
+    """A file that pages are made of."""
+    return (PAGES / name).read_text(encoding="utf-8")
 
 
 @cache
 def _script() -> str:
-    body = "\n".join((PAGES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    body = "\n".join(map(read_part, SCRIPTS))
     return f'(() => {{\n"use strict";\n{body}\n}})();\n'

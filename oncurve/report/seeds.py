@@ -12,6 +12,7 @@ from oncurve import tables
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.report.comparing import OWN_KEYS, RunComparison, Side, rewards_of
 from oncurve.stats import t_interval
+from oncurve.wording import decimals, interval, percent, signed_decimals, signed_points
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,40 +89,41 @@ class SeedComparison:
     def sentences(self) -> list[str]:
         """The differences in sentences."""
         apart = f"{', '.join(self.apart)}: other test problems or rewards than {self.recipes[0].name}, not compared."
-        return [*(self._sentence(one) for one in self.differences), *([apart] if self.apart else [])]
+        return [*(self._sentence(difference) for difference in self.differences), *([apart] if self.apart else [])]
 
-    def _sentence(self, one: SeedDifference) -> str:
-        count = len(one.differences)
+    def _sentence(self, difference: SeedDifference) -> str:
+        count = len(difference.differences)
         if count < 2:
-            return f"{one.name} and {one.first} have {count} seed in common; two or more tell something."
-        low, high = one.interval
-        said = f"{self.shown(one.mean, signed=True)}{self.ends(one)} over {count} seeds"
+            return f"{difference.name} and {difference.first} have {count} seed in common; two or more tell something."
+        low, high = difference.interval
+        text = f"{self.number_text(difference.mean, signed=True)}{self.ends(difference)} over {count} seeds"
         if low > 0 or high < 0:
-            return f"{one.name} is {'better' if low > 0 else 'worse'} than {one.first}: {said}."
-        if all(value == 0 for value in one.differences):
-            return f"{one.name} and {one.first} are equal on every one of {count} seeds."
+            return f"{difference.name} is {'better' if low > 0 else 'worse'} than {difference.first}: {text}."
+        if all(value == 0 for value in difference.differences):
+            return f"{difference.name} and {difference.first} are equal on every one of {count} seeds."
         if math.isnan(low):
-            return f"{one.name} against {one.first}: {said}, the same on each, which says nothing of other seeds."
-        needed = one.seeds_needed
+            return (
+                f"{difference.name} against {difference.first}: {text}, the same on each, which says nothing of other "
+                "seeds."
+            )
+        needed = difference.seeds_needed
         more = f"about {needed:.0f} would" if needed <= MOST_SEEDS else f"not even {MOST_SEEDS} would"
-        return f"{count} seeds cannot tell {one.name} from {one.first}: {said}; {more}, if this is the difference."
+        pair = f"{difference.name} from {difference.first}"
+        return f"{count} seeds cannot tell {pair}: {text}; {more}, if this is the difference."
 
-    def ends(self, one: SeedDifference) -> str:
+    def ends(self, difference: SeedDifference) -> str:
         """The interval of a difference as text; nothing for one seed, or where all have the same."""
-        if math.isnan(one.interval[0]):
+        if math.isnan(difference.interval[0]):
             return ""
         least = -1.0 if self.is_share else -math.inf
-        ends = (self.shown(min(max(end, least), -least), signed=True) for end in one.interval)
-        low, high = (end.removesuffix(" points") for end in ends)
-        return f" [{low}, {high}]"
+        low, high = (min(max(end, least), -least) for end in difference.interval)
+        return f" {interval(low, high, signed_points if self.is_share else signed_decimals)}"
 
-    def shown(self, value: float, *, signed: bool = False) -> str:
+    def number_text(self, value: float, *, signed: bool = False) -> str:
         """A score or a difference as text."""
-        if math.isnan(value):
-            return "-"
-        if self.is_share:
-            return f"{100 * value:{'+' if signed else ''}.1f}{' points' if signed else '%'}"
-        return f"{value:{'+' if signed else ''}.3f}"
+        if math.isnan(value) or not self.is_share:
+            return signed_decimals(value) if signed else decimals(value)
+        return f"{signed_points(value)} points" if signed else percent(value)
 
 
 def compare_seeds(compared: RunComparison) -> SeedComparison | None:
@@ -132,17 +134,17 @@ def compare_seeds(compared: RunComparison) -> SeedComparison | None:
         groups.setdefault(key, []).append(side)
     if all(len({side.config.get(SEED) for side in group}) < 2 for group in groups.values()):
         return None
-    measured = [one for side in compared.sides if (one := side.evaluations.get("trained")) is not None]
-    is_share = all(one.is_binary for one in measured)
+    measured = [recipe for side in compared.sides if (recipe := side.evaluations.get("trained")) is not None]
+    is_share = all(recipe.is_binary for recipe in measured)
     ordered = sorted(groups.values(), key=lambda group: len({side.config.get(SEED) for side in group}) < 2)
     names = _names(ordered)
     recipes = tuple(_recipe(name, group, is_share) for name, group in zip(names, ordered, strict=True))
     first, others = recipes[0], recipes[1:]
     apart = [name for name, group in zip(names, ordered, strict=True) if not _are_alike(ordered[0], group, is_share)]
     differences = tuple(
-        SeedDifference(one.name, first.name, tuple(one.scores[seed] - first.scores[seed] for seed in shared))
-        for one in others
-        if one.name not in apart and (shared := [seed for seed in first.scores if seed in one.scores])
+        SeedDifference(recipe.name, first.name, tuple(recipe.scores[seed] - first.scores[seed] for seed in shared))
+        for recipe in others
+        if recipe.name not in apart and (shared := [seed for seed in first.scores if seed in recipe.scores])
     )
     return SeedComparison(recipes, differences, is_share, tuple(apart))
 
@@ -152,8 +154,8 @@ def _are_alike(first: Sequence[Side], other: Sequence[Side], is_share: bool) -> 
     pair = [next((side for side in group if "trained" in side.evaluations), None) for group in (first, other)]
     if pair[0] is None or pair[1] is None:
         return True
-    asked, again = ([one.question for one in side.evaluations["trained"].examples] for side in pair if side)
-    return asked == again and (is_share or rewards_of(pair[0]) == rewards_of(pair[1]))
+    questions, again = ([example.question for example in side.evaluations["trained"].examples] for side in pair if side)
+    return questions == again and (is_share or rewards_of(pair[0]) == rewards_of(pair[1]))
 
 
 def _recipe(name: str, group: Sequence[Side], is_share: bool) -> RecipeRuns:
@@ -168,55 +170,61 @@ def _score(evaluation: Evaluation, is_share: bool) -> float:
 
 def _names(groups: Sequence[Sequence[Side]]) -> list[str]:
     """The common beginning of the names of a recipe's runs; the first one's name where that is empty."""
-    found = []
+    common_names = []
     for group in groups:
         names = [side.name for side in group]
         first, last = min(names), max(names)
-        shared = [one for one, other in zip(first, last, strict=False) if one == other]
+        shared = [character for character, other in zip(first, last, strict=False) if character == other]
         common = (
             "".join(shared if first.startswith("".join(shared)) else [])
             .rstrip("-_. ")
             .removesuffix("seed")
             .rstrip("-_. ")
         )
-        found.append(common if common and common not in found else names[0])
-    return found
+        common_names.append(common if common and common not in common_names else names[0])
+    return common_names
 
 
-def seeds_table(found: SeedComparison, width: int) -> Iterator[Table]:
+def seeds_table(comparison: SeedComparison, width: int) -> Iterator[Table]:
     """One row per recipe, in parts that a terminal of ``width`` characters can show."""
-    return tables.in_parts("by recipe, over seeds", *_texts(found), width, num_fixed=1)
+    return tables.in_parts("by recipe, over seeds", *_texts(comparison), width, num_fixed=1)
 
 
-def _texts(found: SeedComparison) -> tuple[list[str], list[list[str]]]:
+def _texts(comparison: SeedComparison) -> tuple[list[str], list[list[str]]]:
     """Names of the table's columns, and a row for each recipe."""
-    what = "correct after training" if found.is_share else "test reward after training"
-    seeds = found.recipes[0].scores.keys()
-    are_same = all(one.scores.keys() == seeds for one in found.recipes)
-    by_name = {one.name: one for one in found.differences}
+    what = "correct after training" if comparison.is_share else "test reward after training"
+    seeds = comparison.recipes[0].scores.keys()
+    are_same = all(difference.scores.keys() == seeds for difference in comparison.recipes)
+    by_name = {difference.name: difference for difference in comparison.differences}
     rows: list[list[str]] = []
-    for recipe in found.recipes:
-        low, high = (found.shown(min(max(end, 0.0), 1.0) if found.is_share else end) for end in recipe.interval)
-        each = (", " if are_same else ",\n").join(
-            found.shown(score) if are_same else f"{seed}: {found.shown(score)}"
+    for recipe in comparison.recipes:
+        low, high = (min(max(end, 0.0), 1.0) if comparison.is_share else end for end in recipe.interval)
+        per_seed = (", " if are_same else ",\n").join(
+            comparison.number_text(score) if are_same else f"{seed}: {comparison.number_text(score)}"
             for seed, score in sorted(recipe.scores.items(), key=lambda item: item[0])
         )
         other = by_name.get(recipe.name)
-        against = "-" if other is None else f"{found.shown(other.mean, signed=True)}\n{found.ends(other).strip()}"
+        against = (
+            "-"
+            if other is None
+            else f"{comparison.number_text(other.mean, signed=True)}\n{comparison.ends(other).strip()}"
+        )
         missing = f" ({recipe.num_unmeasured} unmeasured)" if recipe.num_unmeasured else ""
-        mean = found.shown(recipe.mean) + ("" if math.isnan(recipe.interval[0]) else f"\n[{low}, {high}]")
-        cells = [f"{len(recipe.scores)}{missing}", mean, each, against.rstrip()]
+        mean = comparison.number_text(recipe.mean) + (
+            "" if math.isnan(recipe.interval[0]) else f"\n{interval(low, high, comparison.number_text)}"
+        )
+        cells = [f"{len(recipe.scores)}{missing}", mean, per_seed, against.rstrip()]
         rows.append([recipe.name, *cells])
-    each = f"of seeds {', '.join(sorted(seeds))}" if are_same and len(seeds) < 10 else "of each seed"
-    return ["recipe", "seeds", f"{what}, mean", each, "against the first"], rows
+    per_seed = f"of seeds {', '.join(sorted(seeds))}" if are_same and len(seeds) < 10 else "of each seed"
+    return ["recipe", "seeds", f"{what}, mean", per_seed, "against the first"], rows
 
 
 def recipes_block(compared: RunComparison) -> dict[str, Any] | None:
     """The same for a page, with the places of each recipe's runs; None where no recipe has two seeds."""
-    found = compare_seeds(compared)
-    if found is None:
+    comparison = compare_seeds(compared)
+    if comparison is None:
         return None
-    heads, rows = _texts(found)
-    place = {side.name: number for number, side in enumerate(compared.sides)}
-    groups = [{"name": one.name, "runs": [place[name] for name in one.runs]} for one in found.recipes]
-    return {"heads": heads, "rows": rows, "sentences": found.sentences(), "groups": groups}
+    heads, rows = _texts(comparison)
+    numbers = {side.name: number for number, side in enumerate(compared.sides)}
+    groups = [{"name": recipe.name, "runs": [numbers[name] for name in recipe.runs]} for recipe in comparison.recipes]
+    return {"heads": heads, "rows": rows, "sentences": comparison.sentences(), "groups": groups}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncurve.observe.columns import Columns
-from oncurve.plan.hardware import Device, load_devices
+from oncurve.observe.manifest import gpu_names, processor_text
+from oncurve.observe.metrics import PHASES
 
-PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
+if TYPE_CHECKING:
+    from oncurve.plan.hardware import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +27,16 @@ class Phase:
 
 def phases(metrics: Columns) -> list[Phase]:
     """Time and tokens by phase, and the rest of the steps as "other"; phases that took no time are left out."""
-    found: list[Phase] = []
+    spent: list[Phase] = []
     for name in PHASES:
         seconds = metrics.total(f"time/{name}_seconds")
         moved = {"sample": "tokens/sampled", "train": "tokens/trained"}.get(name)
         if seconds > 0:
-            found.append(Phase(name, seconds, metrics.total(moved) if moved else None))
-    inside = sum(phase.seconds for phase in found if phase.name not in ("evaluate", "save"))
+            spent.append(Phase(name, seconds, metrics.total(moved) if moved else None))
+    inside = sum(phase.seconds for phase in spent if phase.name not in ("evaluate", "save"))
     if (other := metrics.total("time/step_seconds") - inside) > 0.01:
-        found.append(Phase("other", other, None))
-    return found
-
-
-def elapsed_seconds(metrics: Columns) -> float:
-    """Wall time up to the last row. The clock starts anew when a run is resumed, so that its falls are added up."""
-    clock = metrics.values("time/elapsed_seconds")
-    return sum(before for before, after in pairwise(clock) if after < before) + (clock[-1] if clock else 0.0)
+        spent.append(Phase("other", other, None))
+    return spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +65,17 @@ def spending(metrics: Columns, manifest: Mapping[str, Any], *, usd_per_hour: flo
     A run of several processes has one device each. Steps that a crash lost, and the measurement after training, are not
     in the metrics and not in the sum.
     """
-    hardware = manifest.get("hardware") or {}
-    gpus = [str(gpu.get("name", "GPU")) for gpu in hardware.get("gpus") or []]
-    hours = elapsed_seconds(metrics) / 3600
-    device = gpus[0] if gpus else f"{hardware.get('cpu_cores', '?')} cores of {hardware.get('cpu') or 'a CPU'}"
+    gpus = gpu_names(manifest)
+    hours = metrics.elapsed_seconds() / 3600
+    device = gpus[0] if gpus else processor_text(manifest)
     count = int(manifest.get("processes") or 1) if gpus else 1
     if usd_per_hour is not None:
         return Spending(device, count, hours, usd_per_hour, f"{usd_per_hour:g} USD per hour, as given")
-    priced = priced_device(gpus[0], load_devices()) if gpus else None
+    priced = None
+    if gpus:
+        from oncurve.plan.hardware import load_devices  # lazy
+
+        priced = priced_device(gpus[0], load_devices())
     if priced is None or priced.on_demand is None:
         return Spending(device, count, hours, None, "no price of this device is known; give it with --usd-per-hour")
     dated = f", {priced.priced}" if priced.priced else ""
@@ -88,6 +86,7 @@ def spending(metrics: Columns, manifest: Mapping[str, Any], *, usd_per_hour: flo
 def priced_device(name: str, devices: Mapping[str, Device]) -> Device | None:
     """The row of the table for what a driver calls its GPU: the longest row whose every word is in the name.
 
+    >>> from oncurve.plan.hardware import load_devices
     >>> priced_device("NVIDIA A100-SXM4-80GB", load_devices()).name
     'A100-80GB'
     """

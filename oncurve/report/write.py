@@ -30,7 +30,7 @@ class Written:
     num_bytes: int
     recorded_steps: int
     """Steps whose rollouts are in the run folder."""
-    shown_steps: int
+    steps_in_page: int
     """Number of these steps that are in the page."""
 
 

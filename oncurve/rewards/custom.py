@@ -14,8 +14,8 @@ from oncurve.core.errors import ConfigError, Failure, attempt
 from oncurve.core.grading import RewardFunction, ungraded
 from oncurve.core.records import NOT_APPLICABLE, RAW_ANSWER, SOURCE_ROW, Completion, Prompt, Reward
 from oncurve.rewards.foreign_code import limited, run_async
-from oncurve.rewards.notes import NAMES, Notes, state_at
-from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, completion_parameter
+from oncurve.rewards.notes import Notes, state_at
+from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, STATE_NAMES, completion_parameter
 from oncurve.user_code import contained
 from oncurve.wording import listed, shortened
 
@@ -82,7 +82,7 @@ def reads_answer(function: Callable[..., Any]) -> bool:
         return bool({*ANSWER_NAMES} & {*names})
     others = {*names} - {completion_parameter(names)}
     return bool({*ANSWER_NAMES, "row"} & others) or (
-        len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS, *NAMES}
+        len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS, *STATE_NAMES}
     )
 
 

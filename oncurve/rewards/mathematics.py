@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, NoReturn, get_args
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -19,7 +20,9 @@ from oncurve.rewards.grammar.values import Tree
 from oncurve.rewards.references import reference_text, typed_reference
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.thinking import spoken_text
-from oncurve.rewards.worker_pool import QUICK_SECONDS, Outcome, WorkerPool
+
+if TYPE_CHECKING:
+    from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
 Verdict = Literal["right", "wrong", "over_limit", "unparsable_reference", "timeout", "crashed"]
 """Verdict on an answer; "over_limit" means that comparing it took too long or too much memory, which counts as wrong.
@@ -37,7 +40,7 @@ class _NeedsAlgebraError(Exception):
     """Exact arithmetic cannot decide."""
 
 
-def _no_algebra(first: Tree, second: Tree) -> NoReturn:
+def _no_algebra(first: Tree, other: Tree) -> NoReturn:
     raise _NeedsAlgebraError
 
 
@@ -51,15 +54,22 @@ class AnswerChecker:
     """
 
     def __init__(self, *, timeout_seconds: float = 3.0, workers: int | None = None) -> None:
-        self._pool = WorkerPool(
+        self.timeout_seconds, self.workers = timeout_seconds, workers
+        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._readable: set[str] = set()  # references that a worker has compared in time
+
+    @cached_property
+    def _pool(self) -> WorkerPool:
+        """The processes, which exact arithmetic does not need."""
+        from oncurve.rewards.worker_pool import QUICK_SECONDS, WorkerPool  # lazy
+
+        return WorkerPool(
             "oncurve.rewards.grammar.symbolic:grade",
-            workers=workers,
-            timeout_seconds=timeout_seconds,
+            workers=self.workers,
+            timeout_seconds=self.timeout_seconds,
             quick_seconds=QUICK_SECONDS,
             interrupts=True,
         )
-        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
-        self._readable: set[str] = set()  # references that a worker has compared in time
 
     def check(self, pairs: Sequence[tuple[str | None, str]]) -> list[Verdict]:
         """The verdict on every (answer, reference); an answer that was not found is wrong."""
@@ -78,7 +88,8 @@ class AnswerChecker:
 
     def close(self) -> None:
         """Ends the processes."""
-        self._pool.close()
+        if "_pool" in vars(self):
+            self._pool.close()
 
     def _ask_workers(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str | None, str], Verdict]:
         if not pairs:

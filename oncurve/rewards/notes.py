@@ -10,8 +10,6 @@ from oncurve.core.records import Completion, Mean, Reward
 from oncurve.rewards.weighted_sum import FIXED_PARTS
 from oncurve.wording import shortened
 
-NAMES = ("step", "trainer_state", "log_metric", "log_extra")
-"""Parameters by which a function asks for this, where no column of the data has the name."""
 MAX_LOGGED_CHARACTERS = 120
 """Letters of a value of ``log_extra`` that a completion shows."""
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import Failure, RewardFunction, attempt
-from oncurve.rewards.notes import NAMES
 
+STATE_NAMES = ("step", "trainer_state", "log_metric", "log_extra")
+"""Parameters for the state of the run and for what is logged beside a reward, where no column has the name."""
 COMPLETION_NAMES = ("completion", "solution_str")
 """Names of the parameter that gets the completion, wherever it stands; the second is verl's. Else the first gets it."""
 OPTIONAL_COLUMNS = ("data_source", "extra_info")
@@ -20,9 +21,9 @@ ANSWER_NAMES = (
     "expected", "expected_answer", "solution", "target", "label", "truth",
 )  # fmt: skip
 """Parameter names that mean the reference answer, where no column has that name."""
-ROW_NAMES = ("prompt", "row", *OPTIONAL_COLUMNS, *NAMES)
+ROW_NAMES = ("prompt", "row", *OPTIONAL_COLUMNS, *STATE_NAMES)
 """Further names that a function of one completion may ask for."""
-BATCH_NAMES = ("prompts", "completions", "completion_ids", "environments", *NAMES)
+BATCH_NAMES = ("prompts", "completions", "completion_ids", "environments", *STATE_NAMES)
 """Names that a function in TRL's style gets besides the columns."""
 
 

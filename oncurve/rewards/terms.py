@@ -10,7 +10,6 @@ from oncurve.core.grading import RewardFunction
 from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.pipelined import PipelinedRewards
-from oncurve.rewards.rotation import HeldOut, Rotating
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.user_functions import CustomReward, PythonReward
 from oncurve.rewards.weighted_sum import Term, WeightedSum
@@ -38,6 +37,8 @@ def make_reward_function(
     watched: set[str] = set()
     for reward in rewards:
         if reward.held_out:
+            from oncurve.rewards.rotation import HeldOut  # lazy
+
             function = reward.make(around)
             name = reward.name or function.name
             if name in watched:
@@ -119,6 +120,8 @@ def rotating_rewards(rewards: Sequence[RewardSection]) -> list[RewardSection]:
 
 def _make_rotating(rotating: Sequence[RewardSection], seed: int, around: Surroundings) -> RewardFunction:
     """One term in which the rewards take turns; all of them are graded and logged at every step."""
+    from oncurve.rewards.rotation import Rotating  # lazy
+
     functions = [reward.make(around) for reward in rotating]
     for function, reward in zip(functions, rotating, strict=True):
         function.name = reward.name or function.name

@@ -9,7 +9,6 @@ from pydantic import PositiveFloat
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.rewards.section import RewardSection, Surroundings
-from oncurve.user_code import load_function
 
 
 class CustomReward(RewardSection):
@@ -32,6 +31,7 @@ class CustomReward(RewardSection):
     def reads_answer(self, around: Surroundings) -> bool:
         """As its parameters say."""
         from oncurve.rewards.custom import reads_answer  # lazy
+        from oncurve.user_code import load_function  # lazy
 
         return reads_answer(load_function(self.function))
 
@@ -46,6 +46,7 @@ class CustomReward(RewardSection):
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades. Raises ConfigError if it asks for what it cannot be given."""
         from oncurve.rewards.custom import asks_for, from_function  # lazy
+        from oncurve.user_code import load_function  # lazy
 
         function = load_function(self.function)
         _check_columns(function, self.function, around)

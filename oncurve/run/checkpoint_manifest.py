@@ -9,10 +9,13 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import yaml
 
 from oncurve import __version__
 from oncurve.observe.checksums import FileSum, flush
+from oncurve.observe.record import METRICS
 from oncurve.run_errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -137,11 +140,11 @@ def publish(partial: Path, folder: Path) -> None:
 def sweep(root: Path) -> None:
     """Remove what a killed writer left behind, and give an old folder its name back if the new one never came."""
     for path in sorted(root.glob(".*")) if root.is_dir() else []:
-        found = _LEFTOVER.fullmatch(path.name)
-        if found is None:
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None:
             continue
-        name = root / found["name"]
-        if found["kind"] == "old" and not name.exists():
+        name = root / match["name"]
+        if match["kind"] == "old" and not name.exists():
             path.rename(name)
         else:
             shutil.rmtree(path, ignore_errors=True)
@@ -152,7 +155,7 @@ def checkpoints_in(root: Path) -> list[tuple[int, Path]]:
     if not root.is_dir():
         return []
     named = [(_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir()]
-    return sorted((int(found[1]), path) for found, path in named if found)
+    return sorted((int(match[1]), path) for match, path in named if match)
 
 
 def newest_good(root: Path, *, strict: bool, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
@@ -163,9 +166,9 @@ def newest_good(root: Path, *, strict: bool, warn: Callable[[str], None]) -> tup
 
     Raises CheckpointError if there is none, or with ``strict`` if the newest one is broken.
     """
-    found = checkpoints_in(root)
+    checkpoints = checkpoints_in(root)
     problems: list[str] = []
-    for step, path in reversed(found):
+    for step, path in reversed(checkpoints):
         if step == 0 and problems:
             break
         try:
@@ -183,9 +186,9 @@ def newest_good(root: Path, *, strict: bool, warn: Callable[[str], None]) -> tup
         if problems:
             warn(f"going on from {path.name}; the steps after it are done again")
         return path, manifest
-    said = "".join(f"\n  {problem}" for problem in problems)
+    details = "".join(f"\n  {problem}" for problem in problems)
     raise CheckpointError(
-        f"{root}: holds no good checkpoint to go on from{':' if said else '.'}{said}\n"
+        f"{root}: holds no good checkpoint to go on from{':' if details else '.'}{details}\n"
         f"A run never starts from scratch by itself: restore a checkpoint, or start a new run with `oncurve train`"
     )
 
@@ -194,9 +197,9 @@ def quarantine(root: Path, *, after: int) -> None:
     """Rename the checkpoints of later steps, which will be made again, so that none of them is ever taken."""
     for step, path in checkpoints_in(root):
         if step > after:
-            place = path.with_name(f"left_behind_{path.name}")
-            shutil.rmtree(place, ignore_errors=True)
-            path.rename(place)
+            target = path.with_name(f"left_behind_{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
 
 
 def prune(root: Path, *, keep: int, every: int = 0) -> None:
@@ -204,10 +207,10 @@ def prune(root: Path, *, keep: int, every: int = 0) -> None:
 
     With ``every`` 0 none is kept for its step; with ``keep`` 0 all are.
     """
-    found = checkpoints_in(root)
-    scores = {path: score for _, path in found if (score := score_of(path)) is not None}
+    checkpoints = checkpoints_in(root)
+    scores = {path: score for _, path in checkpoints if (score := score_of(path)) is not None}
     best = max(scores, key=lambda path: (scores[path], path.name)) if scores else None
-    for step, path in found[:-keep]:
+    for step, path in checkpoints[:-keep]:
         if path != best and not (every and step % every == 0):
             gone = path.with_name(f".{path.name}.deleted-{os.getpid()}")
             path.rename(gone)  # a folder that is half deleted must not have the name of a checkpoint
@@ -221,3 +224,32 @@ def score_of(folder: Path) -> float | None:
     except CheckpointError:
         return None
     return float(score) if isinstance(score, (int, float)) else None
+
+
+Progress = Literal["absent", "unbegun", "begun", "finished"]
+_BEFORE_ITS_FIRST_ROW = ("recipe.yaml", "config.yaml", "manifest.json", "log.txt", "status.json", METRICS)
+
+
+def progress_of(path: Path) -> Progress:
+    """``unbegun`` is a folder whose run died before it had a record or a checkpoint: there is nothing to lose."""
+    if not (path / METRICS).is_file():
+        return "absent"
+    checkpoints = checkpoints_in(path / "checkpoints")
+    if not checkpoints:
+        return "begun" if (path / METRICS).stat().st_size or (path / "evaluations").exists() else "unbegun"
+    is_measured = (path / "evaluations" / "trained.json").is_file() and (path / "model").is_dir()
+    return "finished" if is_measured and checkpoints[-1][0] >= _requested_steps(path) else "begun"
+
+
+def _requested_steps(path: Path) -> float:
+    """The steps that the run's recipe asks for; without end if it cannot be read, for `resume` to say what is wrong."""
+    try:
+        return int(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))["run"]["steps"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        return float("inf")
+
+
+def clear_unbegun(path: Path) -> None:
+    """Remove what such a run left, for it to be begun again."""
+    for name in _BEFORE_ITS_FIRST_ROW:
+        (path / name).unlink(missing_ok=True)

@@ -125,10 +125,10 @@ class Checkpointer:
             "score": score if score is not None and math.isfinite(score) else None,
             "kl": (metrics or {}).get("policy/kl"),
         }
-        taken = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
-        taken = replace(taken, ahead=self.ahead(step))
+        snapshot = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
+        snapshot = replace(snapshot, ahead=self.ahead(step))
         self.last_saved = step
-        self._thread = threading.Thread(target=self._write, args=[taken], name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=[snapshot], name="checkpoint", daemon=True)
         self._thread.start()
 
     def save_marked(self) -> bool:
@@ -158,16 +158,16 @@ class Checkpointer:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, taken: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         started = time.perf_counter()
         try:
-            if write(taken, self.policy, self.root) is not None:
+            if write(snapshot, self.policy, self.root) is not None:
                 prune(self.root, keep=self.section.keep_checkpoints, every=self.section.keep_every_steps)
         except CheckpointError as error:
             self._error = error
         except OSError as error:
             self._error = CheckpointError(f"{self.root}: an old checkpoint cannot be deleted: {error}")
-        if taken.weights is not None:
+        if snapshot.weights is not None:
             self._write_seconds = time.perf_counter() - started
 
     def _report(self) -> None:

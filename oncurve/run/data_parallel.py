@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 
 from oncurve.core.errors import OncurveError
 from oncurve.core.grading import RewardFunction, grade
-from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView, Sampler
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import PolicyView, Sampler, SamplingRequest
 from oncurve.policy.distributed import Processes
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.interruption import Interrupted, Interruption
@@ -33,20 +33,18 @@ class ShardedSampler:
         cast("TrainedPolicy", policy).publish()
         self.sampler.load_weights(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it with the same prompts."""
-        places = own_places(prompts, self.processes)
-        mine, own = [prompts[place] for place in places], dict[int, Group]()
+        indices = own_indices(request.prompts, self.processes)
+        share, own = request.with_prompts([request.prompts[index] for index in indices]), dict[int, Group]()
 
         def sample_share() -> list[tuple[int, tuple[Completion, ...]]]:
-            groups = self.sampler.sample(mine, group_size, step=step, params=params) if mine else []
-            own.update(zip(places, groups, strict=True))
-            return [(place, _sendable(group)) for place, group in own.items()]
+            groups = self.sampler.sample(share) if share.prompts else []
+            own.update(zip(indices, groups, strict=True))
+            return [(index, _sendable(group)) for index, group in own.items()]
 
         sampled = dict(together(sample_share, self.processes, self.interruption))
-        return [own.get(place) or Group(prompt, sampled[place]) for place, prompt in enumerate(prompts)]
+        return [own.get(index) or Group(prompt, sampled[index]) for index, prompt in enumerate(request.prompts)]
 
     def close(self) -> None:
         """Give back what the sampler took."""
@@ -67,20 +65,18 @@ class MainRankSampler:
         if self.sampler is not None:
             self.sampler.load_weights(policy, version)
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, in order, on every process. All processes must call it."""
 
         own: list[Group] = []
 
         def sample_all() -> list[tuple[Completion, ...]]:
             if self.sampler is not None:
-                own.extend(self.sampler.sample(prompts, group_size, step=step, params=params))
+                own.extend(self.sampler.sample(request))
             return [_sendable(group) for group in own]
 
         sampled = together(sample_all, self.processes, self.interruption)
-        return own or [Group(prompt, completions) for prompt, completions in zip(prompts, sampled, strict=True)]
+        return own or [Group(prompt, completions) for prompt, completions in zip(request.prompts, sampled, strict=True)]
 
     def close(self) -> None:
         """Let go of the servers."""
@@ -90,7 +86,10 @@ class MainRankSampler:
 
 def _sendable(group: Group) -> tuple[Completion, ...]:
     """The completions of a group without their environments, which stay in the process that they live in."""
-    return tuple(replace(one, environment=None) if one.environment is not None else one for one in group.completions)
+    return tuple(
+        replace(completion, environment=None) if completion.environment is not None else completion
+        for completion in group.completions
+    )
 
 
 class ShardedRewards:
@@ -110,21 +109,21 @@ class ShardedRewards:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, on every process. All processes must call it with the same completions."""
-        places = self._places(prompts, completions)
-        mine = [(prompts[place], completions[place]) for place in places]
+        indices = self._own_indices(prompts, completions)
+        mine = [(prompts[index], completions[index]) for index in indices]
 
         def grade_share() -> list[tuple[int, Reward]]:
             rewards = grade(self.function, [p for p, _ in mine], [c for _, c in mine]) if mine else []
-            return list(zip(places, rewards, strict=True))
+            return list(zip(indices, rewards, strict=True))
 
         graded = dict(together(grade_share, self.processes, self.interruption))
-        return [graded[place] for place in range(len(completions))]
+        return [graded[index] for index in range(len(completions))]
 
-    def _places(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
+    def _own_indices(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[int]:
         """This process's share. Prompts that were sampled may be missing: their episodes failed."""
-        held = [place for place, one in enumerate(completions) if one.environment is not None]
-        everywhere = {place for places in self.processes.all_gather(held) for place in places}
-        return sorted([*held, *(place for place in own_places(prompts, self.processes) if place not in everywhere)])
+        live = [index for index, completion in enumerate(completions) if completion.environment is not None]
+        everywhere = {index for indices in self.processes.all_gather(live) for index in indices}
+        return sorted([*live, *(index for index in own_indices(prompts, self.processes) if index not in everywhere)])
 
     def close(self) -> None:
         """End the graders' processes."""
@@ -152,15 +151,15 @@ def together(work: Callable[[], list[T]], processes: Processes, interruption: In
     for _, _, kind in shares:
         if kind is not None:
             raise kind("")
-    if any(given is None for given, _, _ in shares):
+    if any(items is None for items, _, _ in shares):
         interruption.ask(max(number for _, number, _ in shares))
         raise Interrupted
-    return [part for given, _, _ in shares for part in given or ()]
+    return [part for items, _, _ in shares for part in items or ()]
 
 
-def own_places(prompts: Sequence[Prompt], processes: Processes) -> list[int]:
+def own_indices(prompts: Sequence[Prompt], processes: Processes) -> list[int]:
     """Places of the prompts that are this process's share: every so-many-th of the different ones."""
     numbers: dict[int, int] = {}
     for prompt in prompts:
         numbers.setdefault(prompt.index, len(numbers))
-    return [place for place, prompt in enumerate(prompts) if numbers[prompt.index] % processes.count == processes.rank]
+    return [index for index, prompt in enumerate(prompts) if numbers[prompt.index] % processes.count == processes.rank]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import PolicyView, SamplingRequest
 from oncurve.data.demonstrations import Demonstration, taught_text
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand
 
@@ -17,24 +17,29 @@ class DemonstrationSampler:
         self._of: Mapping[int, Demonstration] | DemonstrationsOnDemand = (
             demonstrations
             if isinstance(demonstrations, DemonstrationsOnDemand)
-            else {one.prompt.index: one for one in demonstrations}
+            else {demonstration.prompt.index: demonstration for demonstration in demonstrations}
         )
 
     def load_weights(self, policy: PolicyView, version: int) -> None:
         """Nothing: demonstrations do not depend on the policy."""
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group of one completion per prompt, in order. Its log-probabilities are 0: nobody sampled it."""
-        if group_size != 1:
-            raise ValueError(f"a prompt has one demonstration, not {group_size}")
+        if request.group_size != 1:
+            raise ValueError(f"a prompt has one demonstration, not {request.group_size}")
         groups = []
-        for prompt in prompts:
-            shown = self._of[prompt.index]
-            nothing = (0.0,) * len(shown.token_ids)
+        for prompt in request.prompts:
+            demonstration = self._of[prompt.index]
+            nothing = (0.0,) * len(demonstration.token_ids)
             completion = Completion(
-                prompt.prompt_ids, shown.token_ids, shown.text, nothing, "stop", step, 0, segments=shown.segments
+                prompt.prompt_ids,
+                demonstration.token_ids,
+                demonstration.text,
+                nothing,
+                "stop",
+                request.step,
+                0,
+                segments=demonstration.segments,
             )
             groups.append(Group(prompt, (completion,)))
         return groups
@@ -64,8 +69,8 @@ class SameTextReward:
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """Compared without white space at both ends."""
         same = [
-            float(one.text.strip() == taught_text(prompt.row).strip())
-            for prompt, one in zip(prompts, completions, strict=True)
+            float(completion.text.strip() == taught_text(prompt.row).strip())
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]
         return [Reward(value, {"correct": value}) for value in same]
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
-from oncurve.data.from_settings import Rows, shared_columns
-from oncurve.data.given import NOTHING
+from oncurve.data.from_settings import Rows
 from oncurve.data.prompt_check import demonstration_report, prompt_report
 from oncurve.data.prompts import (
     Template,
@@ -30,6 +30,7 @@ from oncurve.data.prompts import (
     unnamed_turn_end,
     write_gold,
 )
+from oncurve.data.python_objects import NOTHING
 from oncurve.data.settings import DataSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
@@ -37,16 +38,16 @@ from oncurve.model.context import context_of
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
-from oncurve.recipe.algorithm_rules import check_algorithm
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.probes import describe_probes, judge_probes, run_probes
 from oncurve.rewards.references import describe_references
 from oncurve.rewards.section import RewardSection
-from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer, make_reward_function
-from oncurve.run.assemble import make_policy
+from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer
+from oncurve.run.builder import make_policy, make_rewards
+from oncurve.run.model_paths import describe_sampling, foresee_paths
 from oncurve.run.rendered import check_thinking, make_prompts, split_rows
-from oncurve.run.ways import describe_sampling, foresee_ways
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox.tiers import describe_isolation
 from oncurve.wording import counted
@@ -75,17 +76,17 @@ def ask(
     policy = make_policy(config, is_trained=False)
     data = config.data
     own, laid_out = _prompts_of_run(Path(model), policy.tokenizer) if is_run(model) else (data.chat, data.template)
-    asked, template = own if chat is None else chat, template or laid_out
-    if said := describe_chat(asked, policy.tokenizer, template, model=model):
-        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+    chat_setting, template = own if chat is None else chat, template or laid_out
+    if description := describe_chat(chat_setting, policy.tokenizer, template, model=model):
+        console.print(description, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(describe_sampling(policy), style="dim", markup=False, highlight=False, soft_wrap=True)
-    params = SamplingParams(temperature=temperature, max_completion_tokens=max_tokens)
+    params = SamplingParams(temperature=temperature).limited_to(max_tokens)
     engine = InProcessEngine(params)
     engine.load_weights(policy, version=0)
-    for place, question in enumerate(questions or _typed(console)):
+    for index, question in enumerate(questions or _typed(console)):
         rows = [{"question": question, "answer": ""}]
-        prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=asked)
-        for group in engine.sample(prompts, count, step=place):
+        prompts, _ = render_prompts(rows, cast("Any", policy.tokenizer), template=template, chat=chat_setting)
+        for group in engine.sample(SamplingRequest(prompts, count, index)):
             for completion in group.completions:
                 console.print(group.prompt.text, style="dim", end="", markup=False, highlight=False)
                 console.print(completion.text, markup=False, highlight=False)
@@ -129,9 +130,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     if isinstance(parts[0], StoredRows):
         console.print(f"many rows: the first {CHECKED_ROWS:,} of {len(parts[0]):,} are checked", highlight=False)
         parts = (list(parts[0][:CHECKED_ROWS]), *parts[1:])
-    columns = shared_columns(parts)
-    function = make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps)
-    with closing(function) as reward_function:
+    with closing(make_rewards(config, rows=parts)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 
@@ -146,7 +145,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     check_thinking(config, tokenizer)
     if any(reward.reads_reference for reward in config.rewards):
         console.print(describe_references(rows), markup=False, highlight=False, soft_wrap=True)
-    console.print(foresee_ways(config, model_config), markup=False, highlight=False, soft_wrap=True)
+    console.print(foresee_paths(config, model_config), markup=False, highlight=False, soft_wrap=True)
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
@@ -173,18 +172,18 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
         vocabulary=model_config.get_text_config().vocab_size,
         end_ids=end_ids,
     )
-    said = [(finding.severity, finding.describe()) for finding in findings]
+    reports = [(finding.severity, finding.describe()) for finding in findings]
     table, verdicts = probe(config.rewards, section, graded, few_shot, tokenizer, pays, form, seed=config.run.seed)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
     is_of_form = not any(finding.takes_other_form for finding in findings)  # else no probe is either
-    said += [(severity, f"{severity}: {text}") for severity, text in verdicts if is_of_form or severity != "error"]
-    for _, text in said:
+    reports += [(severity, f"{severity}: {text}") for severity, text in verdicts if is_of_form or severity != "error"]
+    for _, text in reports:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if errors := sum(severity == "error" for severity, _ in said):
+    if errors := sum(severity == "error" for severity, _ in reports):
         fix = "the error" if errors == 1 else f"the {errors} errors"
         console.print(f"Check failed: fix {fix} above before training ({counts}).", highlight=False)
         return False
-    doubts = f", with {counted(len(said), 'warning')} to read above" if said else ""
+    doubts = f", with {counted(len(reports), 'warning')} to read above" if reports else ""
     console.print(f"OK{doubts}: {counts}.", highlight=False)
     return True
 
@@ -213,9 +212,9 @@ def _show_prompt(
 ) -> Template:
     """Print the first prompt with a right completion; the template whose form right completions have."""
     template, has_right_answer = find_template(section.template), have_right_answer(config.rewards)
-    if said := describe_chat(section.chat, tokenizer, section.template, model=config.model):
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
-    shown, _ = render_prompts(
+    if description := describe_chat(section.chat, tokenizer, section.template, model=config.model):
+        console.print(description, markup=False, highlight=False, soft_wrap=True)
+    prompts, _ = render_prompts(
         parts[0][:1],
         cast("Any", tokenizer),
         template=section.template,
@@ -224,10 +223,10 @@ def _show_prompt(
         tools_of=make_tools_of(config.rollouts, section, NOTHING),
     )
     decided_by_value = deciding_reward(config.rewards) is not None
-    form = form_of(template, shown, pays, decided_by_value=decided_by_value) if has_right_answer else template
+    form = form_of(template, prompts, pays, decided_by_value=decided_by_value) if has_right_answer else template
     if form is not template:
         console.print(f"as_is leaves the form to your prompts; the reward accepts that of {form.name}", highlight=False)
-    for prompt in shown:
+    for prompt in prompts:
         gold = write_gold(prompt.row, form) if has_right_answer else None
         console.print(prompt_report(prompt, tokenizer, end_ids, gold), markup=False, highlight=False, soft_wrap=True)
     return form
@@ -250,15 +249,15 @@ def _rows_to_grade(
     if config.sft is None:
         return rows, held_out, config.data
     made = make_prompts(config, tokenizer, context_tokens=context_of(model_config), rows=parts)
-    tokens = sum(len(one.token_ids) for one in made.demonstrations)
+    tokens = sum(len(demonstration.token_ids) for demonstration in made.demonstrations)
     too_long = counted(len(made.excluded), "row")
     console.print(
         f"{len(made.demonstrations):,} demonstrations, {tokens:,} tokens; too long: {too_long}", highlight=False
     )
     first = made.demonstrations[0]
     end_ids = _end_ids(config, config.data, tokenizer)
-    shown = demonstration_report(first.prompt, first.token_ids, tokenizer, end_ids)
-    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+    report = demonstration_report(first.prompt, first.token_ids, tokenizer, end_ids)
+    console.print(report, markup=False, highlight=False, soft_wrap=True)
     if any(row["answer"] for row in rows):
         return rows, held_out, config.data
     return [row for row in test if row["answer"]], [], config.evaluation_data

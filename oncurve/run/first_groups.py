@@ -11,11 +11,12 @@ from rich.progress import track
 
 from oncurve.core.grading import has_signal, score
 from oncurve.core.records import Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.curriculum import Curriculum
 from oncurve.observe.measure import rollout_metrics
 from oncurve.recipe.schema import Config
-from oncurve.run.parts import make_parts
-from oncurve.run.ways import slow_rate
+from oncurve.run.builder import make_parts
+from oncurve.run.model_paths import slow_rate
 from oncurve.stats import wilson_interval
 
 AT_ONCE = 4
@@ -42,9 +43,9 @@ def sample_groups(config: Config, count: int, *, console: Console) -> bool:
         sampler.load_weights(parts.policy, version=0)
         groups: list[Group] = []
         rewards: list[list[Reward]] = []
-        places = range(0, len(prompts), AT_ONCE)
-        for place in track(places, "sampling groups", console=console, transient=True, disable=not console.is_terminal):
-            drawn = sampler.sample(prompts[place : place + AT_ONCE], config.algorithm.group_size, step=0)
+        starts = range(0, len(prompts), AT_ONCE)
+        for start in track(starts, "sampling groups", console=console, transient=True, disable=not console.is_terminal):
+            drawn = sampler.sample(SamplingRequest(prompts[start : start + AT_ONCE], config.algorithm.group_size))
             groups += drawn
             rewards += score(drawn, rewards_of)
         seconds = time.perf_counter() - began
@@ -64,9 +65,9 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
     size, total = config.algorithm.group_size, len(groups)
     signals = sum(has_signal(row) for row in rewards)
     low, high = wilson_interval(signals, total)
-    found = rollout_metrics(groups, rewards)
+    metrics = rollout_metrics(groups, rewards)
     shares = [
-        f"{name} {found[key]:{style}}"
+        f"{name} {metrics[key]:{style}}"
         for name, key, style in (
             ("mean reward", "reward/mean", ".3g"),
             ("correct", "reward/correct", ".0%"),
@@ -75,25 +76,25 @@ def describe_groups(config: Config, groups: list[Group], rewards: list[list[Rewa
             ("solved by all", "group/solved_fraction", ".0%"),
             ("solved by none", "group/unsolved_fraction", ".0%"),
         )
-        if key in found
+        if key in metrics
     ]
     lines = [
         f"{total} groups of {size} from the untrained model, in {seconds:.0f} s: {signals} have a signal "
         f"({signals / total:.0%}, 95 % interval {low:.0%} to {high:.0%})",
         f"  {', '.join(shares)}",
     ]
-    if places := _describe_places(found):
-        lines.append(f"  {places}")
+    if locations := _describe_locations(metrics):
+        lines.append(f"  {locations}")
     if signals == 0:
-        return [*lines, f"No group has a signal, so GRPO would learn nothing from them. {_remedy(found)}"]
+        return [*lines, f"No group has a signal, so GRPO would learn nothing from them. {_remedy(metrics)}"]
     expected = signals / total * config.run.prompts_per_step
     lines.append(f"  of the {config.run.prompts_per_step} groups of a step, about {expected:.0f} would be learned from")
     if signals / total < FEW:
-        lines.append(f"warning: most of the sampling would be wasted at first. {_remedy(found)}")
+        lines.append(f"warning: most of the sampling would be wasted at first. {_remedy(metrics)}")
     return lines
 
 
-FOUND_IN = (
+LOCATION_KEYS = (
     "reward/found_in_box",
     "reward/found_in_tag",
     "reward/found_in_hash",
@@ -104,18 +105,18 @@ FOUND_IN = (
 """Metrics of the places in which answers stand."""
 
 
-def _describe_places(found: dict[str, float]) -> str:
+def _describe_locations(metrics: dict[str, float]) -> str:
     """Where the model puts its answers; empty where no reward looked for them."""
-    shares = {key.rpartition("_")[-1]: found[key] for key in FOUND_IN if found.get(key, 0.0) > 0}
+    shares = {key.rpartition("_")[-1]: metrics[key] for key in LOCATION_KEYS if metrics.get(key, 0.0) > 0}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return "answers are in: " + ", ".join(f"{name} {share:.0%}" for name, share in ordered) if ordered else ""
 
 
-def _remedy(found: dict[str, float]) -> str:
+def _remedy(metrics: dict[str, float]) -> str:
     """Advice where the completions of most groups earn the same."""
-    if found.get("completion/truncated_fraction", 0.0) > 0.5:
+    if metrics.get("completion/truncated_fraction", 0.0) > 0.5:
         return "Most completions are cut off before their answer: raise rollouts.max_completion_tokens."
-    if found.get("group/solved_fraction", 0.0) > found.get("group/unsolved_fraction", 0.0):
+    if metrics.get("group/solved_fraction", 0.0) > metrics.get("group/unsolved_fraction", 0.0):
         return "The prompts are too easy: take harder ones."
     return (
         "The prompts are too hard, or their form is new to the model: begin with a supervised stage (`oncurve sft`), "

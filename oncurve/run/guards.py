@@ -13,7 +13,7 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError, is_out_of_memory, release
 from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Mean
-from oncurve.policy.shortage import check_alone, check_smaller
+from oncurve.policy.device_memory import check_alone, check_smaller
 
 NONFINITE = "policy/nonfinite_updates"
 KL_LIMIT, KL_GROWTH, KL_RECORDS = 0.1, 1.5, 10
@@ -62,10 +62,10 @@ class Guards:
 
         Raises TrainingError where they cannot have computed the same model.
         """
-        found = max((one for one in mismatches if math.isfinite(one)), default=0.0)
-        if found > MISMATCH_LIMIT * (EXACT_SHARE if self.is_exact else 1.0):
+        mismatch = max((value for value in mismatches if math.isfinite(value)), default=0.0)
+        if mismatch > MISMATCH_LIMIT * (EXACT_SHARE if self.is_exact else 1.0):
             raise TrainingError(
-                f"sampler and trainer differ by {found:.2g} nats a token (mismatch/kl) in the probabilities of "
+                f"sampler and trainer differ by {mismatch:.2g} nats a token (mismatch/kl) in the probabilities of "
                 f"the sampled tokens, which rounding does not explain: one of them computes another model. Nothing "
                 f"was trained on them. Give both the same weights and precision; rollouts.type=engine samples in "
                 f"this process, in a way that was compared with the model's own forward pass"
@@ -123,14 +123,14 @@ class Guards:
         if kl <= KL_LIMIT:
             self.alarms.discard("kl")
         elif kl > KL_GROWTH * before and "kl" not in self.alarms:
-            said = (
+            message = (
                 f"step {step}: the KL to the reference is {kl:.3g} nats, and was {before:.3g} {ago} records ago. "
                 f"Raise algorithm.kl_coef, or lower optimizer.learning_rate"
             )
             self.alarms.add("kl")
-            self._tell(said)
+            self._tell(message)
             if self.returns_on_kl:
-                raise KlAlarm(said)
+                raise KlAlarm(message)
 
     def _watch_gradient(self, step: int, norm: float | None) -> None:
         if norm is None or not math.isfinite(norm):

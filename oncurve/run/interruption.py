@@ -78,7 +78,7 @@ class Interruption:
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         """A signal has come."""
         return self._number is not None
 

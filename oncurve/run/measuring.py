@@ -17,23 +17,22 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.sampler import Sampler
-from oncurve.data.from_settings import Rows, shared_columns
+from oncurve.data.from_settings import Rows
 from oncurve.data.prompts import describe_chat
 from oncurve.evaluate.compare import compare
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
-from oncurve.model.context import context_of
 from oncurve.observe.record import RunFolder
 from oncurve.observe.run_model import is_run
 from oncurve.recipe.load import load_config, read_tree
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.terms import describe_correct, make_lenient_reward, make_reward_function
-from oncurve.run.assemble import make_policy, make_sampler
-from oncurve.run.rendered import benchmark_rows, make_prompts, split_rows
+from oncurve.rewards.terms import describe_correct, make_lenient_reward
+from oncurve.run.builder import make_policy, make_rewards, make_sampler, prompts_for
+from oncurve.run.model_paths import describe_sampling, describe_weights
+from oncurve.run.rendered import benchmark_rows, split_rows
 from oncurve.run.session import keep_evaluation
-from oncurve.run.ways import describe_sampling, describe_weights
 from oncurve.run_errors import Stopped
 from oncurve.wording import did_you_mean, listed
 
@@ -70,15 +69,15 @@ def evaluate_on_benchmark(
     path = find_benchmark(name)
     known = read_tree(path, ["model=embedded"])
     config = load_config(path, [*overrides, f"model={json.dumps(models[0])}"])
-    found = evaluate_models(config, models, output, rows=benchmark_rows(config), console=console)
+    evaluations = evaluate_models(config, models, output, rows=benchmark_rows(config), console=console)
     published = known.get("evaluation", {}).get("num_prompts")
-    measured = len(found[0].by_prompt())
+    measured = len(evaluations[0].by_prompt())
     if published is not None and measured < published and config.data.type != "jsonl":
         console.print(
             f"{path.stem}: {measured:,} of its {published:,} problems. Do not compare this with published numbers",
             highlight=False,
         )
-    return found
+    return evaluations
 
 
 def evaluate_models(
@@ -99,18 +98,14 @@ def evaluate_models(
         raise ConfigError(f"{output}: already holds a finished evaluation. Choose another --output, or remove it")
     console.print(f"evaluation: {output}", highlight=False)
     rows = rows or split_rows(config)
-    columns = shared_columns(rows)
-    strict, loose = (
-        make_reward_function(config.rewards, columns=columns, total_steps=config.run.steps),
-        make_lenient_reward(),
-    )
+    strict, lenient = make_rewards(config, rows=rows), make_lenient_reward()
     try:
         evaluations = [
             _measured(
                 config.model_copy(update={"model": name}),
                 rows,
                 strict,
-                loose,
+                lenient,
                 output / UNFINISHED / label,
                 console,
             )
@@ -118,11 +113,11 @@ def evaluate_models(
         ]
     finally:
         strict.close()
-        loose.close()
+        lenient.close()
     names = ("base", "trained") if len(models) > 1 else ("evaluation",)
     with RunFolder(output) as folder:
-        for place, name in enumerate(names):
-            keep_evaluation(folder, replace(evaluations[-1 - place], name=name))
+        for index, name in enumerate(names):
+            keep_evaluation(folder, replace(evaluations[-1 - index], name=name))
     if len(models) == 2:  # the second is the base: a better first model has gained
         comparison = compare(evaluations[1], evaluations[0], names=(short_name(models[1]), short_name(models[0])))
         comparison.write(output)
@@ -139,32 +134,27 @@ def short_name(model: str) -> str:
 
 
 def _labels(models: Sequence[str]) -> list[str]:
-    return [f"{place}-{short_name(name)}" for place, name in enumerate(models)]
+    return [f"{index}-{short_name(name)}" for index, name in enumerate(models)]
 
 
 def _measured(
     config: Config,
-    rows: tuple[Rows, ...],
+    rows: tuple[Rows, Rows, Rows, Rows],
     strict: RewardFunction,
-    loose: RewardFunction,
+    lenient: RewardFunction,
     unfinished: Path,
     console: Console,
 ) -> Evaluation:
     """One model on the test problems; what was sampled before a stop is not sampled again."""
     policy = make_policy(_copied_as_in_training(config), is_trained=False)
-    asked = config.evaluation_data
-    if said := describe_chat(asked.chat, policy.tokenizer, asked.template, model=config.model):
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    section = config.evaluation_data
+    if description := describe_chat(section.chat, policy.tokenizer, section.template, model=config.model):
+        console.print(description, markup=False, highlight=False, soft_wrap=True)
     console.print(describe_sampling(policy, config.rollouts), markup=False, highlight=False, soft_wrap=True)
     weights = describe_weights(policy)
     console.print(weights, markup=False, highlight=False, soft_wrap=True)
-    context = context_of(policy.model.config)
-    prompts = make_prompts(config, policy.tokenizer, context_tokens=context, rows=rows).test  # type: ignore[arg-type]
-    sampler, params, samples = (
-        make_sampler(config),
-        config.evaluation_sampling(),
-        config.evaluation.samples,
-    )
+    prompts = prompts_for(config, policy, rows=rows).test
+    sampler, params, samples = make_sampler(config), config.evaluation_sampling(), config.evaluation.samples
     settings = {
         "model": config.model,
         "sampler": config.rollouts.type,
@@ -173,17 +163,17 @@ def _measured(
     }
     try:
         sampler.load_weights(policy, version=0)
-        with PartialResults(unfinished, settings, samples=samples, num_prompts=len(prompts)) as kept:
+        with PartialResults(unfinished, settings, samples=samples, num_prompts=len(prompts)) as store:
             evaluation = measure(
                 prompts,
                 sampler,
                 strict,
                 params,
-                kept,
+                store,
                 what=f"evaluating {short_name(config.model)}",
                 goes_on=f"The same command with --output {unfinished.parents[1]} resumes it",
                 console=console,
-                loose_reward_function=loose,
+                lenient_reward_function=lenient,
             )
         evaluation = replace(evaluation, correct_means=describe_correct(config.rewards))
     finally:
@@ -233,36 +223,36 @@ def measure(
     sampler: Sampler,
     reward_function: RewardFunction,
     params: SamplingParams,
-    kept: PartialResults,
+    store: PartialResults,
     *,
     what: str,
     goes_on: str,
     console: Console,
-    loose_reward_function: RewardFunction | None = None,
+    lenient_reward_function: RewardFunction | None = None,
 ) -> Evaluation:
     """The evaluation, on a progress bar; Ctrl-C leaves what is whole and says how it ``goes_on``."""
 
-    def said() -> str:
-        right = sum(one.is_correct for one in kept.examples)
-        return what if any(one.category == "graded" for one in kept.examples) else f"{what}, {right:,} correct"
+    def progress_text() -> str:
+        right = sum(example.is_correct for example in store.examples)
+        return what if any(example.category == "graded" for example in store.examples) else f"{what}, {right:,} correct"
 
     try:
         with bar(console) as progress:
-            shown = progress.add_task(said(), total=len(prompts))
-            found = evaluate(
+            task = progress.add_task(progress_text(), total=len(prompts))
+            evaluation = evaluate(
                 prompts,
                 sampler,
                 reward_function,
                 params=params,
-                samples_per_prompt=kept.samples,
-                prompts_per_call=prompts_per_call(kept.samples),
-                store=kept,
-                lenient_reward_function=loose_reward_function,
-                on_progress=lambda done, total: progress.update(shown, completed=done, description=said()),
+                samples_per_prompt=store.samples,
+                prompts_per_call=prompts_per_call(store.samples),
+                store=store,
+                lenient_reward_function=lenient_reward_function,
+                on_progress=lambda done, total: progress.update(task, completed=done, description=progress_text()),
             )
-            return replace(found, seed=params.seed)
+            return replace(evaluation, seed=params.seed)
     except KeyboardInterrupt:
-        done = len(kept.examples) // kept.samples
+        done = len(store.examples) // store.samples
         raise Stopped(
-            f"stopped: {done} of {len(prompts)} problems are kept in {kept.folder}. {goes_on}", exit_code=130
+            f"stopped: {done} of {len(prompts)} problems are kept in {store.folder}. {goes_on}", exit_code=130
         ) from None

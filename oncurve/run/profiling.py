@@ -14,8 +14,8 @@ _ROWS = 40
 class Profiler:
     """Traces a step: ``trace_step_<n>.json.gz`` for ui.perfetto.dev, and ``trace_step_<n>.txt`` with the sums."""
 
-    def __init__(self, folder: Path, *, trace_step: int | None, is_main: bool) -> None:
-        """``trace_step`` counts from 1; None traces nothing."""
+    def __init__(self, folder: Path, *, trace_step: int, is_main: bool) -> None:
+        """``trace_step`` counts from 1."""
         self.folder, self.trace_step, self.is_main = folder, trace_step, is_main
         self._profile: profile | None = None
 
@@ -30,10 +30,10 @@ class Profiler:
     def end(self) -> None:
         """A step has ended; write its trace if it is the one."""
         if (traced := self.close()) is not None:
-            place = self.folder / f"trace_step_{self.trace_step:06d}"
-            traced.export_chrome_trace(f"{place}.json.gz")
+            path = self.folder / f"trace_step_{self.trace_step:06d}"
+            traced.export_chrome_trace(f"{path}.json.gz")
             table = traced.key_averages().table(sort_by="cpu_time_total", row_limit=_ROWS)
-            place.with_suffix(".txt").write_text(table + "\n", encoding="utf-8")
+            path.with_suffix(".txt").write_text(table + "\n", encoding="utf-8")
 
     def close(self) -> profile | None:
         """Stop a trace, also one whose step was left."""

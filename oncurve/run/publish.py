@@ -10,8 +10,7 @@ import yaml
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.redact import redact, redact_tree
-from oncurve.observe.run_model import resolve_model
-from oncurve.policy.lora import base_of, is_adapter
+from oncurve.observe.run_model import base_of, is_adapter, resolve_model
 from oncurve.policy.model_folder import merge_adapter
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import listed
@@ -106,9 +105,9 @@ def files_to_upload(folder: Path) -> list[Path]:
     texts = {
         path.name: path.read_text("utf-8", "replace") for path in files if path.suffix in (".json", ".md", ".jinja")
     }
-    if found := [name for name, text in texts.items() if redact(text) != text]:
+    if with_keys := [name for name, text in texts.items() if redact(text) != text]:
         raise ConfigError(
-            f"{folder}: {listed(found)} holds what looks like a key. Remove it, and revoke it if it was public"
+            f"{folder}: {listed(with_keys)} holds what looks like a key. Remove it, and revoke it if it was public"
         )
     return files
 
@@ -127,9 +126,9 @@ def push(folder: Path, repository: str, *, private: bool, token: str | None = No
     api = HfApi(token=token)
     no_answer: Any = HfHubHTTPError.__base__  # of whatever HTTP library this version of huggingface_hub uses
     try:
-        place = api.create_repo(repository, private=private, exist_ok=True).repo_id
+        repository_id = api.create_repo(repository, private=private, exist_ok=True).repo_id
         done = api.upload_folder(
-            repo_id=place,
+            repo_id=repository_id,
             folder_path=folder,
             allow_patterns=names,
             commit_message=message or "Model trained with oncurve",

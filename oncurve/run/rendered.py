@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,18 +12,19 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat
 from oncurve.data.datasets import hold_out
-from oncurve.data.demonstrations import Demonstration, demonstrated_chat, render_demonstrations
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
-from oncurve.data.given import NOTHING, Given
-from oncurve.data.hints import with_hint
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
-from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
 from oncurve.data.stored_rows import StoredRows
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import have_right_answer
 from oncurve.rewards.thinking import refuse_unknown_marks
 from oncurve.wording import counted
+
+if TYPE_CHECKING:
+    from oncurve.data.demonstrations import Demonstration
+    from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Rendered:
     """Rows left out because their prompt, or prompt and demonstration, is too long."""
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = field(default_factory=list)
     """Demonstrations of a supervised stage, one for each prompt in ``train``; ``train`` itself where rows wait."""
-    shown_during: list[Demonstration] = field(default_factory=list)
+    demonstrations_during: list[Demonstration] = field(default_factory=list)
     """Held-out demonstrations, whose loss is measured during a supervised stage."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """The prompt of the reference for each training prompt, with the hint of ``algorithm.teacher_hint``; where prompts
@@ -51,7 +52,7 @@ class Rendered:
         return self.train if isinstance(self.train, list) else []
 
     @property
-    def shown(self) -> list[Demonstration]:
+    def written_demonstrations(self) -> list[Demonstration]:
         """Demonstrations that are written already; none where they are written on demand."""
         return self.demonstrations if isinstance(self.demonstrations, list) else []
 
@@ -72,23 +73,23 @@ def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
     return [], [], [], list(rows[: config.evaluation.num_prompts])
 
 
-def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
+def split_rows(config: Config, objects: PythonObjects = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
     """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
     seed, needed = config.evaluation.split_seed, config.run.prompts_per_step
     kind = {
-        "needs_answer": have_right_answer(config.rewards, given.rewards),
+        "needs_answer": have_right_answer(config.rewards, objects.rewards),
         "demonstrated": config.sft is not None,
     }
     own_seed = config.run.seed if isinstance(config.data, DemonstrationsData) else 0
-    rows = make_rows(config.data, seed=own_seed, objects=given.rows, **kind)
+    rows = make_rows(config.data, seed=own_seed, objects=objects.rows, **kind)
     few_shot: Rows = []
     during: Rows = []
     test: Rows
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
     if config.evaluation.data is not None:
-        asked = make_rows(config.evaluation.data, seed=0, objects=given.evaluation_rows, **kind)
-        test = list(asked[: config.evaluation.num_prompts])
+        evaluation_rows = make_rows(config.evaluation.data, seed=0, objects=objects.evaluation_rows, **kind)
+        test = list(evaluation_rows[: config.evaluation.num_prompts])
     else:
         rows, test = hold_out(
             rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", needed), seed=seed
@@ -100,13 +101,13 @@ def split_rows(config: Config, given: Given = NOTHING) -> tuple[Rows, Rows, Rows
     return rows, few_shot, during, test
 
 
-def _held_out(rows: Rows, asked: int, key: str, needed: int) -> int:
+def _held_out(rows: Rows, requested: int, key: str, needed: int) -> int:
     """Rows to hold out: as many as ``evaluation.<key>`` asks for, or a fifth if fewer than ``needed`` are left.
 
     Raises DataError if a fifth is none.
     """
-    if len(rows) - asked >= needed:
-        return asked
+    if len(rows) - requested >= needed:
+        return requested
     fewer = len(rows) // 5
     if not fewer:
         few = f"{counted(len(rows), 'row')} {'is' if len(rows) == 1 else 'are'} too few"
@@ -114,7 +115,7 @@ def _held_out(rows: Rows, asked: int, key: str, needed: int) -> int:
             f"{few} to hold some of them out for evaluation.{key}. Use more data, or name "
             f"problems to evaluate on with evaluation.data.type=jsonl evaluation.data.path=FILE"
         )
-    log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, asked)
+    log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, requested)
     return fewer
 
 
@@ -130,18 +131,18 @@ def make_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     context_tokens: int | None,
-    given: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
     rows: tuple[Rows, Rows, Rows, Rows] | None = None,
 ) -> Rendered:
     """Every prompt of the run as tokens; ``rows`` are those of ``split_rows``, where somebody has them already.
 
     Raises DataError or ConfigError if nothing fits, or fewer prompts are left than a step takes.
     """
-    train_rows, few_shot, during, test = rows or split_rows(config, given)
+    train_rows, few_shot, during, test = rows or split_rows(config, objects)
     limit = config.prompt_limit(context_tokens)
-    writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, given)
+    writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, objects)
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = []
-    shown_during: list[Demonstration] = []
+    demonstrations_during: list[Demonstration] = []
     if config.sft is None:
         train = (
             writer.on_demand(train_rows)
@@ -149,17 +150,22 @@ def make_prompts(
             else writer.prompts(train_rows, config.data)
         )
         middle = writer.prompts(during, config.data)
-        asked = writer.prompts(test, config.evaluation_data)
+        test_prompts = writer.prompts(test, config.evaluation_data)
     else:
         if isinstance(train_rows, StoredRows):
-            train = demonstrations = writer.shown_on_demand(train_rows, config.sft)
+            train = demonstrations = writer.demonstrations_on_demand(train_rows, config.sft)
         else:
-            demonstrations = writer.shown(train_rows, config.data, config.sft)
-            train = [one.prompt for one in demonstrations]
-        shown_during = writer.shown(during, config.data, config.sft)
+            demonstrations = writer.demonstrations(train_rows, config.data, config.sft)
+            train = [demonstration.prompt for demonstration in demonstrations]
+        demonstrations_during = writer.demonstrations(during, config.data, config.sft)
         last = config.sft.model_copy(update={"train_on": "last"})
-        held_out = writer.shown(test, config.evaluation_data, last), writer.shown(during, config.data, last)
-        asked, middle = ([one.prompt for one in part if one.leaves_room(limit)] for part in held_out)
+        held_out = (
+            writer.demonstrations(test, config.evaluation_data, last),
+            writer.demonstrations(during, config.data, last),
+        )
+        test_prompts, middle = (
+            [demonstration.prompt for demonstration in part if demonstration.leaves_room(limit)] for part in held_out
+        )
     excluded = writer.excluded
     if train_rows and len(train) < config.run.prompts_per_step:
         raise DataError(
@@ -168,11 +174,11 @@ def make_prompts(
         )
     hinted: dict[tuple[int, ...], tuple[int, ...]] = {}
     if config.algorithm.teacher_hint is not None:
-        if isinstance(train, PromptsOnDemand):
+        if not isinstance(train, list):
             train.see = lambda prompts: hinted.update(writer.hinted(prompts))
         else:
             hinted = writer.hinted(train)
-    return Rendered(train, middle, asked, excluded, demonstrations, shown_during, hinted)
+    return Rendered(train, middle, test_prompts, excluded, demonstrations, demonstrations_during, hinted)
 
 
 @dataclass
@@ -185,7 +191,7 @@ class _Writer:
     limit: int | None
     """Most tokens of a prompt that is sampled from."""
     context_tokens: int | None
-    given: Given
+    objects: PythonObjects
     excluded: list[Excluded] = field(default_factory=list)
     """Rows that were too long."""
 
@@ -197,6 +203,8 @@ class _Writer:
         return prompts
 
     def on_demand(self, part: StoredRows) -> PromptsOnDemand:
+        from oncurve.data.prompts_on_demand import PromptsOnDemand  # lazy
+
         return PromptsOnDemand(part, lambda rows: self._rendered(rows, self.config.data, None)[0], limit=self.limit)
 
     def _rendered(self, part: Rows, data: DataSection, limit: int | None) -> tuple[list[Prompt], list[Excluded]]:
@@ -215,18 +223,20 @@ class _Writer:
             return None
         from oncurve.episodes.from_settings import make_tools_of  # lazy
 
-        return make_tools_of(self.config.rollouts, self.config.data, self.given)
+        return make_tools_of(self.config.rollouts, self.config.data, self.objects)
 
     def hinted(self, prompts: list[Prompt]) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The prompts with a hint behind the question, by the prompts without. Of equal prompts the first counts.
 
         Raises DataError for a column that a row lacks, and for a prompt that leaves no room for a completion.
         """
+        from oncurve.data.hints import with_hint  # lazy
+
         data = self.config.data
-        rows = [with_hint(one.row, str(self.config.algorithm.teacher_hint), index=one.index) for one in prompts]
+        rows = [with_hint(plain.row, str(self.config.algorithm.teacher_hint), index=plain.index) for plain in prompts]
         tokenizer = cast("Any", self.tokenizer)
         made, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, few_shot=self.few_shot)
-        found: dict[tuple[int, ...], tuple[int, ...]] = {}
+        by_prompt: dict[tuple[int, ...], tuple[int, ...]] = {}
         for prompt, longer in zip(prompts, made, strict=True):
             if self.limit is not None and len(longer.prompt_ids) > self.limit:
                 raise DataError(
@@ -234,29 +244,32 @@ class _Writer:
                     f"and at most {self.limit} leave room for a completion. Write a shorter hint, or set "
                     f"data.max_prompt_tokens lower"
                 )
-            found.setdefault(prompt.prompt_ids, longer.prompt_ids)
-        return found
+            by_prompt.setdefault(prompt.prompt_ids, longer.prompt_ids)
+        return by_prompt
 
-    def shown(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
+    def demonstrations(self, part: Rows, data: DataSection, sft: SftSection) -> list[Demonstration]:
         if not part:
             return []
-        shown, too_long = self._shown(part, data, sft, data.chat, max_tokens=self._most_tokens(sft))
+        demonstrations, too_long = self._demonstrations(part, data, sft, data.chat, max_tokens=self._most_tokens(sft))
         self.excluded += too_long
-        return shown
+        return demonstrations
 
-    def shown_on_demand(self, part: StoredRows, sft: SftSection) -> DemonstrationsOnDemand:
+    def demonstrations_on_demand(self, part: StoredRows, sft: SftSection) -> DemonstrationsOnDemand:
+        from oncurve.data.demonstrations import demonstrated_chat  # lazy
+        from oncurve.data.prompts_on_demand import DemonstrationsOnDemand  # lazy
+
         data = self.config.data
         chat = demonstrated_chat(part[:FIRST_ROWS], data.chat, cast("Any", self.tokenizer), data.template)
 
-        def show(row: dict[str, Any], place: int) -> Demonstration:
-            return self._shown([row], data, sft, chat, first=place)[0][0]
+        def show(row: dict[str, Any], index: int) -> Demonstration:
+            return self._demonstrations([row], data, sft, chat, first=index)[0][0]
 
         return DemonstrationsOnDemand(part, show, limit=self._most_tokens(sft))
 
     def _most_tokens(self, sft: SftSection) -> int | None:
-        return min((one for one in (sft.max_tokens, self.context_tokens) if one is not None), default=None)
+        return min((limit for limit in (sft.max_tokens, self.context_tokens) if limit is not None), default=None)
 
-    def _shown(
+    def _demonstrations(
         self,
         part: Rows,
         data: DataSection,
@@ -266,6 +279,8 @@ class _Writer:
         max_tokens: int | None = None,
         first: int = 0,
     ) -> tuple[list[Demonstration], list[Excluded]]:
+        from oncurve.data.demonstrations import render_demonstrations  # lazy
+
         return render_demonstrations(
             part,
             cast("Any", self.tokenizer),
@@ -278,9 +293,43 @@ class _Writer:
         )
 
 
-def with_epochs(config: Config, given: Given = NOTHING) -> Config:
+def with_epochs(config: Config, objects: PythonObjects = NOTHING) -> Config:
     """The recipe with as many steps as ``sft.epochs`` asks for."""
     if config.sft is None or config.sft.epochs is None:
         return config
-    steps = config.steps_over(len(split_rows(config, given)[0]))
+    steps = config.steps_over(len(split_rows(config, objects)[0]))
     return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
+
+
+def count_prompts(prompts: Rendered) -> dict[str, int]:
+    """Numbers of prompts by their use, for the manifest."""
+    return {
+        "training": len(prompts.train),
+        "test": len(prompts.test),
+        "held_out": len(prompts.during),
+        "too_long": len(prompts.excluded),
+    }
+
+
+def arithmetic(config: Config, prompts: Rendered) -> str:
+    """The arithmetic of the batch in a few lines; a run's page has all of it."""
+    run, size, count = config.run, config.algorithm.group_size, config.completions_per_step
+    updates = counted(config.updates_per_step, "update")
+    lines = [
+        f"each step: {run.prompts_per_step} prompts x {size} completions = {count} completions, {updates}",
+        f"the run: {counted(run.steps, 'step')}, {len(prompts.train):,} training prompts "
+        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {len(prompts.test):,} test",
+    ]
+    if prompts.during:
+        lines[1] += f", {len(prompts.during):,} validation"
+    if not isinstance(prompts.train, list):
+        lines.append(
+            "many rows: each is read when a step takes it. Evaluation rows were drawn by their places, so that equal "
+            "questions may stand on both sides; in the place of a row that is too long comes the next one"
+        )
+    if prompts.excluded:
+        what, limit = "prompt", "the model's context"
+        if config.sft is not None:
+            what, limit = "row", f"sft.max_tokens={config.sft.max_tokens}" if config.sft.max_tokens else limit
+        lines.append(f"left out: {counted(len(prompts.excluded), what)} too long for {limit}")
+    return "\n".join(lines)

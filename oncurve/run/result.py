@@ -44,10 +44,10 @@ class Result:
         return f"<Result {self.folder}: {ending}; {self._before_and_after()}>"
 
     def _before_and_after(self) -> str:
-        measured = [one for one in (self.base, self.trained) if one is not None]
-        if all(one.is_binary for one in measured):
-            return " -> ".join(f"{100 * one.correct.fraction:.1f} % correct" for one in measured)
-        return " -> ".join(f"mean reward {one.mean_reward.value:.3f}" for one in measured)
+        measured = [evaluation for evaluation in (self.base, self.trained) if evaluation is not None]
+        if all(evaluation.is_binary for evaluation in measured):
+            return " -> ".join(f"{100 * evaluation.correct.fraction:.1f} % correct" for evaluation in measured)
+        return " -> ".join(f"mean reward {evaluation.mean_reward.value:.3f}" for evaluation in measured)
 
     def _repr_html_(self) -> str:
         """Before and after as a table, and where the curves are, for a notebook."""

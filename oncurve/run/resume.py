@@ -12,32 +12,30 @@ from rich.console import Console
 from rich.text import Text
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.data.given import NOTHING, Given
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
-from oncurve.extensions import extension
 from oncurve.observe.lock import RunLock
-from oncurve.observe.null_run_folder import NullRunFolder
-from oncurve.observe.record import METRICS, RunFolder, lock_run, read_rows, write_text
+from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, write_text
 from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import resolved, validate_tree
 from oncurve.recipe.run_folder import flat, read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.builder import Parts, make_algorithm, make_parts, settle
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
 from oncurve.run.guards import KL_LIMIT, KlAlarm
+from oncurve.run.identity import identity, recorded
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.parts import Parts, identity, make_parts, recorded
+from oncurve.run.model_paths import describe_paths
 from oncurve.run.rendered import with_epochs
 from oncurve.run.result import Steps
 from oncurve.run.session import Session, keep_evaluation, make_session
 from oncurve.run.state import read_ahead
-from oncurve.run.ways import describe_ways
 from oncurve.run_errors import CheckpointError, Stopped
 from oncurve.section import harmless_keys
 from oncurve.wording import counted
 
-Load = Callable[[Config, Processes, Interruption | None, Given], Parts]
+Load = Callable[[Config, Processes, Interruption | None, PythonObjects], Parts]
 """Loads the parts of a run; see ``make_parts``."""
 
 
@@ -50,9 +48,9 @@ class ResumeRequest:
     strict: bool
     allow_change: bool
     console: Console
-    given: Config | None = None
+    new_config: Config | None = None
     """A recipe that came along; the run's own counts."""
-    objects: Given = NOTHING
+    objects: PythonObjects = NOTHING
     """Objects that a Python program passes: the same as when the run began."""
     owns_process: bool = True
     load: Load = make_parts
@@ -76,13 +74,13 @@ class ResumeRequest:
         """Refuse what is otherwise than in the run that was saved, or warn of it. Raises ConfigError."""
         if not differences:
             return
-        shown = "\n  ".join(differences)
+        listed = "\n  ".join(differences)
         if not self.allow_change:
             raise ConfigError(
-                f"this run was saved with other settings:\n  {shown}\n"
+                f"this run was saved with other settings:\n  {listed}\n"
                 f"Resume it unchanged, or use {self.how_to_change} to continue with the new settings"
             )
-        self.warn(f"the run continues with other settings:\n  {shown}")
+        self.warn(f"the run continues with other settings:\n  {listed}")
 
 
 @dataclass(frozen=True)
@@ -113,9 +111,9 @@ def resume(request: ResumeRequest, processes: Processes) -> Steps:
     try:
         with interruption.listen():
             interruption.join(processes)
-            found = processes.broadcast_from_main(lambda: _find(request, lock))
-            interruption.grace_seconds = found.config.run.grace_seconds
-            session, base = _prepare(request, found, lock, processes, interruption)
+            point = processes.broadcast_from_main(lambda: _find(request, lock))
+            interruption.grace_seconds = point.config.run.grace_seconds
+            session, base = _prepare(request, point, lock, processes, interruption)
             with session.folder:
                 return (yield from session.steps(base))
     except Interrupted:
@@ -129,30 +127,29 @@ def resume(request: ResumeRequest, processes: Processes) -> Steps:
 def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     """The newest good checkpoint, and the recipe to go on with. Done by process 0."""
     path, root = request.path, request.path / "checkpoints"
-    if lock is not None and lock.taken_over_from:
+    if lock is not None and lock.previous_owner:
         request.console.print(
-            Text(f"Previous {lock.taken_over_from} is no longer running; taking over."), soft_wrap=True
+            Text(f"Previous {lock.previous_owner} is no longer running; taking over."), soft_wrap=True
         )
     sweep(path)
     sweep(root)
     if request.after is not None:
         _go_back(root, request.after)
     checkpoint, manifest = newest_good(root, strict=request.strict, warn=request.warn)
-    config = asked_config(path, manifest, request.overrides, warn=request.warn)
-    asked = (
-        None
-        if request.given is None
-        else extension("servers of a machine")(with_epochs(request.given, request.objects))[0]
-    )
-    if asked is not None and not request.owns_process:  # a program says what it resumes, and means it
-        place = {"folder": config.run.folder, "name": config.run.name}
-        data = asked.data.model_copy(update={"now": asked.data.now or config.data.now})
-        config, asked = asked.model_copy(update={"run": asked.run.model_copy(update=place), "data": data}), None
+    config = requested_config(path, manifest, request.overrides, warn=request.warn)
+    requested = None if request.new_config is None else settle(with_epochs(request.new_config, request.objects))[0]
+    if requested is not None and not request.owns_process:  # a program says what it resumes, and means it
+        location = {"folder": config.run.folder, "name": config.run.name}
+        data = requested.data.model_copy(update={"now": requested.data.now or config.data.now})
+        config, requested = (
+            requested.model_copy(update={"run": requested.run.model_copy(update=location), "data": data}),
+            None,
+        )
     _check_step(request, config, manifest)
     changed = config_differences(manifest["config"], config)
     longer = config.run.steps > manifest["config"]["run"]["steps"]
     request.judge([line for line in changed if not (request.extends and longer and line.startswith("run.steps:"))])
-    if asked is not None and (other := config_differences(recorded(config), asked)):
+    if requested is not None and (other := config_differences(recorded(config), requested)):
         lines = "\n  ".join(other)
         request.warn(
             f"{path} goes on with its own recipe; the given one says otherwise, and is not followed (own -> given):"
@@ -172,10 +169,10 @@ def _go_back(root: Path, step: int) -> None:
 
 
 def _prepare(
-    request: ResumeRequest, found: ResumePoint, lock: RunLock | None, processes: Processes, interruption: Interruption
+    request: ResumeRequest, point: ResumePoint, lock: RunLock | None, processes: Processes, interruption: Interruption
 ) -> tuple[Session, Evaluation | None]:
     """The run as it was at its newest good checkpoint, and its first measurement if that is done."""
-    path, manifest, config = request.path, found.manifest, found.config
+    path, manifest, config = request.path, point.manifest, point.config
     if manifest["device"] == "cpu":
         torch.set_num_threads(int(manifest["threads"]))  # the order of sums depends on it
     with interruption.interruptible():
@@ -189,23 +186,23 @@ def _prepare(
     folder = processes.on_main(lambda: RunFolder(path, resume_step=step, lock=lock)) or NullRunFolder(path)
     session = make_session(parts, folder, facts, interruption, request.console, first_step=step)
     base = _base_measurement(session, step)
-    state = session.saver.load(found.checkpoint, manifest, fresh=_fresh(found.changed, more))
-    _restore_ahead(session, found.checkpoint, is_other=bool(found.changed or more))
+    state = session.saver.load(point.checkpoint, manifest, fresh=_fresh(point.changed, more))
+    _restore_ahead(session, point.checkpoint, is_other=bool(point.changed or more))
     processes.all_gather(None)  # all have read it
     if (pending := state.get("pending")) is not None:
         session.pending = pending
         folder.forget_row(step)
     processes.on_main(lambda: _check_rows(path, step if pending is None else step - 1, warn=request.warn))
-    if found.changed or more:
+    if point.changed or more:
         processes.on_main(lambda: write_text(path / "config.yaml", _dump(recorded(config))))
         session.saver.mark(step, pending=session.pending)
         session.saver.save()
         session.saver.wait()
-    folder.log(f"resumed after step {step} from {found.checkpoint.name}")
-    folder.log(ways := describe_ways(parts.policy, config.rollouts))
-    request.console.print(ways, markup=False, highlight=False, soft_wrap=True)
-    said = f"resuming after step {step} of {config.run.steps}, from {found.checkpoint}"
-    request.console.print(said, highlight=False, soft_wrap=True)
+    folder.log(f"resumed after step {step} from {point.checkpoint.name}")
+    folder.log(description := describe_paths(parts.policy, config.rollouts))
+    request.console.print(description, markup=False, highlight=False, soft_wrap=True)
+    notice = f"resuming after step {step} of {config.run.steps}, from {point.checkpoint}"
+    request.console.print(notice, highlight=False, soft_wrap=True)
     return session, base
 
 
@@ -226,7 +223,7 @@ def _restore_ahead(session: Session, checkpoint: Path, *, is_other: bool) -> Non
     )
 
 
-def asked_config(
+def requested_config(
     path: Path, manifest: Mapping[str, Any], overrides: Sequence[str], *, warn: Callable[[str], None]
 ) -> Config:
     """The recipe of the run's folder with the overrides; that of the checkpoint if the folder's cannot be read."""
@@ -236,8 +233,8 @@ def asked_config(
         warn(f"{path / 'config.yaml'} cannot be read ({error}); the recipe in the checkpoint is taken")
         text = _dump(manifest["config"])
     config = read_run_config(text, overrides, source=str(path / "config.yaml"))
-    place = {"folder": str(path.parent), "name": path.name}
-    return config.model_copy(update={"run": config.run.model_copy(update=place)})
+    location = {"folder": str(path.parent), "name": path.name}
+    return config.model_copy(update={"run": config.run.model_copy(update=location)})
 
 
 def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
@@ -259,12 +256,12 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
         return step, 2 * make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
 
 
-def finished(path: Path, step: int, *, asked: int = 0, is_of_program: bool = False) -> str:
+def finished(path: Path, step: int, *, requested_steps: int = 0, is_of_program: bool = False) -> str:
     """Advice for a run that is finished, after so many steps: in a shell, or in the program that made it.
 
-    ``asked`` is the number of steps that was asked for, if any: it is proposed where it is more.
+    ``requested_steps`` is the number of steps that was asked for, if any: it is proposed where it is more.
     """
-    more = asked if asked > step else 2 * step
+    more = requested_steps if requested_steps > step else 2 * step
     how = f"oncurve resume {path} run.steps={more} --allow-change"
     if is_of_program:
         how = (
@@ -354,12 +351,12 @@ def fact_differences(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> l
     differences = [
         f"{text}: {manifest.get(key)} -> {facts[key]}" for key, text in names.items() if manifest.get(key) != facts[key]
     ]
-    given = "(a function counts with its source, an object with its attributes)"
+    note = "(a function counts with its source, an object with its attributes)"
     for key, text in (
         ("code", "the file of the {}: not as when the run began"),
         ("model_files", "the model's {}: not as when the run began"),
         ("columns", "the column {!r} of the training rows: not as when the run began"),
-        ("given", f"{{}}: not as when the run began {given}"),
+        ("given", f"{{}}: not as when the run began {note}"),
     ):
         was, now = manifest.get(key, {} if key == "given" else None), facts.get(key, {})
         differences += [text.format(name) for name in _changed(was, now, ignores_new=key == "columns")]
@@ -379,7 +376,7 @@ def warn_of_machine(manifest: Mapping[str, Any], facts: Mapping[str, Any], *, wa
         if manifest.get(key) != facts[key]:
             old, new = manifest.get(key), facts[key]
             if isinstance(old, Mapping):
-                old, new = ({k: v for k, v in one.items() if old.get(k) != new.get(k)} for one in (old, new))
+                old, new = ({k: v for k, v in versions.items() if old.get(k) != new.get(k)} for versions in (old, new))
             warn(f"{key}: {old} when it was saved, {new} now. The run goes on, but its last bits may differ")
     was, now = manifest.get("environment"), facts["environment"]
     for name in _changed(was, now):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,13 +15,14 @@ from oncurve.core.batch import Batch
 from oncurve.core.loop import StepSchedule
 from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Group, Mean, Reward
-from oncurve.model.out_of_memory import memory_error_as
-from oncurve.observe.step_record import step_path, write_step
 from oncurve.observe.tokens import TokenRecord
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards, attempts
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.profiling import Profiler
+from oncurve.run_errors import memory_error_as
+
+if TYPE_CHECKING:
+    from oncurve.run.profiling import Profiler
 from oncurve.run.step_log import Step, StepLog
 from oncurve.run_errors import CheckpointError
 
@@ -101,11 +103,13 @@ class Run(StepSchedule):
         if advantages is None:
             self.log.measure(step, groups, graded)
             return
-        self.log.measure_kept(step, groups, advantages)
+        self.log.measure_retained(step, groups, advantages)
         done = step + 1
         if done == 1 or done % self.rollouts_every_steps == 0 or done == self.total_steps:
             self.log.folder.write_rollouts(done, groups, graded, advantages.tolist(), tokens=self.tokens)
         if self.records_all and self.log.processes.is_main:
+            from oncurve.observe.step_record import step_path, write_step  # lazy
+
             write_step(step_path(self.log.folder.path, done), groups, graded, advantages.tolist())
 
     def add_up(self) -> Mapping[str, Mean]:
@@ -122,8 +126,8 @@ class Run(StepSchedule):
                 for microbatch in policy.microbatches(rows):
                     self.record(add_gradient(microbatch))
         if not self._has_moved and self.guards.watches_mismatch:
-            found = self.log.mean("mismatch/kl")
-            self.guards.before_first_update(policy.processes.all_gather(found))
+            mismatch = self.log.mean("mismatch/kl")
+            self.guards.before_first_update(policy.processes.all_gather(mismatch))
         self.end_update(policy.update())
 
     def record(self, statistics: Mapping[str, Mean]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -17,13 +17,11 @@ from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.loop import train
 from oncurve.core.records import Prompt, Reward, SamplingParams
-from oncurve.core.sampler import Sampler
-from oncurve.data.demonstrations import Demonstration
+from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.doctor.live import Watch
 from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
-from oncurve.observe.ahead import tip_of_waiting
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.redact import redact_tree
@@ -33,17 +31,19 @@ from oncurve.policy.final_model import MODEL_TYPES, write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_lenient_reward
+from oncurve.run.builder import Parts
 from oncurve.run.checkpointer import Checkpointer
-from oncurve.run.demonstrated import DemonstrationSampler, SameTextReward
 from oncurve.run.guards import Guards
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.parts import Parts
-from oncurve.run.profiling import Profiler
+from oncurve.run.model_paths import has_single_policy
 from oncurve.run.rendered import Rendered
 from oncurve.run.result import Result, Steps
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
-from oncurve.run.ways import has_one_policy
+
+if TYPE_CHECKING:
+    from oncurve.data.demonstrations import Demonstration
+    from oncurve.run.profiling import Profiler
 
 
 class Evaluator:
@@ -63,7 +63,7 @@ class Evaluator:
         self.correct_means = correct_means
         self.policy, self.sampler, self.reward_function = policy, sampler, reward_function
         self.params, self.samples, self.progress = params, samples, progress
-        self.loose = make_lenient_reward()
+        self.lenient = make_lenient_reward()
 
     def measure(self, prompts: list[Prompt], *, name: str, step: int) -> Evaluation:
         """Sample, grade, count."""
@@ -73,22 +73,22 @@ class Evaluator:
             if self.progress is not None:
                 self.progress.status(f"measuring {name}: {done}/{total}")
 
-        found = evaluate(
+        evaluation = evaluate(
             prompts,
             self.sampler,
             self.reward_function,
-            lenient_reward_function=self.loose,
+            lenient_reward_function=self.lenient,
             params=self.params,
             samples_per_prompt=self.samples,
             name=name,
             step=step,
             on_progress=show,
         )
-        return replace(found, correct_means=self.correct_means)
+        return replace(evaluation, correct_means=self.correct_means)
 
     def close(self) -> None:
         """End the graders' processes."""
-        self.loose.close()
+        self.lenient.close()
 
 
 @dataclass(eq=False)
@@ -196,8 +196,11 @@ class Session:
     def tell_of_waiting(self) -> None:
         """Say what look-ahead would have saved, where a run without it waited for servers."""
         rollouts, is_main = self.parts.config.rollouts, self.parts.policy.processes.is_main
-        waits = is_main and rollouts.type == "servers" and not rollouts.staleness
-        if waits and (tip := tip_of_waiting(read_metrics(self.folder.path))) is not None:
+        if not is_main or rollouts.type != "servers" or rollouts.staleness:
+            return
+        from oncurve.observe.ahead import tip_of_waiting  # lazy
+
+        if (tip := tip_of_waiting(read_metrics(self.folder.path))) is not None:
             self.note(tip)
 
     def leave(self, base: Evaluation) -> Result:
@@ -209,7 +212,7 @@ class Session:
         else:
             ending = "the last checkpoint is used when the run is resumed"
         how = f"oncurve resume {self.folder.path}"
-        if self.parts.given.fingerprints:  # which no command has
+        if self.parts.objects.fingerprints:  # which no command has
             how = "resume() of the program's trainer, or train(resume_from_checkpoint=True) in a script for TRL"
         self.note(f"stopped; {ending}. Resume with: {how}")
         return Result(self.folder.path, base, None, is_interrupted=True, exit_code=self.interruption.exit_code)
@@ -220,7 +223,7 @@ def _make_guards(parts: Parts, note: Callable[[str], None]) -> Guards:
     section = parts.config.run
     return Guards(
         max_nonfinite=section.max_nonfinite_updates,
-        watches_mismatch=has_one_policy(parts.config),
+        watches_mismatch=has_single_policy(parts.config),
         is_exact=parts.config.rollouts.type == "engine" and parts.policy.compute_type in ("float32", "float64"),
         returns_on_kl=section.returns_on_kl,
         notify=note,
@@ -248,8 +251,8 @@ def make_session(
     if parts.servers is not None:
         parts.servers.notify = note
     if policy.processes.is_main:
-        told = redact_tree(config.model_dump(mode="json"))
-        folder.tracker = open_tracker(folder.path, told, first_step=first_step, notify=note)
+        settings = redact_tree(config.model_dump(mode="json"))
+        folder.tracker = open_tracker(folder.path, settings, first_step=first_step, notify=note)
     evaluator = make_evaluator(parts, progress)
     guards = _make_guards(parts, note)
     saver = Checkpointer(
@@ -280,30 +283,37 @@ def make_session(
         interruption=interruption,
         every=((config.evaluation.every_steps, partial(measure_during, evaluator, parts.prompts)),),
         saver=saver,
-        profiler=Profiler(folder.path, trace_step=section.profile_trace_step, is_main=policy.processes.is_main),
+        profiler=_make_profiler(parts, folder),
         steps_done=first_step,
     )
     return Session(parts, folder, interruption, progress, evaluator, saver, run, note)
 
 
+def _make_profiler(parts: Parts, folder: RunFolder) -> Profiler | None:
+    """The profiler of the step that the recipe names; None where it names none."""
+    if (step := parts.config.run.profile_trace_step) is None:
+        return None
+    from oncurve.run.profiling import Profiler  # lazy
+
+    return Profiler(folder.path, trace_step=step, is_main=parts.policy.processes.is_main)
+
+
 def make_token_record(parts: Parts) -> TokenRecord:
     """The record of tokens for reports; their texts only where the tokenizer can say where they are."""
     tokenizer = parts.policy.tokenizer
-    words = tokenizer.backend_tokenizer if tokenizer.is_fast else None
-    return TokenRecord(words, num_groups=parts.config.run.logprobs_of_prompts)
+    backend_tokenizer = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    return TokenRecord(backend_tokenizer, num_groups=parts.config.run.logprobs_of_prompts)
 
 
 def make_evaluator(parts: Parts, progress: Progress) -> Evaluator:
     """The evaluator of the policy before, during and after training."""
-    reward = parts.examining_reward or parts.reward_function
-    is_same_text = isinstance(reward, SameTextReward)
     return Evaluator(
         parts.policy,
         parts.examining_sampler or parts.sampler,
-        reward,
+        parts.examining_reward or parts.reward_function,
         params=parts.config.evaluation_sampling(),
         samples=parts.config.evaluation.samples,
-        correct_means="the text is the demonstration's" if is_same_text else describe_correct(parts.config.rewards),
+        correct_means=parts.correct_means or describe_correct(parts.config.rewards),
         progress=progress,
     )
 
@@ -328,15 +338,19 @@ def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[s
     """The held-out measurement in the middle of a run, as metrics."""
     started = time.perf_counter()
     metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()
-    if prompts.shown_during:
-        metrics["evaluation/loss"] = demonstrated_loss(evaluator.policy, prompts.shown_during)
+    if prompts.demonstrations_during:
+        metrics["evaluation/loss"] = demonstrated_loss(evaluator.policy, prompts.demonstrations_during)
     return {**metrics, "time/evaluate_seconds": time.perf_counter() - started}
 
 
-def demonstrated_loss(policy: TrainedPolicy, shown: Sequence[Demonstration]) -> float:
+def demonstrated_loss(policy: TrainedPolicy, demonstrations: Sequence[Demonstration]) -> float:
     """Mean of -log p over all tokens of some demonstrations under the current weights, in nats."""
-    prompts = [one.prompt for one in shown]
-    batch = collate(DemonstrationSampler(shown).sample(prompts, 1), torch.ones(len(prompts), 1))
+    from oncurve.run.demonstrated import DemonstrationSampler  # lazy
+
+    prompts = [demonstration.prompt for demonstration in demonstrations]
+    batch = collate(
+        DemonstrationSampler(demonstrations).sample(SamplingRequest(prompts, 1)), torch.ones(len(prompts), 1)
+    )
     logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
     assert logprobs is not None
     return -float(logprobs[batch.mask.to(logprobs.device)].mean())

@@ -105,11 +105,13 @@ def _divide(policy: TrainedPolicy, kinds: Sequence[Mapping[str, Piece]]) -> dict
     count = 1 if policy.adapter is not None else policy.processes.count
     loads, owners = [0] * count, dict[object, int]()
     sizes = {piece.identity: piece.num_bytes for kind in kinds for piece in kind.values()}
-    names = {piece.identity: (place, name) for place, kind in enumerate(kinds) for name, piece in kind.items()}
+    names = {piece.identity: (index, name) for index, kind in enumerate(kinds) for name, piece in kind.items()}
     if is_converted(policy.model):
         owners = {piece.identity: 0 for piece in kinds[0].values()}
         loads[0] = sum(sizes[identity] for identity in owners)
-    for identity in sorted(sizes, key=lambda one: (-sizes[one], names[one])):  # the same in every run and process
+    for identity in sorted(
+        sizes, key=lambda identity: (-sizes[identity], names[identity])
+    ):  # the same in every run and process
         if identity not in owners:
             owners[identity] = loads.index(min(loads))
             loads[owners[identity]] += sizes[identity]

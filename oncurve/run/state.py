@@ -25,7 +25,6 @@ from torch import Tensor
 from oncurve.algorithm.precision import HALF
 from oncurve.core.records import Group, Reward
 from oncurve.observe.checksums import FileSum
-from oncurve.observe.step_record import read_groups, write_step
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
@@ -68,7 +67,7 @@ def write(snapshot: Snapshot, policy: TrainedPolicy, root: Path) -> Path | None:
         written = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         facts = {**snapshot.facts, "step": snapshot.step, "weights": kind, "written": written}
         write_checkpoint_manifest(
-            partial_folder, facts, {name: found for share in sums for name, found in share.items()}
+            partial_folder, facts, {name: checksum for share in sums for name, checksum in share.items()}
         )
         publish(partial_folder, folder)
     except FAILURES as error:
@@ -90,11 +89,11 @@ def _by_all(processes: Processes, call: Callable[[], T]) -> list[T]:
         if processes.count == 1:
             raise
         failed = error
-    found = processes.gather_beside((result, None if failed is None else str(failed)))
-    for rank, (_, said) in enumerate(found):
-        if said is not None:
-            raise OSError(f"process {rank}: {said}") from failed
-    return [given for given, _ in found]  # type: ignore[misc]
+    answers = processes.gather_beside((result, None if failed is None else str(failed)))
+    for rank, (_, problem) in enumerate(answers):
+        if problem is not None:
+            raise OSError(f"process {rank}: {problem}") from failed
+    return [value for value, _ in answers]  # type: ignore[misc]
 
 
 def _begin(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> Path:
@@ -141,6 +140,8 @@ def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None
     (folder / STATE).write_text(text + "\n", encoding="utf-8")
     for step, groups in snapshot.ahead.items():
         none = [[Reward(None, error="not graded yet") for _ in group.completions] for group in groups]
+        from oncurve.observe.step_record import write_step  # lazy
+
         write_step(folder / AHEAD.format(step), groups, none, [[math.nan for _ in graded] for graded in none])
     if snapshot.weights is None:
         return
@@ -161,6 +162,8 @@ def _write_rest(snapshot: Snapshot, policy: TrainedPolicy, folder: Path) -> None
 def read_ahead(folder: Path) -> dict[int, list[Group]]:
     """The groups of coming steps that a verified checkpoint holds. Raises DataError if they cannot be read."""
     files = {int(path.stem.removeprefix("ahead_")): path for path in folder.glob("ahead_*.parquet")}
+    from oncurve.observe.step_record import read_groups  # lazy
+
     return {step: list(read_groups(path).groups) for step, path in sorted(files.items())}
 
 
@@ -184,9 +187,9 @@ def restore(policy: TrainedPolicy, folder: Path, manifest: Mapping[str, Any]) ->
         else:
             _fill(policy, trained_parameters(model), _files(folder, TRAINED))
         policy.backend.load_moments(_files(folder, OPTIMIZER))
-        if policy.reference is not None and (found := _files(folder, REFERENCE)):
+        if policy.reference is not None and (files := _files(folder, REFERENCE)):
             weights = dict(policy.reference.named_parameters())
-            _fill(policy, {name: weights[name] for name in found}, found)
+            _fill(policy, {name: weights[name] for name in files}, files)
     except (*FAILURES, KeyError) as error:
         raise CheckpointError(
             f"{folder}: does not fit the recipe's model: {' '.join(str(error).split())[:400]}. "

@@ -18,8 +18,8 @@ from oncurve.doctor.live import Watch
 from oncurve.observe.measure import age_metrics, rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
+from oncurve.policy.device_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.gpu_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.rewards.grading_failures import check_any_graded, check_errors, describe_failures
 from oncurve.run.checkpointer import Checkpointer
 
@@ -153,13 +153,13 @@ class StepLog:
                 f"step {step} was given completions that are {min(ages)} to {max(ages)} steps old; at most "
                 f"{self.max_staleness_steps} are allowed (rollouts.staleness). Nothing was trained on them"
             )
-        found = {
+        metrics = {
             "completion/mean_staleness_steps": sum(ages) / max(len(ages), 1),
             "completion/max_staleness_steps": float(max(ages, default=0)),
         }
-        return found | age_metrics(step, groups) if self.max_staleness_steps else found
+        return metrics | age_metrics(step, groups) if self.max_staleness_steps else metrics
 
-    def measure_kept(self, step: int, groups: Sequence[Group], advantages: Tensor) -> None:
+    def measure_retained(self, step: int, groups: Sequence[Group], advantages: Tensor) -> None:
         """Measure ages and advantages of what is trained on."""
         self._metrics |= self.check_age(step, groups)
         self.add({"advantage/mean": Mean(advantages.sum().item(), advantages.numel())})

@@ -16,28 +16,32 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_python_rows
-from oncurve.data.from_settings import shared_columns
-from oncurve.data.given import data_section
 from oncurve.data.prompts import render_prompts
+from oncurve.data.python_objects import data_section
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.evaluate.evaluation import Evaluation
-from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import validate_tree
 from oncurve.recipe.run_folder import run_folder_path
 from oncurve.recipe.schema import Config
-from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_policy, with_episodes
-from oncurve.run.parts import Parts, make_parts, weights_checksum
-from oncurve.run.rendered import make_prompts, split_rows
+from oncurve.run.builder import Parts, make_parts, make_policy, make_rewards, prompts_for, with_episodes
+from oncurve.run.identity import weights_checksum
+from oncurve.run.rendered import split_rows
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.session import Evaluator
 from oncurve.run.step_log import Step
 from oncurve.run.training import recipe_steps, resume_steps
-from oncurve.run.training_request import KEPT_WITH_ROWS, ProgramObjects, TrainingRequest, request_of, request_of_recipe
+from oncurve.run.training_request import (
+    KEYS_BESIDE_ROWS,
+    ProgramObjects,
+    TrainingRequest,
+    request_of,
+    request_of_recipe,
+)
 from oncurve.sample.engine import InProcessEngine
 
 
@@ -118,11 +122,11 @@ class Trainer:
         """The run's folder; without ``run.name`` it gets a name when training begins."""
         self.result: Result | None = None
         """Result of the newest run; None before that."""
-        self._recipe, self._given = request.recipe, request.given
+        self._recipe, self._objects = request.recipe, request.objects
         self._policy: TrainedPolicy | None = None
         self.on_load: Callable[[Parts], Parts] = lambda parts: parts
         """Called with the parts of every run before its first step; what it returns is trained."""
-        self._asked = 0
+        self._num_requests = 0
         self._walk: weakref.ref[Iterator[Step]] | None = None
 
     @classmethod
@@ -187,39 +191,33 @@ class Trainer:
             rollouts["max_completion_tokens"] = max_completion_tokens
         policy = self.policy
         tokenizer: Any = policy.tokenizer
-        tools_of = make_tools_of(self.config.rollouts, self.config.data, self._given)
+        tools_of = make_tools_of(self.config.rollouts, self.config.data, self._objects)
         prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, tools_of=tools_of)
         settings = self.config.rollouts.model_copy(update=rollouts)
         config = self.config.model_copy(update={"rollouts": settings})
-        engine = with_episodes(InProcessEngine(config.sampling()), config, self._given)
+        engine = with_episodes(InProcessEngine(config.sampling()), config, self._objects)
         engine.load_weights(policy, version=policy.num_updates)
-        self._asked += 1
+        self._num_requests += 1
         try:
-            return engine.sample(prompts, n, step=-self._asked)
+            return engine.sample(SamplingRequest(prompts, n, -self._num_requests))
         finally:
             engine.close()
 
     def evaluate(self, data: Any = None) -> Evaluation:
         """The current weights on held-out problems: the recipe's own, or ``data``, in any form that a trainer takes."""
-        config, given = self.config, self._given
+        config, objects = self.config, self._objects
         if data is not None:
-            kept = {key: value for key, value in config.data.model_dump().items() if key in KEPT_WITH_ROWS[:3]}
-            section, rows = data_section(data, kept)
+            options = {key: value for key, value in config.data.model_dump().items() if key in KEYS_BESIDE_ROWS[:3]}
+            section, rows = data_section(data, options)
             tree = config.model_dump()
             tree["evaluation"] = {**tree["evaluation"], "data": section}
             config = validate_tree(tree, source="Trainer.evaluate")
-            given = replace(given, evaluation_rows=rows)
+            objects = replace(objects, evaluation_rows=rows)
         policy = self.policy
-        context, rows = context_of(policy.model.config), split_rows(config, given)
-        prompts = make_prompts(config, policy.tokenizer, context_tokens=context, given=given, rows=rows).test
-        reward_function = make_reward_function(
-            config.rewards,
-            seed=config.run.seed,
-            total_steps=config.run.steps,
-            objects=given.rewards,
-            columns=shared_columns(rows),
-        )
-        sampler = with_episodes(InProcessEngine(config.sampling()), config, given)
+        rows = split_rows(config, objects)
+        prompts = prompts_for(config, policy, rows=rows, objects=objects).test
+        reward_function = make_rewards(config, rows=rows, objects=objects)
+        sampler = with_episodes(InProcessEngine(config.sampling()), config, objects)
         params, samples = config.evaluation_sampling(), config.evaluation.samples
         evaluator = Evaluator(policy, sampler, reward_function, params=params, samples=samples)
         try:
@@ -239,7 +237,7 @@ class Trainer:
         """The model with its current weights; loaded when it is first needed."""
         if self._policy is None:
             quiet_libraries()
-            self._policy = make_policy(self.config, given=self._given)
+            self._policy = make_policy(self.config, objects=self._objects)
         return self._policy
 
     def hold_model(self, *, for_later: bool = True) -> nn.Module:
@@ -247,7 +245,7 @@ class Trainer:
         object. One that goes on begins with the weights that it began with."""
         model = self.policy.model if self.policy.adapter is None else self.policy.adapter.peft_model
         if for_later:
-            self._given = replace(self._given, model=model, tokenizer=self.policy.tokenizer)
+            self._objects = replace(self._objects, model=model, tokenizer=self.policy.tokenizer)
         return model
 
     def _new_steps(self) -> Steps:
@@ -259,7 +257,7 @@ class Trainer:
             config,
             self._recipe,
             console=Console(),
-            given=replace(self._given, base_sha256=None),
+            objects=replace(self._objects, base_sha256=None),
             owns_process=False,
             load=self._load,
         )
@@ -271,8 +269,8 @@ class Trainer:
         run = self.config.run.model_copy(update={"name": self.folder.name})
         return resume_steps(
             self.folder,
-            given=self.config.model_copy(update={"run": run}),
-            objects=self._given,
+            new_config=self.config.model_copy(update={"run": run}),
+            objects=self._objects,
             owns_process=False,
             load=self._load,
             console=Console(),
@@ -310,12 +308,14 @@ class Trainer:
         self.folder = run_folder_path(parts.config)  # in several processes, the name is that of the first
         self._policy = parts.policy
         parts = self.on_load(parts)
-        if parts.given.model is not None and not parts.algorithm.needs_reference:
+        if parts.objects.model is not None and not parts.algorithm.needs_reference:
             # its own weights move, and a run that goes on is still that of the weights it had; with a reference, which
             # would be made of them, it must be loaded anew
-            base = parts.given.base_sha256 or weights_checksum(parts.policy)
-            self._given = replace(self._given, base_sha256=base)
-            parts = replace(parts, given=replace(parts.given, base_sha256=base))
-        if self._given.model is not None and parts.policy.adapter is not None:
-            self._given = replace(self._given, model=parts.policy.adapter.peft_model)  # a second run goes on with it
+            base = parts.objects.base_sha256 or weights_checksum(parts.policy)
+            self._objects = replace(self._objects, base_sha256=base)
+            parts = replace(parts, objects=replace(parts.objects, base_sha256=base))
+        if self._objects.model is not None and parts.policy.adapter is not None:
+            self._objects = replace(
+                self._objects, model=parts.policy.adapter.peft_model
+            )  # a second run goes on with it
         return parts

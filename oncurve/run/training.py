@@ -8,45 +8,47 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 
 from oncurve.core.errors import ConfigError
-from oncurve.data.given import NOTHING, Given
 from oncurve.data.prompts import describe_chat
-from oncurve.extensions import extension
+from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.observe.manifest import describe_run
-from oncurve.observe.null_run_folder import NullRunFolder
-from oncurve.observe.record import RunFolder
+from oncurve.observe.record import NullRunFolder, RunFolder
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.from_settings import make_processes
 from oncurve.policy.settings import PolicySection
-from oncurve.recipe.algorithm_rules import check_algorithm
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
+from oncurve.run.builder import make_parts, settle
 from oncurve.run.guards import KlAlarm
+from oncurve.run.identity import identity
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.parts import arithmetic, count_prompts, identity, make_parts
-from oncurve.run.rendered import with_epochs
+from oncurve.run.model_paths import advice, describe_paths
+from oncurve.run.rendered import arithmetic, count_prompts, with_epochs
 from oncurve.run.result import Result, Steps, finish, report
-from oncurve.run.resume import Load, ResumeRequest, go_below_limit, resume, run_and_step
 from oncurve.run.session import make_session
-from oncurve.run.ways import advice, describe_ways
 from oncurve.run_errors import Stopped
+
+if TYPE_CHECKING:
+    from oncurve.run.resume import Load, ResumeRequest
 
 MAX_RETURNS = 3
 """Most returns of a run after KL alarms; a coefficient eight times as high should have helped."""
 
 
-def run_recipe(config: Config, recipe: str, *, console: Console, given: Given = NOTHING) -> Result:
+def run_recipe(config: Config, recipe: str, *, console: Console, objects: PythonObjects = NOTHING) -> Result:
     """Train as the recipe says and leave everything worth keeping in the run's folder.
 
     Raises Stopped if a signal ended it where there is nothing to show.
     """
-    return finish(recipe_steps(config, recipe, console=console, given=given))
+    return finish(recipe_steps(config, recipe, console=console, objects=objects))
 
 
 def recipe_steps(
@@ -54,7 +56,7 @@ def recipe_steps(
     recipe: str,
     *,
     console: Console,
-    given: Given = NOTHING,
+    objects: PythonObjects = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
     processes: Processes | None = None,
@@ -64,38 +66,39 @@ def recipe_steps(
     Without ``owns_process`` a signal never ends the process. ``load`` is what loads the parts. Without ``processes``
     it joins those that a launcher started.
     """
-    config = with_epochs(config, given)
+    config = with_epochs(config, objects)
     with joined(config.policy) if processes is None else nullcontext(processes) as processes:
         console = audible(console, processes)
         path = processes.broadcast_from_main(lambda: run_folder_path(config))
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": path.name})})
-        given.check_model(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
-        settled, placement = processes.broadcast_from_main(lambda: extension("servers of a machine")(config))
+        objects.check_model(config.model, needs_files=bool(config.rollouts.own_servers or config.rollouts.vllm_servers))
+        settled, placement = processes.broadcast_from_main(lambda: settle(config))
         config = config.model_copy(update={"rollouts": settled.rollouts})  # the rest is compared later
-        announce(config, placement, given, console)
-        grace, is_alone = config.run.grace_seconds, processes.count == 1
-        interruption = Interruption(grace_seconds=grace, is_alone=is_alone, owns_process=owns_process)
+        announce(config, placement, objects, console)
+        interruption = Interruption(
+            grace_seconds=config.run.grace_seconds, is_alone=processes.count == 1, owns_process=owns_process
+        )
         try:
             with interruption.listen():
                 interruption.join(processes)
                 with interruption.interruptible():
-                    parts = load(config, processes, interruption, given)
+                    parts = load(config, processes, interruption, objects)
                     facts = identity(parts)
-                    ways, hints = describe_ways(parts.policy, config.rollouts), advice(parts.policy, parts.config)
+                    paths, hints = describe_paths(parts.policy, config.rollouts), advice(parts.policy, parts.config)
                 config = parts.config
                 chat = describe_chat(config.data.chat, parts.policy.tokenizer, config.data.template, model=config.model)
                 if chat is not None:
                     console.print(chat, markup=False, highlight=False, soft_wrap=True)
                 if not console.is_jupyter:
                     console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
-                    console.print(ways, *hints, sep="\n", markup=False, highlight=False, soft_wrap=True)
+                    console.print(paths, *hints, sep="\n", markup=False, highlight=False, soft_wrap=True)
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
                     counts = count_prompts(parts.prompts)
                     started = describe_run(
-                        prompts=counts, processes=processes.count, threads=torch.get_num_threads(), ways=ways
+                        prompts=counts, processes=processes.count, threads=torch.get_num_threads(), ways=paths
                     )
                     folder.write_start(recipe, config.model_dump(mode="json"), started)
-                    for line in (chat, ways, *hints):
+                    for line in (chat, paths, *hints):
                         if line is not None:
                             folder.log(line)
                     result = yield from make_session(parts, folder, facts, interruption, console).steps()
@@ -103,7 +106,9 @@ def recipe_steps(
             text = "stopped before the first step; there is nothing to resume"
             raise Stopped(text, exit_code=interruption.exit_code) from None
         except KlAlarm as alarm:
-            request = ResumeRequest(path, (), False, True, console, None, given, owns_process, load)
+            from oncurve.run.resume import ResumeRequest  # lazy
+
+            request = ResumeRequest(path, (), False, True, console, None, objects, owns_process, load)
             result = yield from _go_back(alarm, request, processes)
         return _reported(result, console, processes)
 
@@ -114,15 +119,17 @@ def resume_run(
     *,
     strict: bool = False,
     allow_change: bool = False,
-    given: Config | None = None,
+    new_config: Config | None = None,
     console: Console,
 ) -> Result:
     """Go on from a run's newest good checkpoint, or from the one that is named, to the bits that it would have had.
 
-    ``strict``, ``allow_change`` and ``given`` are those of ``resume_steps``.
+    ``strict``, ``allow_change`` and ``new_config`` are those of ``resume_steps``.
     """
     return finish(
-        resume_steps(Path(run), overrides, strict=strict, allow_change=allow_change, given=given, console=console)
+        resume_steps(
+            Path(run), overrides, strict=strict, allow_change=allow_change, new_config=new_config, console=console
+        )
     )
 
 
@@ -132,8 +139,8 @@ def resume_steps(
     *,
     strict: bool = False,
     allow_change: bool = False,
-    given: Config | None = None,
-    objects: Given = NOTHING,
+    new_config: Config | None = None,
+    objects: PythonObjects = NOTHING,
     owns_process: bool = True,
     load: Load = make_parts,
     after: int | None = None,
@@ -143,7 +150,7 @@ def resume_steps(
     """The same, step by step.
 
     Every checksum is verified before a file is used. A broken checkpoint is named, and the one before is taken; with
-    ``strict`` it is an error. Several processes need the run's folder on storage that all of them see. A ``given``
+    ``strict`` it is an error. Several processes need the run's folder on storage that all of them see. A ``new_config``
     recipe is only compared with the run's own, which counts; a program that says again what it trains passes the same
     ``objects`` as when the run began, and its recipe counts. ``after`` so many steps it goes on, if that is said; with
     ``extends``, more steps are no change that has to be allowed.
@@ -151,11 +158,13 @@ def resume_steps(
     Raises CheckpointError if there is no good one; ConfigError if the recipe, the data, the group size or the number
     of processes changed and ``allow_change`` is not given.
     """
+    from oncurve.run.resume import ResumeRequest, resume, run_and_step  # lazy
+
     run, named = run_and_step(run)
     with _joined(run, overrides) as processes:
         console = audible(console, processes)
         request = ResumeRequest(
-            run, overrides, strict, allow_change, console, given, objects, owns_process, load,
+            run, overrides, strict, allow_change, console, new_config, objects, owns_process, load,
             after=named if after is None else after, extends=extends,
         )  # fmt: skip
         try:
@@ -171,11 +180,13 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
     The same step with the same recipe would run away again. Raises the alarm if that happened MAX_RETURNS times, or if
     there is no such checkpoint.
     """
+    from oncurve.run.resume import go_below_limit, resume  # lazy
+
     for _ in range(MAX_RETURNS):
         step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
         request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
         changed = (f"algorithm.kl_coef={doubled!r}",)
-        again = replace(request, overrides=changed, strict=False, allow_change=True, given=None, after=None)
+        again = replace(request, overrides=changed, strict=False, allow_change=True, new_config=None, after=None)
         try:
             return (yield from resume(again, processes))
         except KlAlarm as another:
@@ -190,7 +201,7 @@ def _reported(result: Result, console: Console, processes: Processes) -> Result:
     return result
 
 
-def announce(config: Config, placement: str | None, given: Given, console: Console) -> None:
+def announce(config: Config, placement: str | None, objects: PythonObjects, console: Console) -> None:
     """Print where the run samples, what it rewards, and what somebody should know before it begins."""
     if placement is not None:
         console.print(placement, markup=False, highlight=False, soft_wrap=True)
@@ -198,7 +209,7 @@ def announce(config: Config, placement: str | None, given: Given, console: Conso
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for finding in check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
-    for name, unseen in given.unseen.items():
+    for name, unseen in objects.unseen.items():
         console.print(
             f"{name}: a resumed run will not notice a change of {'; '.join(unseen)}", markup=False, highlight=False
         )

@@ -11,18 +11,18 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
-from oncurve.data.given import NAMELESS, NOTHING, Given, agent_of, episodes_of, recipe_of, recipe_text
+from oncurve.data.python_objects import NAMELESS, NOTHING, PythonObjects, agent_of, episodes_of, recipe_of, recipe_text
 from oncurve.episodes.from_settings import NO_QUESTION, give_rewards
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
 from oncurve.policy.own_code import refuse_own_code
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import read_text, read_tree, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.settings import RunSection
 
 Sections = Mapping[str, Mapping[str, Any]]
-KEPT_WITH_ROWS = (
+KEYS_BESIDE_ROWS = (
     "columns", "template", "chat", "chat_template", "now", "few_shot", "limit", "max_prompt_tokens", "retire_above",
 )  # fmt: skip
 """Keys of a recipe's data section that still hold when its rows are replaced."""
@@ -35,7 +35,7 @@ class TrainingRequest:
     config: Config
     recipe: str
     """The recipe as text, for the run's folder."""
-    given: Given = NOTHING
+    objects: PythonObjects = NOTHING
     """ProgramObjects of a program."""
 
 
@@ -64,19 +64,21 @@ def request_of(
             f"the first argument is the model: a folder, a name or a model object, not {type(model).__name__}. Call "
             f"oncurve.train(model, rows, reward)"
         )
-    place = str(model.name_or_path or NAMELESS) if isinstance(model, nn.Module) else os.fspath(model)
+    name_or_path = str(model.name_or_path or NAMELESS) if isinstance(model, nn.Module) else os.fspath(model)
     if isinstance(model, nn.Module):
         objects = replace(objects, model=model)
         if (section := lora_section(model)) is not None:
             sections = {**sections, "policy": {**sections.get("policy", {}), "lora": section}}
-    if place.endswith((".yaml", ".yml")):
-        return request_of_tree(read_tree(place), data, rewards, evaluation_data, objects, sections, source=place)
+    if name_or_path.endswith((".yaml", ".yml")):
+        return request_of_tree(
+            read_tree(name_or_path), data, rewards, evaluation_data, objects, sections, source=name_or_path
+        )
     if data is None and "data" not in sections and objects.environments is not None:
         data = _rows_of_environments(sections)
     if data is None and "data" not in sections:
         raise ConfigError("data: there is none. Pass rows, a path, or the name of a data type such as 'gsm8k'")
-    tree, given = recipe_of(place, data, rewards, evaluation_data, sections=sections)
-    return _request(tree, given, rewards, objects, source="Trainer")
+    tree, python_objects = recipe_of(name_or_path, data, rewards, evaluation_data, sections=sections)
+    return _request(tree, python_objects, rewards, objects, source="Trainer")
 
 
 def request_of_recipe(
@@ -108,31 +110,33 @@ def request_of_tree(
         own = tree.get(name)
         tree[name] = {**own, **section} if isinstance(own, dict) else dict(section)
     written = dict(tree.pop("data", {}))
-    kept = {key: value for key, value in written.items() if key in KEPT_WITH_ROWS}
+    data_keys = {key: value for key, value in written.items() if key in KEYS_BESIDE_ROWS}
     named = tree.pop("rewards", None)
-    whole, given = recipe_of(
+    whole, python_objects = recipe_of(
         str(tree.pop("model", "")),
         written if data is None else data,
         rewards if rewards is not None else named,
         evaluation_data,
-        sections={**tree, **({"data": kept} if data is not None else {})},
+        sections={**tree, **({"data": data_keys} if data is not None else {})},
     )
-    return _request(whole, given, rewards, objects, source=source)
+    return _request(whole, python_objects, rewards, objects, source=source)
 
 
 def _request(
-    tree: dict[str, Any], given: Given, rewards: Any, objects: ProgramObjects, *, source: str
+    tree: dict[str, Any], python_objects: PythonObjects, rewards: Any, objects: ProgramObjects, *, source: str
 ) -> TrainingRequest:
     """With tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
     if objects.model is not None:
         refuse_own_code(objects.model)
-    given = replace(given, model=objects.model, tokenizer=objects.tokenizer)
-    given = agent_of(tree, episodes_of(tree, given, objects.tools, objects.environments), objects.agent)
+    python_objects = replace(python_objects, model=objects.model, tokenizer=objects.tokenizer)
+    python_objects = agent_of(
+        tree, episodes_of(tree, python_objects, objects.tools, objects.environments), objects.agent
+    )
     if objects.agent is not None or (objects.environments is not None and give_rewards(objects.environments)):
-        listed = [dict(one) for one in tree.get("rewards", ())] if rewards is not None else []
-        if "environment" not in [one.get("type") for one in listed]:
+        listed = [dict(section) for section in tree.get("rewards", ())] if rewards is not None else []
+        if "environment" not in [section.get("type") for section in listed]:
             tree["rewards"] = [*listed, {"type": "environment"}]
-    return TrainingRequest(validate_tree(tree, source=source), recipe_text(tree), given)
+    return TrainingRequest(validate_tree(tree, source=source), recipe_text(tree), python_objects)
 
 
 def _rows_of_environments(sections: Sections) -> list[dict[str, Any]]:

@@ -23,15 +23,16 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm.presets import build
+from oncurve.algorithm.presets import advantage_of
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, stack_rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import score as grade_groups
 from oncurve.core.records import Group, Mean, Prompt, Reward, SamplingParams, html_table
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_python_rows
-from oncurve.data.given import as_list, reward_section
 from oncurve.data.prompts import render_prompts
+from oncurve.data.python_objects import as_list, reward_section
 from oncurve.model.context import context_of
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
@@ -40,7 +41,7 @@ from oncurve.recipe.load import validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.parameters import columns_of
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm, make_policy
+from oncurve.run.builder import make_algorithm, make_policy
 from oncurve.sample.engine import InProcessEngine
 
 
@@ -69,12 +70,12 @@ class Policy:
     def prompts(self, rows: Sequence[Mapping[str, Any] | str]) -> list[Prompt]:
         """Prompts from rows or questions, tokenized in the template of the data section."""
         data, tokenizer = self.config.data, self.inner.tokenizer
-        given = adapt_python_rows(
+        adapted = adapt_python_rows(
             [{"question": row} if isinstance(row, str) else dict(row) for row in rows], columns=data.columns
         )
         limit = self.config.prompt_limit(context_of(self.inner.model.config))
         options: dict[str, Any] = {"template": data.template, "chat": data.chat, "max_prompt_tokens": limit}
-        return render_prompts(given, tokenizer, **options)[0]  # type: ignore[arg-type]
+        return render_prompts(adapted, tokenizer, **options)[0]  # type: ignore[arg-type]
 
     def forward_backward(self, batch: Batch, loss: str | None = None) -> dict[str, float]:
         """Add the gradient of a batch, in microbatches of ``policy.tokens_per_microbatch``; its statistics.
@@ -107,10 +108,8 @@ class Policy:
         return Path(folder)
 
     def _algorithm(self, name: str) -> Algorithm:
-        chosen = self.config.algorithm
-        limit = self.config.rollouts.max_completion_tokens
         try:
-            return build(name, group_size=chosen.group_size, max_completion_tokens=limit)
+            return self.config.algorithm.with_row(name).make(self.config.sampling())
         except ValueError as error:
             raise ConfigError(f"loss: {error}") from None
 
@@ -132,11 +131,11 @@ class Engine:
         """A group of completions for each prompt. Each call draws new ones; ``step`` fixes the random numbers."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         rendered: Iterator[Prompt] = iter(self.policy.prompts(texts)) if texts else iter(())
-        asked = [next(rendered) if isinstance(prompt, str) else prompt for prompt in prompts]
+        all_prompts = [next(rendered) if isinstance(prompt, str) else prompt for prompt in prompts]
         number = self._calls if step is None else step
         self._calls += 1
         self._engine.load_weights(self.policy.inner, version=number)
-        return self._engine.sample(asked, group_size, step=number)
+        return self._engine.sample(SamplingRequest(all_prompts, group_size, number))
 
     def close(self) -> None:
         """Release the policy."""
@@ -179,12 +178,12 @@ def score(groups: Sequence[Group], reward: Any) -> Scores:
 
     Raises ConfigError for a reward that no recipe allows, and for a function that asks for something no row has.
     """
-    given: dict[str, Any] = {}
-    sections = [reward_section(each, given) for each in as_list(reward)]
+    objects: dict[str, Any] = {}
+    sections = [reward_section(term, objects) for term in as_list(reward)]
     tree = {"model": "embedded", "data": {"type": "word_problems"}, "rewards": sections}
     columns = columns_of([group.prompt.source_row for group in groups])
     function = make_reward_function(
-        validate_tree(tree, source="score").rewards, objects=given, columns=[*columns, "answer"]
+        validate_tree(tree, source="score").rewards, objects=objects, columns=[*columns, "answer"]
     )
     try:
         return Scores(groups, grade_groups(groups, function))
@@ -202,9 +201,7 @@ def advantages(scores: Scores, algorithm: str = "grpo", **choices: Any) -> Float
     sizes = {len(group.completions) for group in scores.groups}
     if len(sizes) != 1:
         raise ConfigError(f"advantages: groups have {sorted(sizes)} completions; all must have the same number")
-    longest = max((len(c.token_ids) for group in scores.groups for c in group.completions), default=1)
     try:
-        chosen = build(algorithm, group_size=sizes.pop(), max_completion_tokens=max(longest, 1), **choices)
-        return chosen.advantages(stack_rewards(scores.groups, scores.rewards))
+        return advantage_of(algorithm, **choices)(stack_rewards(scores.groups, scores.rewards))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"advantages: {error}") from None

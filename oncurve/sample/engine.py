@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.records import Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.core.scheduler import RowEngine
 from oncurve.model.allocator import give_back
 from oncurve.model.decode_proof import Proof
 from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.row_budget import RowBudget
 from oncurve.sample.settings import SamplingKeys
-from oncurve.sample.turns import EngineTurns, Turns
+
+if TYPE_CHECKING:
+    from oncurve.sample.turns import Turns
 
 
 class InProcessEngine(RowEngine):
@@ -37,17 +41,17 @@ class InProcessEngine(RowEngine):
         proof = Proof(on_cpu=own_layers, on_gpu=own_layers and cuda_graphs)
         super().__init__(params, LayerDecoders(RowBudget(max_rows, kv_tokens), proof))
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt; what was freed goes back to the system afterwards."""
         try:
-            return super().sample(prompts, group_size, step=step, params=params)
+            return super().sample(request)
         finally:
             give_back()
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:
         """Turns of the current weights; they happen in the thread that advances them."""
+        from oncurve.sample.turns import EngineTurns  # lazy
+
         if self._policy is None:
             raise SamplerError("the engine has no weights yet; call load_weights before sample")
         return EngineTurns(self._policy, params, self.decoders)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from oncurve.core.errors import ConfigError
 from oncurve.core.records import SamplingParams
 from oncurve.section import Fraction, NonNegative, Section
 
@@ -54,6 +55,16 @@ class SamplingKeys(Section):
         """Sampling parameters of training."""
         names = {field.name for field in fields(SamplingParams)} - {"seed"}
         return SamplingParams(seed=seed, **self.model_dump(include=names))
+
+    def prompt_room(self, context_tokens: int) -> int:
+        """Tokens of the longest prompt that leaves room for a completion. Raises ConfigError where none does."""
+        room = context_tokens - self.max_completion_tokens
+        if room < 1:
+            raise ConfigError(
+                f"rollouts.max_completion_tokens is {self.max_completion_tokens}, which leaves no room for a prompt in "
+                f"the model's context of {context_tokens} tokens. Use at most {context_tokens // 2}"
+            )
+        return room
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SamplingKeys:

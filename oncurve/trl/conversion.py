@@ -36,15 +36,7 @@ def convert(outcome: OptionOutcome, *, processes: int = 1, rows: int) -> Draft:
     """
     draft = Draft(outcome, notes=list(outcome.notes))
     _rename(draft)
-    batch = TrlBatch(
-        per_device=draft.ask("per_device_train_batch_size"),
-        accumulation=draft.ask("gradient_accumulation_steps"),
-        processes=processes,
-        group_size=draft.ask("num_generations"),
-        iterations=draft.ask("num_iterations"),
-        steps_per_generation=draft.ask("steps_per_generation"),
-        generation_batch=draft.ask("generation_batch_size"),
-    )
+    batch = TrlBatch.requested(draft.ask, processes)
     step = step_of(batch)
     put_model(draft)
     put_algorithm(draft, step)

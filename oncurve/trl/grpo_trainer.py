@@ -19,8 +19,7 @@ from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.core.grading import score
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.rewards.terms import make_reward_function
-from oncurve.run.assemble import make_algorithm
-from oncurve.run.parts import Parts
+from oncurve.run.builder import Parts, make_algorithm
 from oncurve.run.snapshot import is_trained_whole
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
@@ -158,8 +157,8 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             self.evaluate()
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
-        fingerprints = {**parts.given.fingerprints, **self._optimizer_of_script()}
-        return self._watch(replace(parts, given=replace(parts.given, fingerprints=fingerprints)))
+        fingerprints = {**parts.objects.fingerprints, **self._optimizer_of_script()}
+        return self._watch(replace(parts, objects=replace(parts.objects, fingerprints=fingerprints)))
 
     @property
     def reward_func_names(self) -> list[str]:

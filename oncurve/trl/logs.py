@@ -13,7 +13,7 @@ from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import collate, stack_rewards
 from oncurve.core.records import Group, Reward
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.builder import make_algorithm
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.trl.grpo_config import plain

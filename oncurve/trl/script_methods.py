@@ -15,7 +15,7 @@ from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, Rewards
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW
-from oncurve.run.parts import Parts
+from oncurve.run.builder import Parts
 from oncurve.trl.overridden import WHY, NotHere
 from oncurve.trl.rewards_of_scripts import REWARDS, ScriptRewards
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from oncurve.core.errors import ConfigError
 
@@ -24,6 +26,19 @@ class TrlBatch:
     steps_per_generation: int | None = None
     """None: as many as accumulation."""
     generation_batch: int | None = None
+
+    @classmethod
+    def requested(cls, ask: Callable[[str], Any], processes: int) -> TrlBatch:
+        """The numbers of some options of GRPOConfig, each by its name, in so many processes."""
+        return cls(
+            per_device=ask("per_device_train_batch_size"),
+            accumulation=ask("gradient_accumulation_steps"),
+            processes=processes,
+            group_size=ask("num_generations"),
+            iterations=ask("num_iterations"),
+            steps_per_generation=ask("steps_per_generation"),
+            generation_batch=ask("generation_batch_size"),
+        )
 
     @property
     def forward(self) -> int:

@@ -304,7 +304,7 @@ def test_a_loss_in_a_file_of_the_user_comes_in_through_the_recipe(tmp_path: Path
     from oncurve.algorithm.settings import AlgorithmSection
     from oncurve.data.settings import WordProblemsData
     from oncurve.recipe.schema import Config
-    from oncurve.run.assemble import make_algorithm
+    from oncurve.run.builder import make_algorithm
 
     (tmp_path / "mine.py").write_text(
         "def cubic(logprobs, old_logprobs, advantages, mask):\n"

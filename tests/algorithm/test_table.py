@@ -20,7 +20,7 @@ from oncurve.core.formulas import clipped
 from oncurve.core.records import SamplingParams
 
 Choices = partial(
-    pairings.Choices, group_size=8, sampling=SamplingParams(), updates_per_step=1, max_staleness=0,
+    pairings.Choices, sampling=SamplingParams(), updates_per_step=1, max_staleness=0,
     sampler_is_trainer=True, masks_truncated=False, punishes_length=False, lora=False, negative_rewards=False,
     num_reward_parts=2,
 )  # fmt: skip
@@ -127,7 +127,6 @@ def test_a_formula_is_read_without_its_source():
 
 # Choices that each rule is about, and choices next to them that it must leave alone.
 EXAMPLES: dict[str, tuple[Choices, Choices]] = {
-    "group_size below 2": (Choices(row=resolve("grpo"), group_size=1), Choices(row=resolve("grpo"), group_size=2)),
     "kl_in advantage with a loss that has one ratio per completion": (
         Choices(row=resolve("distil", loss="sequence_clipped")),
         Choices(row=resolve("distil", loss="clipped")),
@@ -138,7 +137,7 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
     ),
     "advantage none without a KL in the advantages": (
         Choices(row=resolve("distil", kl_in="loss")),
-        Choices(row=resolve("distil"), group_size=1),
+        Choices(row=resolve("distil")),
     ),
     "loss truncated_importance with ratio_max below 1": (
         Choices(row=resolve("cispo", ratio_max=0.2)),
@@ -277,7 +276,7 @@ def test_no_row_is_refused_as_it_stands():
 
 
 def test_refusals_come_first():
-    found = check_pairing(Choices(row=resolve("rloo", kl_coef=0.1, kl_estimator="k3"), group_size=1))
+    found = check_pairing(Choices(row=resolve("rloo", kl_coef=0.1, kl_estimator="k3", loss="clipped", ratio_max=0.5)))
     assert [finding.severity for finding in found] == ["refuse", "warn"]
 
 

@@ -17,6 +17,7 @@ MANY = {
 """Who has more, and whose interface it is."""
 KEYWORDS = {
     "agents.chat_request._not_here": "a call that a model wrote",
+    "algorithm.presets.advantage_of": "names of a table, checked one by one",
     "algorithm.presets.build": "names of a table, checked one by one",
     "algorithm.table.resolve": "names of a table, checked one by one",
     "cli.plan.plan_inputs": "lengths, as guess_lengths takes them",
@@ -27,12 +28,12 @@ KEYWORDS = {
     "fleet.prefetch._AtOnce.submit": "an Executor",
     "model.trace_ranges.traced.around.call": "arguments of any function",
     "observe.manifest.describe_run": "facts of a run, written down as they are",
-    "observe.null_run_folder._nothing": "takes every call",
+    "observe.record._nothing": "takes every call",
     "policy.lora_forward.FusedSum.__call__": "the forward of a layer of peft's",
     "policy.packed_attention.block_attention": "an attention function of transformers",
     "policy.packed_attention.packed_attention": "an attention function of transformers",
     "rewards.grammar.lexemes.NumberLexer.add": "properties of a token",
-    "run.assemble._own_formula.called": "a formula of the user's",
+    "run.own_formula.own_formula.called": "a formula of the user's",
     "run.stages.sft": "sections of a recipe, from Python",
     "run.trainer.Trainer.__init__": "sections of a recipe, from Python",
     "run.trainer.train": "sections of a recipe, from Python",

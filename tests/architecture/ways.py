@@ -19,8 +19,9 @@ from rich.console import Console
 import oncurve
 from oncurve.core.batch import Batch
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, read_text
 from oncurve.run.training import run_recipe
 from oncurve.section import Section
@@ -65,7 +66,7 @@ class Counter:
             self.has_gradient = True
 
 
-KINDS = (Prompt, Completion, Group, Reward, Batch)
+KINDS = (Prompt, SamplingRequest, Completion, Group, Reward, Batch)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 def test_the_loss_of_a_converted_recipe_is_trls(options: dict[str, Any]) -> None:
     import trl_reference
 
-    from oncurve.run.assemble import make_algorithm
+    from oncurve.run.builder import make_algorithm
 
     if trl_reference.REASON:
         pytest.skip(trl_reference.REASON)

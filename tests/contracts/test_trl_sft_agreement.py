@@ -15,6 +15,7 @@ import trl_reference
 
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import collate
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.demonstrations import Demonstration, demonstrated_row, render_demonstrations
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler
@@ -90,7 +91,8 @@ def theirs(
 
 def ours(shown: list[Demonstration], policy: TrainedPolicy) -> tuple[float, dict[str, torch.Tensor]]:
     algorithm = build("rft", group_size=1, max_completion_tokens=8)
-    batch = collate(DemonstrationSampler(shown).sample([one.prompt for one in shown], 1), torch.ones(len(shown), 1))
+    request = SamplingRequest([one.prompt for one in shown], 1)
+    batch = collate(DemonstrationSampler(shown).sample(request), torch.ones(len(shown), 1))
     total = 0.0
     for microbatch in policy.microbatches(batch):
         loss, _ = algorithm.loss(*policy.logprobs(microbatch), microbatch)

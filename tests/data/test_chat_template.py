@@ -68,9 +68,9 @@ def test_whatever_a_template_raises_is_one_sentence(template: str, reason: str) 
     tokenizer = byte_tokenizer(chat_template=template)
     with pytest.raises(ConfigError, match=reason) as refusal:
         render_prompts(ROWS, tokenizer, template="boxed", chat=True)
-    said = str(refusal.value)
-    assert said.startswith("tiny/byte-tokenizer: its chat template refuses the messages (")
-    assert "\n" not in said
+    message = str(refusal.value)
+    assert message.startswith("tiny/byte-tokenizer: its chat template refuses the messages (")
+    assert "\n" not in message
 
 
 def test_messages_are_given_in_the_form_that_the_template_takes() -> None:
@@ -148,16 +148,16 @@ def test_demonstrations_end_turns_as_the_template_does(ending: str) -> None:
     talk = [message for _ in range(3) for message in (*ASKED, {"role": "assistant", "content": "It is 5."})]
     row = demonstrated_row("row 0", {"messages": talk})
     assert row is not None
-    [shown], _ = render_demonstrations([row], tokenizer)
+    [demonstration], _ = render_demonstrations([row], tokenizer)
     whole = tokenizer.apply_chat_template(talk, return_dict=False)
-    ids = [*shown.prompt.prompt_ids, *shown.token_ids]
+    ids = [*demonstration.prompt.prompt_ids, *demonstration.token_ids]
     assert ids == whole[: len(ids)]
     assert ids[-1] == tokenizer.convert_tokens_to_ids(end)
     assert EOS not in ids
     assert ids[0] == BOS
-    [one], _ = render_demonstrations([{**ROWS[0], "solution": "2+3=5."}], tokenizer, template="boxed", chat="auto")
-    assert one.token_ids[-1] == tokenizer.convert_tokens_to_ids(end)
-    assert one.token_ids.count(EOS) == 0
+    [plain], _ = render_demonstrations([{**ROWS[0], "solution": "2+3=5."}], tokenizer, template="boxed", chat="auto")
+    assert plain.token_ids[-1] == tokenizer.convert_tokens_to_ids(end)
+    assert plain.token_ids.count(EOS) == 0
 
 
 def test_thoughts_of_demonstrations_stay_with_a_template_that_only_adds() -> None:
@@ -171,9 +171,9 @@ def test_thoughts_of_demonstrations_stay_with_a_template_that_only_adds() -> Non
     with pytest.raises(ConfigError, match=r"Set data\.chat_template=adding"):
         render_demonstrations([row], tokenizer)
     prepare_tokenizer(tokenizer, template="adding", moment=None)
-    [shown], _ = render_demonstrations([row], tokenizer)
-    told = tokenizer.decode([*shown.prompt.prompt_ids, *shown.token_ids])
-    assert told == "<s>[user]2+3?</s>[assistant]<think>\nhm\n</think>5</s>" + (
+    [demonstration], _ = render_demonstrations([row], tokenizer)
+    text = tokenizer.decode([*demonstration.prompt.prompt_ids, *demonstration.token_ids])
+    assert text == "<s>[user]2+3?</s>[assistant]<think>\nhm\n</think>5</s>" + (
         "[user]2+3?</s>[assistant]<think>\nhm\n</think>5</s>"
     )
 
@@ -182,16 +182,16 @@ def test_a_question_of_messages_and_a_completion_as_text_stay_as_they_are_under_
     tokenizer = byte_tokenizer(chat_template=CHAT_TEMPLATE)
     row = demonstrated_row("row 0", {"prompt": "2+3=", "completion": "5"})
     assert row is not None
-    [shown], _ = render_demonstrations([row], tokenizer, chat="auto")
-    assert shown.prompt.text == "2+3="
-    assert shown.token_ids[-1] == EOS
+    [demonstration], _ = render_demonstrations([row], tokenizer, chat="auto")
+    assert demonstration.prompt.text == "2+3="
+    assert demonstration.token_ids[-1] == EOS
 
 
 def test_prompts_that_are_too_long_because_of_tools_say_so() -> None:
     tells = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHAT_TEMPLATE
     tokenizer = byte_tokenizer(chat_template=tells)
     schema = {"type": "function", "function": {"name": "f", "description": "Long. " * 40, "parameters": {}}}
-    given: dict[str, Any] = {"template": "question_only", "chat": "auto", "max_prompt_tokens": 60}
+    options: dict[str, Any] = {"template": "question_only", "chat": "auto", "max_prompt_tokens": 60}
     with pytest.raises(DataError, match="use fewer tools or shorter docstrings"):
-        render_prompts(ROWS, tokenizer, **given, tools_of=lambda row: [schema])
-    assert len(render_prompts(ROWS, tokenizer, **given, tools_of=lambda row: None)[0]) == 1
+        render_prompts(ROWS, tokenizer, **options, tools_of=lambda row: [schema])
+    assert len(render_prompts(ROWS, tokenizer, **options, tools_of=lambda row: None)[0]) == 1

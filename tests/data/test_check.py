@@ -47,14 +47,14 @@ def test_sound_data_give_no_finding() -> None:
 
 def test_rows_whose_gold_answer_is_refused_are_listed_with_the_reason() -> None:
     findings = check(gold=lambda row: f"<answer> {row['answer'].replace('3', 'three')} </answer>")
-    assert [(each.severity, each.rows) for each in findings] == [("error", (2,))]
+    assert [(finding.severity, finding.rows) for finding in findings] == [("error", (2,))]
     assert findings[0].what == "the reward calls the row's own reference answer wrong"
     assert "row 2: answer '3'" in findings[0].example
     assert findings[0].example.endswith("compared")
     lenient = check(
         gold=lambda row: f"<answer> {row['answer'].replace('3', 'three')} </answer>", max_refused_fraction=0.1
     )
-    assert [each.severity for each in lenient] == ["warning"]
+    assert [finding.severity for finding in lenient] == ["warning"]
 
 
 @pytest.mark.proves("D28")
@@ -70,8 +70,8 @@ def test_the_template_is_named_in_whose_form_the_reward_accepts_the_answer() -> 
         pairs = zip(prompts, completions, strict=True)
         return [Reward(float(completion.text == prompt.row["answer"])) for prompt, completion in pairs]
 
-    [found] = check(grade=alone, template="question_only", decided_by_value=True)
-    assert "form of data.template=plain" in found.remedy
+    [finding] = check(grade=alone, template="question_only", decided_by_value=True)
+    assert "form of data.template=plain" in finding.remedy
     assert check(grade=alone, template="plain", decided_by_value=True) == []
 
 
@@ -82,7 +82,7 @@ def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
         return [first.get(prompt.index, reward) for prompt, reward in zip(prompts, rewards, strict=True)]
 
     findings = check(grade=failing)
-    assert [(each.what, each.rows) for each in findings] == [
+    assert [(finding.what, finding.rows) for finding in findings] == [
         ("grading the row's own reference answer failed (timeout)", (0,)),
         ("no reward grades the row's own reference answer, so nothing is learned from the row", (1,)),
     ]
@@ -90,15 +90,15 @@ def test_a_grader_that_fails_is_not_a_wrong_answer() -> None:
 
 
 def test_a_grader_that_fails_on_every_row_is_not_asked_about_all_of_them() -> None:
-    asked: list[int] = []
+    graded: list[int] = []
 
     def hog(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        asked.extend(prompt.index for prompt in prompts)
+        graded.extend(prompt.index for prompt in prompts)
         return [Reward(None, error="memory", detail="more than 512 MiB") for _ in completions]
 
     [finding] = check(grade=hog)
     assert (finding.severity, finding.rows) == ("error", tuple(range(4)))
-    assert asked == list(range(4))
+    assert graded == list(range(4))
 
 
 def test_answers_that_nothing_grades_are_an_error_unless_an_environment_will() -> None:
@@ -122,8 +122,8 @@ def test_a_reward_without_a_correct_part_must_pay_something(value: float, num_fi
 def test_golds_are_graded_as_completions_of_their_own_prompts() -> None:
     prompts, _ = render_prompts(ROWS, byte_tokenizer())
 
-    def inspect(given: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        assert [completion.prompt_ids for completion in completions] == [prompt.prompt_ids for prompt in given]
+    def inspect(rows: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        assert [completion.prompt_ids for completion in completions] == [prompt.prompt_ids for prompt in rows]
         assert {completion.finish_reason for completion in completions} == {"stop"}
         return [Reward(1.0) for _ in completions]
 
@@ -136,7 +136,7 @@ def test_prompts_that_hold_their_solution_are_errors() -> None:
         {"question": "What is 4*5? It is 20, since 4*5 = 20.", "answer": "20", "solution": "It is 20, since 4*5 = 20."},
     ]
     findings = check(rows)
-    assert [(each.severity, each.what, each.rows) for each in findings] == [
+    assert [(finding.severity, finding.what, finding.rows) for finding in findings] == [
         ("error", "the prompt contains its own solution", (10,))
     ]
 
@@ -144,7 +144,7 @@ def test_prompts_that_hold_their_solution_are_errors() -> None:
 def test_prompts_that_do_not_fit_are_listed() -> None:
     rows = [*ROWS, {"question": "x" * 500, "answer": "1"}]
     findings = check(rows, template="think_answer", max_prompt_tokens=100)
-    assert [(each.severity, each.rows) for each in findings] == [("warning", (10,))]
+    assert [(finding.severity, finding.rows) for finding in findings] == [("warning", (10,))]
     assert "longer than 100 tokens" in findings[0].what
 
 
@@ -160,7 +160,7 @@ def test_repeated_questions_are_told_from_contradictions() -> None:
 @pytest.mark.proves("F145", "D20")
 def test_questions_that_are_trained_on_and_evaluated_are_errors() -> None:
     findings = find_shared(ROWS, [{"question": "new"}, {"question": "WHAT is 7 and 1?"}])
-    assert [(each.severity, each.rows) for each in findings] == [("error", (7,))]
+    assert [(finding.severity, finding.rows) for finding in findings] == [("error", (7,))]
     assert "row 7 = evaluation row 1" in findings[0].example
 
 

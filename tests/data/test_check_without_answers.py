@@ -45,7 +45,7 @@ def broken(completion):
 
 def check(folder: Path, reward: str, *, answers: bool) -> tuple[int, str]:
     rows = [{"question": f"Write a line about {number} cats."} for number in range(40)]
-    rows = [row | ({"answer": f"{place} cats"} if answers else {}) for place, row in enumerate(rows)]
+    rows = [row | ({"answer": f"{index} cats"} if answers else {}) for index, row in enumerate(rows)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(FUNCTIONS)
     (folder / "recipe.yaml").write_text(

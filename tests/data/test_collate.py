@@ -15,8 +15,8 @@ def group(prompt_ids: tuple[int, ...], *completions: tuple[int, ...], ends: str 
     return Group(
         Prompt("p", prompt_ids, index=sum(prompt_ids)),
         tuple(
-            Completion(prompt_ids, ids, "t", tuple(-0.1 * token for token in ids), reasons[end], 0, place)
-            for place, (ids, end) in enumerate(zip(completions, ends or "s" * len(completions), strict=True))
+            Completion(prompt_ids, ids, "t", tuple(-0.1 * token for token in ids), reasons[end], 0, index)
+            for index, (ids, end) in enumerate(zip(completions, ends or "s" * len(completions), strict=True))
         ),
     )
 

@@ -37,7 +37,7 @@ def text_of(row: dict[str, Any], **options: Any) -> str:
         ({"prompt": ASKED, "answer": "5"}, {}),
         ({"question": np.array(ASKED, dtype=object), "answer": "5"}, {}),
         ({"question": [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "2+3?"}]}]}, {}),
-        ({"question": [{**one, "name": None} for one in ASKED]}, {}),
+        ({"question": [{**message, "name": None} for message in ASKED]}, {}),
     ],
     ids=["question", "column", "prompt", "numpy", "parts", "columns of datasets"],
 )
@@ -67,7 +67,7 @@ def test_conversations_that_end_alike_are_different_questions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "said"),
+    ("question", "message"),
     [
         ([], "an empty list"),
         ([{"role": "user"}], "has no text"),
@@ -79,8 +79,8 @@ def test_conversations_that_end_alike_are_different_questions() -> None:
         (True, "'question' is True"),
     ],
 )
-def test_what_is_no_conversation_is_refused(question: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_what_is_no_conversation_is_refused(question: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         adapt_python_rows([{"question": question}])
 
 
@@ -93,8 +93,8 @@ def test_messages_need_a_chat_template_and_have_no_place_for_examples() -> None:
 
 
 def test_a_run_trains_on_messages_and_samples_from_them(tmp_path: Path) -> None:
-    place = locate("embedded")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    model_path = locate("embedded")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_path), AutoTokenizer.from_pretrained(model_path)
     tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}Assistant: "
     rows = [{"question": [SYSTEM, {"role": "user", "content": f"{n} and 1?"}], "answer": n + 1} for n in range(12)]
     seen: list[Any] = []
@@ -125,8 +125,8 @@ def test_a_run_trains_on_messages_and_samples_from_them(tmp_path: Path) -> None:
 
 
 def test_answers_reach_a_reward_as_they_are() -> None:
-    given = [["25", "25 shells"], {"unit": "m"}, False, True, None, float("nan")]
-    rows = adapt_python_rows([{"question": f"{number}?", "answer": one} for number, one in enumerate(given)])
+    answers = [["25", "25 shells"], {"unit": "m"}, False, True, None, float("nan")]
+    rows = adapt_python_rows([{"question": f"{number}?", "answer": answer} for number, answer in enumerate(answers)])
     seen: list[Any] = []
 
     def reward(completion: str, answer: Any) -> float:
@@ -135,7 +135,8 @@ def test_answers_reach_a_reward_as_they_are() -> None:
 
     prompts, _ = render_prompts(rows, byte_tokenizer(), template="plain")
     groups = [
-        Group(one, (Completion(one.prompt_ids, (), "x", (), "stop", policy_version=0, index=0),)) for one in prompts
+        Group(prompt, (Completion(prompt.prompt_ids, (), "x", (), "stop", policy_version=0, index=0),))
+        for prompt in prompts
     ]
     oncurve.score(groups, reward)
-    assert seen == [*given[:4], None, None]
+    assert seen == [*answers[:4], None, None]

@@ -66,10 +66,10 @@ def test_half_solved_prompts_come_before_solved_and_hopeless_ones() -> None:
 
 def test_further_prompts_are_new_and_the_same_for_every_process_that_asks() -> None:
     first, second = Curriculum(PROMPTS, 4, seed=1), Curriculum(PROMPTS, 4, seed=1)
-    taken = {prompt.index for prompt in first.at(2)}
-    more = first.more(2, 5, taken)
-    assert more == second.more(2, 5, taken)
-    assert len({prompt.index for prompt in more} - taken) == 5
+    excluded = {prompt.index for prompt in first.at(2)}
+    more = first.more(2, 5, excluded)
+    assert more == second.more(2, 5, excluded)
+    assert len({prompt.index for prompt in more} - excluded) == 5
 
 
 def test_a_saved_state_goes_on_where_it_was() -> None:
@@ -85,22 +85,22 @@ def test_with_a_lag_the_prompts_of_a_step_follow_from_the_grades_of_steps_well_b
             completions = (Completion(prompt.prompt_ids, (1,), "a", (0.0,), "stop", 0, 0),)
             curriculum.observe([Group(prompt, completions)], [[Reward(float(prompt.index % 2))]], step=step)
 
-    lag, asked, kept = 3, {}, {}
+    lag, ahead, states = 3, {}, {}
     curriculum = Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True, lag=lag)
     for step in range(10):
-        asked[step + lag] = curriculum.at(step + lag)  # when a sampler that is ahead wants them
+        ahead[step + lag] = curriculum.at(step + lag)  # when a sampler that is ahead wants them
         if step >= lag:
-            assert curriculum.at(step) == asked[step]
+            assert curriculum.at(step) == ahead[step]
         graded(curriculum, step)
-        kept[step] = curriculum.state()
+        states[step] = curriculum.state()
     resumed = Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True, lag=lag)
-    resumed.load_state(json.loads(json.dumps(kept[7])))
-    assert [resumed.at(step) for step in range(8, 13)] == [asked[step] for step in range(8, 13)]
-    assert asked[11] != Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True).at(11), "nothing was chosen"
+    resumed.load_state(json.loads(json.dumps(states[7])))
+    assert [resumed.at(step) for step in range(8, 13)] == [ahead[step] for step in range(8, 13)]
+    assert ahead[11] != Curriculum(PROMPTS, 4, retire_above=0.9, prefer_half_solved=True).at(11), "nothing was chosen"
     at_once = Curriculum(PROMPTS, 4, retire_above=0.9)
-    at_once.load_state(json.loads(json.dumps(kept[7])))
+    at_once.load_state(json.loads(json.dumps(states[7])))
     assert "late" not in at_once.state()
     assert len(at_once.pass_rates) == len(
-        {index for rates in kept[7]["late"].values() for index, _ in rates}
-        | {index for index in kept[7] if index != "late"}
+        {index for rates in states[7]["late"].values() for index, _ in rates}
+        | {index for index in states[7] if index != "late"}
     )

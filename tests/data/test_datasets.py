@@ -306,13 +306,13 @@ def test_statistics_count_rows_repeats_kinds_and_lengths() -> None:
         {"question": "ABC", "answer": "1.5", "extra": 1},
         {"question": "abcdefg", "answer": r"\pi", "solution": "xyz"},
     ]
-    found = statistics(rows)
-    assert (found.num_rows, found.num_repeated) == (3, 1)
-    assert found.columns == ("question", "answer", "solution", "extra")
-    assert found.question_characters == (3, 3, 7)
-    assert found.solution_characters == (1, 2.0, 3)
-    assert found.answer_kinds == {"integer": 1, "decimal": 1, "text": 1}
-    assert "3 rows, 1 repeated question" in found.describe()
+    numbers = statistics(rows)
+    assert (numbers.num_rows, numbers.num_repeated) == (3, 1)
+    assert numbers.columns == ("question", "answer", "solution", "extra")
+    assert numbers.question_characters == (3, 3, 7)
+    assert numbers.solution_characters == (1, 2.0, 3)
+    assert numbers.answer_kinds == {"integer": 1, "decimal": 1, "text": 1}
+    assert "3 rows, 1 repeated question" in numbers.describe()
     with pytest.raises(DataError, match="no rows"):
         statistics([])
 

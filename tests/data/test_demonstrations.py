@@ -40,73 +40,79 @@ def chatting(tokenizer: PreTrainedTokenizerFast, template: str = CHAT) -> Any:
     return other
 
 
-def rows(*given: dict[str, Any]) -> list[dict[str, Any]]:
-    found = [demonstrated_row(f"row {place}", row) for place, row in enumerate(given)]
-    return [row if row is not None else original for row, original in zip(found, given, strict=True)]
+def rows(*originals: dict[str, Any]) -> list[dict[str, Any]]:
+    demonstrated = [demonstrated_row(f"row {index}", row) for index, row in enumerate(originals)]
+    return [row if row is not None else original for row, original in zip(demonstrated, originals, strict=True)]
 
 
 def only(tokenizer: Any, row: dict[str, Any], **options: Any) -> Demonstration:
-    shown, excluded = render_demonstrations(rows(row), tokenizer, **options)
+    demonstrations, excluded = render_demonstrations(rows(row), tokenizer, **options)
     assert not excluded
-    return shown[0]
+    return demonstrations[0]
 
 
-def trained(shown: Demonstration, tokenizer: Any) -> list[str]:
+def trained(demonstration: Demonstration, tokenizer: Any) -> list[str]:
     """The texts of the tokens that are learned, one for each turn."""
-    if not shown.segments:
-        return [tokenizer.decode(shown.token_ids)]
-    return [tokenizer.decode(shown.token_ids[one.start : one.end]) for one in shown.segments if one.is_policy]
+    if not demonstration.segments:
+        return [tokenizer.decode(demonstration.token_ids)]
+    return [
+        tokenizer.decode(demonstration.token_ids[segment.start : segment.end])
+        for segment in demonstration.segments
+        if segment.is_policy
+    ]
 
 
 def test_a_prompt_and_a_completion_are_tokenized_apart_and_end(tokenizer: PreTrainedTokenizerFast) -> None:
-    shown = only(tokenizer, {"prompt": "2+3? a", "completion": "nd 5"}, template="r1_zero")
-    assert tokenizer.decode(shown.prompt.prompt_ids) == "2+3? a"
-    assert shown.token_ids == (*tokenizer("nd 5")["input_ids"], tokenizer.eos_token_id)
-    assert shown.prompt.row["answer"] == ""
+    demonstration = only(tokenizer, {"prompt": "2+3? a", "completion": "nd 5"}, template="r1_zero")
+    assert tokenizer.decode(demonstration.prompt.prompt_ids) == "2+3? a"
+    assert demonstration.token_ids == (*tokenizer("nd 5")["input_ids"], tokenizer.eos_token_id)
+    assert demonstration.prompt.row["answer"] == ""
 
 
 def test_a_worked_solution_is_written_in_the_form_of_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
     row = {"question": "2+3?", "solution": "2+3=5.", "answer": "5"}
-    shown = only(tokenizer, row, template="think_answer")
-    assert shown.prompt.text == "User: 2+3?\nAssistant: <think>"
-    assert trained(shown, tokenizer) == ["2+3=5.</think> <answer> 5 </answer><|end|>"]
+    demonstration = only(tokenizer, row, template="think_answer")
+    assert demonstration.prompt.text == "User: 2+3?\nAssistant: <think>"
+    assert trained(demonstration, tokenizer) == ["2+3=5.</think> <answer> 5 </answer><|end|>"]
 
 
 def test_everything_that_the_assistant_says_is_learned_and_nothing_else(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer)
-    shown = only(tool, {"messages": TALK})
+    demonstration = only(tool, {"messages": TALK})
     whole = "[user] How are you?\n[assistant] Fine.<|end|>\n[user] 2+3?\n[assistant] It is 5.<|end|>"
-    assert tool.decode([*shown.prompt.prompt_ids, *shown.token_ids]) == whole
-    assert shown.prompt.text == "[user] How are you?\n[assistant] "
-    assert trained(shown, tool) == ["Fine.<|end|>", "It is 5.<|end|>"]
-    assert [one.is_policy for one in shown.segments] == [True, False, True]
-    assert [one.start for one in shown.segments[1:]] == [one.end for one in shown.segments[:-1]]
+    assert tool.decode([*demonstration.prompt.prompt_ids, *demonstration.token_ids]) == whole
+    assert demonstration.prompt.text == "[user] How are you?\n[assistant] "
+    assert trained(demonstration, tool) == ["Fine.<|end|>", "It is 5.<|end|>"]
+    assert [segment.is_policy for segment in demonstration.segments] == [True, False, True]
+    assert [segment.start for segment in demonstration.segments[1:]] == [
+        segment.end for segment in demonstration.segments[:-1]
+    ]
 
 
 def test_the_last_message_alone_is_learned_where_that_is_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer)
-    shown = only(tool, {"messages": TALK}, train_on="last")
-    assert shown.prompt.text == "[user] How are you?\n[assistant] Fine.<|end|>\n[user] 2+3?\n[assistant] "
-    assert trained(shown, tool) == ["It is 5.<|end|>"]
+    demonstration = only(tool, {"messages": TALK}, train_on="last")
+    assert demonstration.prompt.text == "[user] How are you?\n[assistant] Fine.<|end|>\n[user] 2+3?\n[assistant] "
+    assert trained(demonstration, tool) == ["It is 5.<|end|>"]
 
 
 def test_prompt_and_completion_as_messages_are_one_conversation(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer)
-    one, other = only(tool, {"prompt": TALK[:1], "completion": TALK[1:2]}), only(tool, {"messages": TALK[:2]})
-    assert (one.prompt.prompt_ids, one.token_ids) == (other.prompt.prompt_ids, other.token_ids)
+    apart, together = only(tool, {"prompt": TALK[:1], "completion": TALK[1:2]}), only(tool, {"messages": TALK[:2]})
+    assert (apart.prompt.prompt_ids, apart.token_ids) == (together.prompt.prompt_ids, together.token_ids)
 
 
 def test_what_the_assistant_says_in_a_prompt_of_messages_is_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer)
-    shown = only(tool, {"prompt": TALK[:3], "completion": TALK[3:]})
-    assert trained(shown, tool) == ["It is 5.<|end|>"]
+    demonstration = only(tool, {"prompt": TALK[:3], "completion": TALK[3:]})
+    assert trained(demonstration, tool) == ["It is 5.<|end|>"]
     with pytest.raises(DataError, match=r"row 0: none of the messages is the assistant's"):
         rows({"prompt": TALK[:2], "completion": TALK[2:3]})
 
 
 def test_a_text_is_learned_beyond_an_end_token_and_a_completion_is_not(tokenizer: PreTrainedTokenizerFast) -> None:
-    shown = only(tokenizer, {"text": "One.<|end|>Two."})
-    assert tokenizer.decode([*shown.prompt.prompt_ids, *shown.token_ids]) == "One.<|end|>Two.<|end|>"
+    demonstration = only(tokenizer, {"text": "One.<|end|>Two."})
+    assert tokenizer.decode([*demonstration.prompt.prompt_ids, *demonstration.token_ids]) == "One.<|end|>Two.<|end|>"
     assert only(tokenizer, {"prompt": "1?", "completion": "One.<|end|>\n"}).token_ids[-1] == tokenizer.eos_token_id
     with pytest.raises(DataError, match=r"row 0: its completion goes on behind the end token <\|end\|> \('Two.'\)"):
         only(tokenizer, {"prompt": "1?", "completion": "One.<|end|>Two."})
@@ -125,23 +131,23 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: PreTrainedTokeni
 
 def test_a_chat_of_question_and_answer_goes_through_the_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
     tool = chatting(tokenizer)
-    shown = only(tool, {"question": "2+3?", "answer": "5"}, template="plain", chat=True)
-    assert shown.prompt.text == "[user] 2+3?\n[assistant] "
-    assert trained(shown, tool) == ["5<|end|>"]
+    demonstration = only(tool, {"question": "2+3?", "answer": "5"}, template="plain", chat=True)
+    assert demonstration.prompt.text == "[user] 2+3?\n[assistant] "
+    assert trained(demonstration, tool) == ["5<|end|>"]
 
 
 def test_of_plain_text_everything_behind_its_first_token_is_learned(tokenizer: PreTrainedTokenizerFast) -> None:
-    shown = only(tokenizer, {"text": "Once upon"})
-    assert tokenizer.decode([*shown.prompt.prompt_ids, *shown.token_ids]) == "Once upon<|end|>"
-    assert len(shown.prompt.prompt_ids) == 1
+    demonstration = only(tokenizer, {"text": "Once upon"})
+    assert tokenizer.decode([*demonstration.prompt.prompt_ids, *demonstration.token_ids]) == "Once upon<|end|>"
+    assert len(demonstration.prompt.prompt_ids) == 1
 
 
 def test_of_a_completion_in_parts_what_a_tool_says_is_not_learned(tokenizer: PreTrainedTokenizerFast) -> None:
     parts = [{"text": "<call>2+3"}, {"text": "5", "learned": False}, {"text": " so 5"}]
-    shown = only(tokenizer, {"prompt": "2+3?", "parts": parts})
-    assert shown.prompt.text == "2+3?"
-    assert trained(shown, tokenizer) == ["<call>2+3", " so 5<|end|>"]
-    assert shown.text == "<call>2+35 so 5"
+    demonstration = only(tokenizer, {"prompt": "2+3?", "parts": parts})
+    assert demonstration.prompt.text == "2+3?"
+    assert trained(demonstration, tokenizer) == ["<call>2+3", " so 5<|end|>"]
+    assert demonstration.text == "<call>2+35 so 5"
     with pytest.raises(DataError, match="goes on behind the end token"):
         only(tokenizer, {"prompt": "2+3?", "parts": [{"text": "5<|end|>"}, *parts]})
     with pytest.raises(ConfigError, match=r"rows of .prompt, parts. are read as they are: set data.chat=false"):
@@ -157,16 +163,16 @@ def test_generated_lessons_come_before_generated_demonstrations(tokenizer: PreTr
 
 
 def test_a_row_that_is_too_long_is_left_out_and_counted(tokenizer: PreTrainedTokenizerFast) -> None:
-    given = rows({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b" * 50})
-    shown, excluded = render_demonstrations(given, tokenizer, max_tokens=20)
-    assert [one.prompt.index for one in shown] == [0]
-    assert [(one.index, one.limit_tokens) for one in excluded] == [(1, 20)]
+    both = rows({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b" * 50})
+    demonstrations, excluded = render_demonstrations(both, tokenizer, max_tokens=20)
+    assert [row.prompt.index for row in demonstrations] == [0]
+    assert [(row.index, row.limit_tokens) for row in excluded] == [(1, 20)]
     with pytest.raises(DataError, match="all 1 rows are longer than 2 tokens"):
-        render_demonstrations(given[1:], tokenizer, max_tokens=2)
+        render_demonstrations(both[1:], tokenizer, max_tokens=2)
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"prompt": "2+3?", "completion": "  "}, r"row 0: 'completion' is empty or no text"),
         ({"completion": "5"}, r"row 0: a completion without a prompt"),
@@ -183,8 +189,8 @@ def test_a_row_that_is_too_long_is_left_out_and_counted(tokenizer: PreTrainedTok
         ({"prompt": "2+3?", "parts": [{"text": "5", "learned": False}]}, r"row 0: none of the parts is learned"),
     ],
 )
-def test_a_row_with_nothing_to_learn_is_named(row: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_a_row_with_nothing_to_learn_is_named(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         demonstrated_row("row 0", row)
 
 

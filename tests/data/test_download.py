@@ -28,26 +28,26 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     import datasets
     import huggingface_hub
 
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def load_dataset(name: str, subset: str | None, *, split: str, revision: str | None) -> Any:
-        asked.append({"name": name, "split": split, "revision": revision})
+        requests.append({"name": name, "split": split, "revision": revision})
         rows = ROWS["gsm8k" if "gsm8k" in name else "math"]
         return datasets.Dataset.from_list(rows if split == "train" else rows[:2])
 
     def snapshot_download(name: str, **options: Any) -> str:
-        asked.append({"name": name, **options})
+        requests.append({"name": name, **options})
         if name == "nobody/gated":
             raise OSError("401: you need access\nand a token")
         return str(options["local_dir"])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return asked
+    return requests
 
 
-def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["download", *words], catch_exceptions=False)
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["download", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -57,9 +57,9 @@ def run(*words: str) -> str:
 def test_a_data_set_becomes_a_folder_of_splits_that_recipes_read(
     name: str, hub: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    said = run(name, "--output", str(tmp_path / "data"), "--revision", "v1")
-    assert [(one["split"], one["revision"]) for one in hub] == [("train", "v1"), ("test", "v1")]
-    assert "4 rows, 0 repeated questions" in said
+    output = run(name, "--output", str(tmp_path / "data"), "--revision", "v1")
+    assert [(request["split"], request["revision"]) for request in hub] == [("train", "v1"), ("test", "v1")]
+    assert "4 rows, 0 repeated questions" in output
     assert len(load_rows(name, path=tmp_path / "data", split="train")) == 4
     rows = load_rows(name, path=tmp_path / "data", split="test")
     assert [row["answer"] for row in rows] == (["0", "1"] if name == "math" else ["1000", "1100"])
@@ -105,7 +105,7 @@ def test_a_model_that_needs_a_token_says_so(hub: list[dict[str, Any]], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["mth"], "Did you mean 'math'"),
         (["./here/it"], "a model on the Hugging Face Hub"),
@@ -113,8 +113,8 @@ def test_a_model_that_needs_a_token_says_so(hub: list[dict[str, Any]], tmp_path:
         (["a/b", "--split", "test"], "is for datasets"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(OncurveError, match=said) as caught:
-        run(*words, "--output", str(tmp_path / "new"))
+def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OncurveError, match=message) as caught:
+        run(*arguments, "--output", str(tmp_path / "new"))
     assert isinstance(caught.value, ConfigError)
     assert not (tmp_path / "new").exists()

@@ -80,12 +80,12 @@ def module(folder: Path, **changes: Any) -> Any:
     spec = importlib.util.spec_from_file_location("made_rewards", path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
+    made = importlib.util.module_from_spec(spec)
     import linecache
 
     linecache.checkcache()
-    spec.loader.exec_module(found)
-    return found
+    spec.loader.exec_module(made)
+    return made
 
 
 REWARDS = {
@@ -129,17 +129,17 @@ def test_a_change_of_what_a_reward_uses_changes_it(
 
 
 def test_values_that_a_reward_was_made_with_count(tmp_path: Path) -> None:
-    found = module(tmp_path)
-    for make in (found.made, found.Holder, found.Slotted, lambda value: partial(found.plain, answer=value)):
+    code = module(tmp_path)
+    for make in (code.made, code.Holder, code.Slotted, lambda value: partial(code.plain, answer=value)):
         assert fingerprint(make(1.0)).text == fingerprint(make(1.0)).text
         assert fingerprint(make(1.0)).text != fingerprint(make(2.0)).text
 
 
 def test_a_counter_of_its_own_does_not_count(tmp_path: Path) -> None:
-    found = module(tmp_path)
-    first = fingerprint(found.with_helper).text
-    found.with_helper("aa", "b")
-    assert fingerprint(found.with_helper).text == first
+    code = module(tmp_path)
+    first = fingerprint(code.with_helper).text
+    code.with_helper("aa", "b")
+    assert fingerprint(code.with_helper).text == first
 
 
 def test_it_is_said_what_cannot_be_seen() -> None:
@@ -170,8 +170,8 @@ def test_rows_count_with_all_their_columns_in_any_order_of_columns() -> None:
     assert rows_fingerprint(rows).text == rows_fingerprint([{"tests": ["a"], "question": "2+3?"}]).text
     assert rows_fingerprint(rows).text != rows_fingerprint([{"question": "2+3?", "tests": ["b"]}]).text
     assert rows_fingerprint([*rows, *rows]).text != rows_fingerprint(rows).text
-    held = rows_fingerprint([{"question": "2+3?", "pattern": re.compile("a"), "image": object()}])
-    assert held.unseen == ["a value of type builtins.object"]
+    opaque = rows_fingerprint([{"question": "2+3?", "pattern": re.compile("a"), "image": object()}])
+    assert opaque.unseen == ["a value of type builtins.object"]
 
 
 def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
         "import made_rewards as m; from oncurve.data.fingerprint import fingerprint\n"
         "print(fingerprint(m.Holder({'b', 'a', 'c'})).text, fingerprint(m.with_helper).text)"
     )
-    said = {
+    outputs = {
         subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         for _ in range(3)
     }
-    assert len(said) == 1
+    assert len(outputs) == 1
 
 
 def test_an_object_that_has_an_attribute_of_every_name_is_looked_at() -> None:

@@ -64,7 +64,7 @@ def of_bytes(template: str | None = None, *, eos: str = "</s>", puts_bos: bool =
     """Byte-level BPE, as of Qwen, Llama-3 and gpt-oss."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(
-        models.BPE(vocab={letter: place for place, letter in enumerate(["<s>", "</s>", *alphabet])}, merges=[])
+        models.BPE(vocab={letter: index for index, letter in enumerate(["<s>", "</s>", *alphabet])}, merges=[])
     )
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     if puts_bos:
@@ -76,7 +76,7 @@ def of_pieces(template: str | None = None, *, eos: str = "</s>", leads: bool = T
     """Pieces with marked spaces and bytes for what is rare, as of Llama-2, Mistral and Gemma."""
     letters = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     letters += [chr(code) for code in range(33, 127)]
-    vocabulary = {letter: place for place, letter in enumerate(letters)}
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
     steps: list[Any] = [normalizers.Prepend("▁")] if leads else []
     made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
@@ -90,7 +90,7 @@ def of_words(*, eos: str | None) -> Any:
     """WordPiece in lower case with marks at both ends, as of BERT."""
     letters = [chr(code) for code in range(33, 127)]
     vocabulary = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *letters, *(f"##{letter}" for letter in letters)]
-    made = Tokenizer(models.WordPiece({word: place for place, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    made = Tokenizer(models.WordPiece({word: index for index, word in enumerate(vocabulary)}, unk_token="[UNK]"))
     made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
     marks = [("[CLS]", 1), ("[SEP]", 2)]
@@ -138,15 +138,16 @@ CASES: dict[str, tuple[Callable[[], Any], str, Any, str | None]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_prompt_is_what_the_template_writes_and_its_faults_are_named(name: str) -> None:
     make, template, chat, fault = CASES[name]
-    tokenizer, words = make(), find_template(template)
-    [prompt], _ = render_prompts([ROW], tokenizer, template=words, chat=chat)
+    tokenizer, form = make(), find_template(template)
+    [prompt], _ = render_prompts([ROW], tokenizer, template=form, chat=chat)
     ends = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     known: dict[str, Any] = {"vocabulary": len(tokenizer), "end_ids": ends, "chat": chat}
-    found = [
-        one.what for one in find_prompt_faults([prompt], tokenizer, words, lambda r: write_gold(r, words), **known)
+    faults = [
+        finding.what
+        for finding in find_prompt_faults([prompt], tokenizer, form, lambda r: write_gold(r, form), **known)
     ]
-    assert any(fault in what for what in found) if fault else found == []
-    assert "a completion ends with" in prompt_report(prompt, tokenizer, ends, write_gold(ROW, words))
+    assert any(fault in what for what in faults) if fault else faults == []
+    assert "a completion ends with" in prompt_report(prompt, tokenizer, ends, write_gold(ROW, form))
     bos = tokenizer.bos_token_id
     assert bos is None or prompt.prompt_ids.count(bos) <= 1
     assert prompt.prompt_ids[-1] not in ends, "a prompt is there to be continued"
@@ -166,17 +167,21 @@ def test_a_conversation_is_learned_in_the_tokens_that_the_template_writes(name: 
     assert row is not None
     if name == "deepseek-r1":  # its template writes no thoughts, and opens them for the answer
         return
-    [shown], _ = render_demonstrations([row], tokenizer, chat=True)
-    ids = [*shown.prompt.prompt_ids, *shown.token_ids]
+    [demonstration], _ = render_demonstrations([row], tokenizer, chat=True)
+    ids = [*demonstration.prompt.prompt_ids, *demonstration.token_ids]
     whole = tokenizer(
         tokenizer.apply_chat_template(talk, tokenize=False), add_special_tokens=False
     )["input_ids"]  # fmt: skip
-    written, learned_text = ("".join(tokenizer.decode(one).split()) for one in (whole, ids))
+    written, learned_text = ("".join(tokenizer.decode(row_ids).split()) for row_ids in (whole, ids))
     assert written.startswith(learned_text)
     assert len(learned_text) > len(written) - 12  # what may stand behind the last end token
     if name not in ("llama-2", "phi-3"):  # whose tokenizer puts a space before every text
         assert ids == whole[: len(ids)]
-    learned = [tokenizer.decode(shown.token_ids[one.start : one.end]) for one in shown.segments if one.is_policy]
+    learned = [
+        tokenizer.decode(demonstration.token_ids[segment.start : segment.end])
+        for segment in demonstration.segments
+        if segment.is_policy
+    ]
     assert len({text[-8:] for text in learned}) == 1
 
 
@@ -185,7 +190,7 @@ def test_the_end_of_a_turn_is_found_where_the_tokenizer_names_another(name: str)
     make, template, chat, _ = CASES[name]
     tokenizer = make()
     ends = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    found = unnamed_turn_end(chat, tokenizer, template, ends)
-    assert (found is not None) == (name == "qwen2.5 base")
-    if found is not None:
-        assert describe_turn_end(tokenizer, found).startswith("<|im_end|> ends a completion")
+    turn_end = unnamed_turn_end(chat, tokenizer, template, ends)
+    assert (turn_end is not None) == (name == "qwen2.5 base")
+    if turn_end is not None:
+        assert describe_turn_end(tokenizer, turn_end).startswith("<|im_end|> ends a completion")

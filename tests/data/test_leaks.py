@@ -136,8 +136,8 @@ EXAMPLE_TWO: dict[str, Any] = {"question": "1 + 1?", "answer": "2"}
 def test_no_public_row_is_accused_and_every_prompt_with_its_solution_is_caught(type: str, file: str) -> None:
     rows = load_rows(type, path=SHARED / file)
     few_shot, rows = rows[:2], rows[2:]
-    shown = "".join(f"Q: {row['question']} A: {row['solution']} #### {row['answer']}\n" for row in few_shot)
-    prompts = [prompt_of(f"{shown}Q: {row['question']} A:") for row in rows]
+    examples = "".join(f"Q: {row['question']} A: {row['solution']} #### {row['answer']}\n" for row in few_shot)
+    prompts = [prompt_of(f"{examples}Q: {row['question']} A:") for row in rows]
     assert [
         row for row, prompt in zip(rows, prompts, strict=True) if leaked_excerpt(prompt, row, few_shot=few_shot)
     ] == []

@@ -22,9 +22,9 @@ def test_every_prompt_comes_once_per_epoch_and_once_per_step(
     order = Order(num_prompts, prompts_per_step, shuffle=shuffle)
     steps = [order.at(step) for step in range(5 * num_prompts)]
     assert all(len(set(step)) == prompts_per_step for step in steps)
-    places = list(chain.from_iterable(steps))
-    for start in range(0, len(places), num_prompts):
-        assert sorted(places[start : start + num_prompts]) == list(range(num_prompts))
+    indices = list(chain.from_iterable(steps))
+    for start in range(0, len(indices), num_prompts):
+        assert sorted(indices[start : start + num_prompts]) == list(range(num_prompts))
 
 
 @pytest.mark.parametrize(("num_prompts", "prompts_per_step"), SIZES)

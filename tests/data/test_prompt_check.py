@@ -16,17 +16,17 @@ ROW = {"question": "2+3?", "answer": "5", "solution": "2+3=5."}
 
 
 def faults(template: str, *, tokenizer: Any = None, chat: Any = False, row: Any = ROW, **facts: Any) -> list[str]:
-    tokenizer, words = tokenizer or byte_tokenizer(), find_template(template)
-    prompts, _ = render_prompts([row], tokenizer, template=words, chat=chat)
+    tokenizer, form = tokenizer or byte_tokenizer(), find_template(template)
+    prompts, _ = render_prompts([row], tokenizer, template=form, chat=chat)
     known = {"vocabulary": None, "end_ids": (EOS,), **facts}
-    found = find_prompt_faults(prompts, tokenizer, words, lambda row: write_gold(row, words), **known)
-    return [one.what for one in found]
+    findings = find_prompt_faults(prompts, tokenizer, form, lambda row: write_gold(row, form), **known)
+    return [finding.what for finding in findings]
 
 
 def words_only() -> PreTrainedTokenizerFast:
     """A tokenizer that keeps words and loses what stands between them."""
     words = ["[UNK]", "think", "answer", "<", "/", ">", "2", "+", "3", "=", "5", "."]
-    made = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[UNK]", pad_token="[UNK]")
 
@@ -38,7 +38,7 @@ def test_ordinary_prompts_have_no_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("options", "what"),
     [
         ({"template": "boxed", "vocabulary": 50}, "tokens that the model has no embedding for"),
         (
@@ -76,14 +76,14 @@ def test_ordinary_prompts_have_no_fault() -> None:
         ({"template": "think_answer", "tokenizer": words_only()}, "cannot write the reference completion"),
     ],
 )
-def test_each_fault_of_a_prompt_is_named(given: dict[str, Any], what: str) -> None:
-    assert any(what in said for said in faults(**given))
+def test_each_fault_of_a_prompt_is_named(options: dict[str, Any], what: str) -> None:
+    assert any(what in fault for fault in faults(**options))
 
 
 def test_a_prompt_is_shown_as_the_model_reads_it() -> None:
     tokenizer = byte_tokenizer(adds_bos=True)
     prompts, _ = render_prompts([ROW], tokenizer, template="think_answer")
-    shown = prompt_report(prompts[0], tokenizer, (EOS,))
-    assert "    <s>User: 2+3?\n    Assistant: <think>" in shown
-    assert "a completion ends with '</s>'" in shown
+    report = prompt_report(prompts[0], tokenizer, (EOS,))
+    assert "    <s>User: 2+3?\n    Assistant: <think>" in report
+    assert "a completion ends with '</s>'" in report
     assert prompts[0].prompt_ids[0] == BOS

@@ -40,7 +40,8 @@ def test_think_answer_is_the_prompt_of_the_embedded_task() -> None:
         question = prompt.removeprefix("User: ").removesuffix("\nAssistant: <think>")
         assert prompt == template.turn.format(user=question) + template.opening
     golds = [
-        write_gold({"answer": each.answer, "solution": each.solution}, template) for each in word_problems("train", 50)
+        write_gold({"answer": problem.answer, "solution": problem.solution}, template)
+        for problem in word_problems("train", 50)
     ]
     form = re.compile(r"\S.*</think> <answer> \d+ </answer>")
     assert all(form.fullmatch(gold) for gold in golds)
@@ -141,9 +142,9 @@ def test_a_template_that_would_show_the_answer_is_refused(part: str) -> None:
 def test_prompt_tokens_are_the_text_and_nothing_else() -> None:
     tokenizer = byte_tokenizer()
     prompts, _ = render_prompts([ROW, EXAMPLE], tokenizer, template="boxed")
-    for place, (prompt, row) in enumerate(zip(prompts, (ROW, EXAMPLE), strict=True)):
+    for index, (prompt, row) in enumerate(zip(prompts, (ROW, EXAMPLE), strict=True)):
         assert tokenizer.decode(prompt.prompt_ids) == prompt.text
-        assert (prompt.index, prompt.row, prompt.messages) == (place, row, None)
+        assert (prompt.index, prompt.row, prompt.messages) == (index, row, None)
 
 
 def test_a_tokenizer_that_adds_bos_adds_it_once_and_an_end_token_is_taken_away() -> None:
@@ -163,12 +164,12 @@ def test_chat_prompts_go_through_the_chat_template_of_the_tokenizer() -> None:
     tokenizer = byte_tokenizer(adds_bos=True, adds_eos=True, chat_template=CHAT_TEMPLATE)
     prompt = render_prompts([ROW], tokenizer, template="reasoning_answer", chat=True, few_shot=[EXAMPLE])[0][0]
     system = TEMPLATES["reasoning_answer"].system
-    shown = "<reasoning>\n1+1=2.\n</reasoning>\n<answer>\n2\n</answer>"
-    assert prompt.text == f"<s>[system]{system}</s>[user]1+1?</s>[assistant]{shown}</s>[user]2+3?</s>[assistant]"
+    example = "<reasoning>\n1+1=2.\n</reasoning>\n<answer>\n2\n</answer>"
+    assert prompt.text == f"<s>[system]{system}</s>[user]1+1?</s>[assistant]{example}</s>[user]2+3?</s>[assistant]"
     assert prompt.messages == (
         {"role": "system", "content": system},
         {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": shown},
+        {"role": "assistant", "content": example},
         {"role": "user", "content": "2+3?"},
     )
     assert prompt.prompt_ids.count(BOS) == 1
@@ -206,7 +207,7 @@ def test_prompts_that_are_too_long_are_excluded_and_counted(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         prompts, excluded = render_prompts(rows, byte_tokenizer(), template="question_only", max_prompt_tokens=7)
     assert [prompt.index for prompt in prompts] == [0, 2]
-    assert [(each.index, each.num_tokens, each.limit_tokens) for each in excluded] == [(1, 50, 7), (3, 51, 7)]
+    assert [(row.index, row.num_tokens, row.limit_tokens) for row in excluded] == [(1, 50, 7), (3, 51, 7)]
     assert "2 of 4 prompts left out: longer than 7 tokens" in caplog.text
 
 

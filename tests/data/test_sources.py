@@ -34,7 +34,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "place", "problem"),
+    ("content", "location", "problem"),
     [
         (b'{"question": "a", "answer": "b"}\n{"question": \n', "line 2", "not JSON"),
         (b'\n\n{"question": "a" "answer": "b"}\n', "line 3", "column 18"),
@@ -49,14 +49,14 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b'{"question": " ", "answer": "b"}\n', "line 1", "'question' is empty"),
     ],
 )
-def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, place: str, problem: str) -> None:
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, location: str, problem: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         load_rows("jsonl", path=path)
     message = str(caught.value)
     assert str(path) in message
-    assert place in message
+    assert location in message
     assert problem in message
     assert "\n" not in message
 
@@ -169,16 +169,16 @@ def test_named_data_sets_are_fetched_from_the_hub(
 ) -> None:
     import datasets
 
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def load_dataset(*arguments: Any, **options: Any) -> Any:
-        asked.append((arguments, options))
+        requests.append((arguments, options))
         return datasets.Dataset.from_list([{"question": "q", "problem": "q", "answer": "s\n#### 5"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     read_stored(type, None, split="test", revision="abc")
     load_rows(type, subset="socratic")
-    assert asked == [
+    assert requests == [
         ((name, subset), {"split": "test", "revision": "abc"}),
         ((name, "socratic"), {"split": "train", "revision": None}),
     ]
@@ -224,7 +224,7 @@ def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("question,answer\n1, 2 and 3?,6\n", r"line 2: 3 values for 2 columns.*quotation marks"),
         ("question,answer\n", "there are no rows"),
@@ -232,10 +232,10 @@ def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
         ("problem,label\n1+1?,2\n", r"there is no column 'answer'"),
     ],
 )
-def test_what_is_wrong_in_a_csv_file_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_in_a_csv_file_is_said_with_its_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_rows("csv", path=path)
 
 

@@ -61,11 +61,11 @@ def test_rows_are_the_same_as_those_that_are_read_at_once(
 
 def test_rows_that_are_held_out_are_drawn_by_the_seed_and_leave_the_others(tmp_path: Path) -> None:
     rows = load_rows("jsonl", path=lines_file(tmp_path))
-    train, held = hold_out(rows, count=20, seed=3)
+    train, held_out = hold_out(rows, count=20, seed=3)
     again, _ = hold_out(rows, count=20, seed=3)
-    assert len(held) == 20
+    assert len(held_out) == 20
     assert list(train) == list(again)
-    assert sorted(row["question"] for row in [*train, *held]) == sorted(row["question"] for row in ROWS)
+    assert sorted(row["question"] for row in [*train, *held_out]) == sorted(row["question"] for row in ROWS)
 
 
 def test_a_line_that_cannot_be_read_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -129,20 +129,20 @@ def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_
 ) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"problem": row["question"], "label": row["answer"]} for row in ROWS])
-    asked: list[int] = []
+    read_rows: list[int] = []
     read = stored_rows.StoredTable.__call__
 
-    def counted(self: Any, place: int) -> Any:
-        asked.append(place)
-        return read(self, place)
+    def counted(self: Any, index: int) -> Any:
+        read_rows.append(index)
+        return read(self, index)
 
     monkeypatch.setattr(stored_rows.StoredTable, "__call__", counted)
     monkeypatch.setattr("oncurve.data.from_settings.FIRST_ROWS", 5)
 
-    def trainer(name: str, given: Any) -> oncurve.Trainer:
+    def trainer(name: str, rows: Any) -> oncurve.Trainer:
         return oncurve.Trainer(
             "embedded",
-            given,
+            rows,
             "mathematics",
             run={"steps": 2, "prompts_per_step": 3, "folder": str(tmp_path), "name": name},
             rollouts={"max_completion_tokens": 4},
@@ -152,7 +152,7 @@ def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_
 
     result = trainer("hinted", rows).train()
     assert "each is read when a step takes it" in capsys.readouterr().out
-    assert len(asked) < 50
+    assert len(read_rows) < 50
     assert all(row["distillation/reverse_kl"] > 0.01 for row in oncurve.open_run(result.folder).metrics if row["step"])
     for _ in (cut := trainer("cut", rows)).steps():
         break
@@ -192,7 +192,7 @@ def test_a_supervised_stage_reads_rows_when_a_step_takes_them_and_learns_the_sam
     monkeypatch.setattr(stored_rows, "MANY_ROWS", 1000)
     at_once = stage("at once")
     assert "each is read when a step takes it" not in capsys.readouterr().out
-    weights, others = (load_file(one.folder / "model" / "model.safetensors") for one in (waiting, at_once))
+    weights, others = (load_file(run.folder / "model" / "model.safetensors") for run in (waiting, at_once))
     assert all(weights[name].equal(others[name]) for name in others)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 import oncurve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
-from oncurve.data.given import data_section
+from oncurve.data.python_objects import data_section
 from oncurve.observe.run_model import EMBEDDED
 
 
@@ -24,8 +24,8 @@ def test_every_turn_of_the_policy_ends_and_only_those_are_learned() -> None:
     learned = [made.token_ids[part.start : part.end] for part in made.segments if part.is_policy]
     assert [ids[-1] for ids in learned] == [end, end]
     assert [tokenizer.decode(ids[:-1]) for ids in learned] == ["ab", "ba"]
-    told = [made.token_ids[part.start : part.end] for part in made.segments if not part.is_policy]
-    assert end not in told[0]
+    answers = [made.token_ids[part.start : part.end] for part in made.segments if not part.is_policy]
+    assert end not in answers[0]
 
 
 def test_turns_must_be_texts() -> None:
@@ -39,6 +39,6 @@ def test_an_endless_stream_is_read_as_far_as_the_steps_need(monkeypatch: pytest.
         "embedded", endless, lambda completion, answer: 1.0, run={"steps": 2, "prompts_per_step": 4}
     )
     assert trainer.config.run.steps == 2
-    monkeypatch.setattr("oncurve.data.given.MOST_ROWS", 50)
+    monkeypatch.setattr("oncurve.data.python_objects.MOST_ROWS", 50)
     with pytest.raises(ConfigError, match="goes on"):
         data_section(({"question": f"{n}?"} for n in itertools.count()), {})

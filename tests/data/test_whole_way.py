@@ -49,7 +49,7 @@ def like_tekken() -> Any:
     """Marks in the first places, whole words without merges, digits one by one, as of Mistral's newer models."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     marks = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-    vocabulary = {one: place for place, one in enumerate([*marks, *alphabet, "ĠWhat", "What", "Ġis"])}
+    vocabulary = {piece: index for index, piece in enumerate([*marks, *alphabet, "ĠWhat", "What", "Ġis"])}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     split = pre_tokenizers.Split(Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -63,8 +63,8 @@ def like_tekken() -> Any:
 def in_python(folder: Path) -> Any:
     """Pairs of letters by a class that is written in Python alone."""
     letters = [chr(code) for code in range(33, 127)]
-    words = ["<unk>", "</s>", *(f"{one}@@" for one in letters), *letters]
-    (folder / "vocab.json").write_text(json.dumps({word: place for place, word in enumerate(words)}))
+    words = ["<unk>", "</s>", *(f"{letter}@@" for letter in letters), *letters]
+    (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     return CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"), eos_token="</s>")
 
@@ -93,13 +93,13 @@ FAULTY = (
 """Of which `oncurve check` says what is wrong, with an exit code that is not 0."""
 
 
-def run(*words: str) -> tuple[int, str]:
+def run(*arguments: str) -> tuple[int, str]:
     """Exit code and output of a command, which ends without a traceback."""
-    done = CliRunner().invoke(app, [*words])
+    done = CliRunner().invoke(app, [*arguments])
     unexpected = done.exception if not isinstance(done.exception, (SystemExit, OncurveError)) else None
-    assert unexpected is None, f"{words[0]}: {unexpected!r}\n{done.output[-2000:]}"
-    said = str(done.exception) if isinstance(done.exception, OncurveError) else ""
-    return done.exit_code, done.output + said
+    assert unexpected is None, f"{arguments[0]}: {unexpected!r}\n{done.output[-2000:]}"
+    message = str(done.exception) if isinstance(done.exception, OncurveError) else ""
+    return done.exit_code, done.output + message
 
 
 IN_THE_GATE = (
@@ -123,7 +123,7 @@ def test_a_tokenizer_goes_the_whole_way_or_is_refused_in_a_sentence(
             num_attention_heads=4, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None,
         )
     ).save_pretrained("base")  # fmt: skip
-    rows = [{"question": f"What is {one}+3?", "answer": str(one + 3)} for one in range(1, 9)]
+    rows = [{"question": f"What is {number}+3?", "answer": str(number + 3)} for number in range(1, 9)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     chat = CASES[name][2] if name in CASES else "auto"
     Path("mine.yaml").write_text(
@@ -141,14 +141,16 @@ def test_a_tokenizer_goes_the_whole_way_or_is_refused_in_a_sentence(
         assert "beyond" in output or "embedding" in output
         return
     second = Path("runs/mine/rollouts/step_000002.jsonl")
-    words = [json.loads(line)["completions"] for line in second.read_text(encoding="utf-8").splitlines()]
+    recorded = [json.loads(line)["completions"] for line in second.read_text(encoding="utf-8").splitlines()]
     shutil.rmtree("runs/mine/model")
     shutil.rmtree("runs/mine/checkpoints/step_000002")
     resumed = run("resume", "runs/mine")
     assert resumed[0] == 0, resumed[1]
     again = [json.loads(line)["completions"] for line in second.read_text(encoding="utf-8").splitlines()]
-    assert [[one["text"] for one in group] for group in again] == [[one["text"] for one in group] for group in words]
-    asked = run("sample", "runs/mine", "What is 2+3?", "--max-tokens", "8")
-    assert asked[0] == 0, asked[1]
+    assert [[completion["text"] for completion in group] for group in again] == [
+        [completion["text"] for completion in group] for group in recorded
+    ]
+    answer = run("sample", "runs/mine", "What is 2+3?", "--max-tokens", "8")
+    assert answer[0] == 0, answer[1]
     [first, *_] = Path("runs/mine/rollouts/step_000001.jsonl").read_text(encoding="utf-8").splitlines()
     assert "What is" in json.dumps(json.loads(first))

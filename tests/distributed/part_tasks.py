@@ -19,7 +19,7 @@ from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 from oncurve.run.checkpoint_manifest import verify
 from oncurve.run.snapshot import capture
 from oncurve.run.state import restore, write

@@ -16,11 +16,10 @@ from oncurve.algorithm.presets import build
 from oncurve.algorithm.rounding import use_dither
 from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Mean, Prompt
-from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import Processes
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
-from oncurve.policy.sharding import Sharding
+from oncurve.policy.sharding import Sharding, ZeroSettings
 from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 
 VOCABULARY, GROUP_SIZE, LONGEST, PROMPTS, UPDATES = 64, 4, 12, 10, 5

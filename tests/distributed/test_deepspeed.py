@@ -17,10 +17,11 @@ import tasks
 import torch
 
 from oncurve.core.errors import ConfigError
-from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings, resolve
+from oncurve.policy.deepspeed_settings import read_settings, resolve
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.recipe.find import find_recipe
+from oncurve.policy.sharding import ZeroSettings
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 if TYPE_CHECKING:

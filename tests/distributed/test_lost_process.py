@@ -14,8 +14,9 @@ import workers
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.policy.distributed import Processes, own_rows
-from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_places, together
+from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_indices, together
 from oncurve.run.interruption import Interruption
 from oncurve.run_errors import LostProcess
 
@@ -60,7 +61,7 @@ def test_rows_are_divided_without_rest_and_evenly() -> None:
 
 def test_a_prompt_that_occurs_twice_stays_with_one_process() -> None:
     prompts = [Prompt("", (1,), index) for index in (5, 7, 5, 9, 7)]
-    shares = [own_places(prompts, Processes(rank, 2)) for rank in range(2)]
+    shares = [own_indices(prompts, Processes(rank, 2)) for rank in range(2)]
     assert shares == [[0, 2, 3], [1, 4]]
 
 
@@ -72,16 +73,17 @@ class Counting:
     def __init__(self, rank: int) -> None:
         self.rank, self.asked = rank, 0
 
-    def sample(self, prompts: list[Prompt], group_size: int, **options: Any) -> list[Group]:
-        self.asked += len(prompts)
+    def sample(self, request: SamplingRequest) -> list[Group]:
+        self.asked += len(request.prompts)
         return [
             Group(
                 p,
                 tuple(
-                    Completion(p.prompt_ids, (p.index, g), "", (-1.0, -1.0), "stop", 0, g) for g in range(group_size)
+                    Completion(p.prompt_ids, (p.index, g), "", (-1.0, -1.0), "stop", 0, g)
+                    for g in range(request.group_size)
                 ),
             )
-            for p in prompts
+            for p in request.prompts
         ]
 
     def __call__(self, prompts: list[Prompt], completions: list[Completion]) -> list[Reward]:
@@ -98,7 +100,7 @@ def sample_and_grade(processes: Processes) -> dict[str, Any]:
     """Groups and rewards as every process gets them."""
     prompts = [Prompt("", (1, 2), index, {"answer": "x"}) for index in range(5)]
     sampler, rewards = Counting(processes.rank), Counting(processes.rank)
-    groups = ShardedSampler(sampler, processes).sample(prompts, 3)  # type: ignore[arg-type]
+    groups = ShardedSampler(sampler, processes).sample(SamplingRequest(prompts, 3))  # type: ignore[arg-type]
     flat = [(group.prompt, completion) for group in groups for completion in group.completions]
     graded = ShardedRewards(rewards, processes)([p for p, _ in flat], [c for _, c in flat])  # type: ignore[arg-type]
     return {

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 
 from oncurve.algorithm.rounding import set_dither
 from oncurve.core.errors import ConfigError
-from oncurve.policy.deepspeed_settings import ZeroSettings, read_settings
+from oncurve.policy.deepspeed_settings import read_settings
 from oncurve.policy.distributed import ALONE, Processes
+from oncurve.policy.sharding import ZeroSettings
 from oncurve.policy.tensor_files import TensorFiles
 from oncurve.run.snapshot import capture
 from oncurve.run.state import restore

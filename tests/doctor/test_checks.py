@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from doctor_cases import HEALTHY, case, example, paid
 
-from oncurve.doctor.case import Case
+from oncurve.doctor.case import Case, Finding
 from oncurve.doctor.diagnose import CHECKS, check_names, diagnose
-from oncurve.doctor.findings import Finding
 
 
 def said(given: Case) -> dict[str, Finding]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from doctor_cases import case, paid
 
-from oncurve.doctor.case import Case
+from oncurve.doctor.case import Case, Evidence
 from oncurve.doctor.diagnose import CHECKS, check_names, diagnose
-from oncurve.doctor.findings import Evidence
 
 
 def collapsed() -> Case:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.messages import known_keys
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.schema import Config
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -14,7 +14,7 @@ from offenders import assert_none, at, line_of
 
 import oncurve
 from oncurve.core.errors import ConfigError
-from oncurve.recipe.find import shipped_recipes
+from oncurve.recipe.files import shipped_recipes
 from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

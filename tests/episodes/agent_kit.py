@@ -15,6 +15,7 @@ from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import ChatFrames, Frames, TagFrames
 from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.settings import EpisodeSection
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def play(
     )
     sampler.load_weights(policy, version=3)
     try:
-        return [one for group in sampler.sample(prompts, group_size) for one in group.completions]
+        return [one for group in sampler.sample(SamplingRequest(prompts, group_size)) for one in group.completions]
     finally:
         sampler.close()
 

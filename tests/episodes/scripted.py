@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -98,7 +99,7 @@ def make_sampler(
 
 def one(sampler: EpisodeSampler, prompts: Sequence[Prompt]) -> Completion:
     """The one completion of one prompt."""
-    [group] = sampler.sample(list(prompts), 1)
+    [group] = sampler.sample(SamplingRequest(list(prompts), 1))
     return group.completions[0]
 
 

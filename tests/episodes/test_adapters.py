@@ -15,7 +15,7 @@ from scripted import make_sampler, one
 from oncurve.agents.foreign_environments import environment_of
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Prompt, Reward
-from oncurve.data.given import Given
+from oncurve.data.python_objects import PythonObjects
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.from_settings import make_kinds
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -75,7 +75,7 @@ def server() -> Iterator[str]:
 def kind_at(address: str) -> Kind:
     recipe = "{model: embedded, data: {type: word_problems}}"
     config = parse_config(recipe, [f"rollouts.environments={{counting: 'openenv:{address}'}}"])
-    return make_kinds(config.rollouts, Given())["counting"]
+    return make_kinds(config.rollouts, PythonObjects())["counting"]
 
 
 def test_the_turn_is_the_action_of_an_openenv_server(

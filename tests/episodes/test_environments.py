@@ -21,6 +21,7 @@ import oncurve
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.grading import grade
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Environment, Kind, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -216,7 +217,7 @@ def test_what_an_environment_does_wrong_is_ungraded_and_never_zero(
     script = lambda read: "fine<|end|>" if "<result>" in read else "<tool>1</tool>"  # noqa: E731
     sampler = make_sampler(policy, script, environments={"breaks": Breaks}, environment_seconds=600.0)
     letters = "rhcwgnmo"
-    groups = sampler.sample(make_prompts(*letters), 2)
+    groups = sampler.sample(SamplingRequest(make_prompts(*letters), 2))
     kinds = {letter: [one.failure for one in group.completions] for letter, group in zip(letters, groups, strict=True)}
     assert kinds == {
         "r": ["environment_crashed"] * 2,
@@ -317,7 +318,7 @@ def test_one_object_for_all_episodes_ends_the_run(policy: TrainedPolicy, make_pr
     shared = Pressed()
     sampler = make_sampler(policy, lambda read: "go<|end|>", environments={"e": lambda: shared})
     with pytest.raises(SamplerError, match="its factory gave one and the same object for two episodes"):
-        sampler.sample(make_prompts("q"), 2)
+        sampler.sample(SamplingRequest(make_prompts("q"), 2))
     sampler.close()
 
 
@@ -355,10 +356,11 @@ def test_an_episode_is_the_same_alone_and_among_63_others(policy: TrainedPolicy,
     prompts = make_prompts(*(f"prompt {place}" for place in range(16)))
     together = real(InProcessEngine(PARAMS, max_rows=64), policy, PARAMS)
     alone = real(InProcessEngine(PARAMS, max_rows=3), policy, PARAMS)
-    everybody = together.sample(prompts, 4, step=2)
+    everybody = together.sample(SamplingRequest(prompts, 4, step=2))
     assert max(len(one.segments) for group in everybody for one in group.completions) >= 5
     for place in (0, 7, 15):
-        found, expected = sampled(alone.sample([prompts[place]], 4, step=2)), sampled(everybody[place : place + 1])
+        found = sampled(alone.sample(SamplingRequest([prompts[place]], 4, step=2)))
+        expected = sampled(everybody[place : place + 1])
         for mine, theirs in zip(found, expected, strict=True):
             assert (mine[0], mine[2], mine[3]) == (theirs[0], theirs[2], theirs[3])
             assert mine[1] == pytest.approx(theirs[1], abs=1e-5)  # products of another size round differently
@@ -371,7 +373,7 @@ def test_log_probabilities_of_sampler_and_trainer_agree(policy: TrainedPolicy, m
 
     for inner in (InProcessEngine(PARAMS), InProcessEngine(PARAMS, own_layers=False)):
         sampler = real(inner, policy, PARAMS)
-        groups = sampler.sample(make_prompts("one", "two", "three"), 4, step=1)
+        groups = sampler.sample(SamplingRequest(make_prompts("one", "two", "three"), 4, step=1))
         batch = collate(groups, torch.zeros(3, 4)).measured()
         assert (~batch.mask).any()
         with torch.no_grad():
@@ -389,10 +391,10 @@ def test_the_first_turn_is_that_of_a_plain_completion(policy: TrainedPolicy, mak
             return "", {}
 
     prompts = make_prompts("one", "two")
-    episodes = real(InProcessEngine(PARAMS), policy, PARAMS, Silent).sample(prompts, 4, step=1)
+    episodes = real(InProcessEngine(PARAMS), policy, PARAMS, Silent).sample(SamplingRequest(prompts, 4, step=1))
     engine = InProcessEngine(PARAMS)
     engine.load_weights(policy, version=1)
-    for group, plain in zip(episodes, engine.sample(prompts, 4, step=1), strict=True):
+    for group, plain in zip(episodes, engine.sample(SamplingRequest(prompts, 4, step=1)), strict=True):
         for episode, completion in zip(group.completions, plain.completions, strict=True):
             first = episode.segments[0]
             assert episode.token_ids[: first.end] == completion.token_ids

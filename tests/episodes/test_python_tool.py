@@ -8,6 +8,7 @@ import pytest
 from scripted import make_sampler
 
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.tools import python_tool
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sandbox.sessions import CodeFailed, PythonSessions
@@ -71,7 +72,7 @@ def test_the_policy_runs_code_in_an_episode(
         tools=[python_tool(4.0)],  # type: ignore[list-item]
         params=SamplingParams(max_completion_tokens=500),
     )
-    groups = sampler.sample(make_prompts("a", "b"), 2)
+    groups = sampler.sample(SamplingRequest(make_prompts("a", "b"), 2))
     for group in groups:
         for completion in group.completions:
             assert [call.answer for call in completion.calls] == [

@@ -16,11 +16,12 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Prompt, SamplingParams
-from oncurve.data.given import NOTHING
+from oncurve.core.sampler import SamplingRequest
+from oncurve.data.python_objects import NOTHING
 from oncurve.episodes.from_settings import make_tools
 from oncurve.episodes.tools import sandboxed_tool
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.sandbox import tiers
 from oncurve.sandbox.failures import SandboxUnavailable
@@ -117,7 +118,7 @@ def test_calls_run_in_fresh_processes_of_the_sandbox(
         tools=tools_named("sandbox:own.py:look", "sandbox:own.py:later"),
         params=SamplingParams(max_completion_tokens=2000),
     )
-    [group] = sampler.sample(make_prompts("a"), 1)
+    [group] = sampler.sample(SamplingRequest(make_prompts("a"), 1))
     sampler.close()
     calls = group.completions[0].calls
     first, second = json.loads(calls[0].answer), json.loads(calls[1].answer)

@@ -14,6 +14,7 @@ from scripted import make_sampler, one
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt
+from oncurve.core.sampler import SamplingRequest
 from oncurve.observe.episode_metrics import episode_metrics
 from oncurve.policy.trained_policy import TrainedPolicy
 
@@ -294,5 +295,5 @@ def test_what_is_bound_to_one_thread_stops_with_the_remedy(policy: TrainedPolicy
     said = '<tool>{"name": "press", "arguments": {}}</tool>'
     sampler = make_sampler(policy, lambda read: said, environments={"e": Stored})
     with pytest.raises(SamplerError, match=r"press: ProgrammingError.*check_same_thread=False"):
-        sampler.sample(make_prompts("q", "r", "s", "t"), 4)
+        sampler.sample(SamplingRequest(make_prompts("q", "r", "s", "t"), 4))
     sampler.close()

@@ -20,6 +20,7 @@ from scripted import HOSTILE, make_sampler, one
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.tools import Tool, answer_text, calculator, sandboxed_tool
 from oncurve.policy.trained_policy import TrainedPolicy
 
@@ -209,7 +210,7 @@ def test_one_tool_that_hangs_holds_up_nobody_else(
         tools=[tool],
         tool_seconds=600,
     )
-    groups = sampler.sample(make_prompts(*(f"p{place}" for place in range(10))), 2)
+    groups = sampler.sample(SamplingRequest(make_prompts(*(f"p{place}" for place in range(10))), 2))
     reasons = [completion.finish_reason for group in groups for completion in group.completions]
     assert reasons == ["stop"] * 20
     assert sorted(set(ended)) == list("123456789")
@@ -447,6 +448,6 @@ def test_many_slow_tools_wait_beside_each_other(policy: TrainedPolicy, make_prom
         return text
 
     sampler = make_sampler(policy, calls_then_answers("x"), tools=[slow])
-    sampler.sample(make_prompts("q"), 64)
+    sampler.sample(SamplingRequest(make_prompts("q"), 64))
     assert most > 32
     sampler.close()

@@ -12,6 +12,7 @@ from test_environments import Echoing
 
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.requests import PromptState, RowState
+from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.dialects import TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_sampler import EpisodeSampler
@@ -19,8 +20,7 @@ from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
 from oncurve.model import layer_decoders
 from oncurve.model.decoding import LayerDecoder
-from oncurve.model.ops import operations
-from oncurve.model.ops_native import NativeOps
+from oncurve.model.ops_native import NativeOps, operations
 from oncurve.model.row_memory import RowMemory
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
@@ -51,7 +51,7 @@ def sample(policy: TrainedPolicy, prompts: list[Prompt], factory: type, *, max_r
     )
     sampler = EpisodeSampler(InProcessEngine(PARAMS, max_rows=max_rows), PARAMS, setup)
     sampler.load_weights(policy, version=1)
-    groups = sampler.sample(prompts, 4, step=2)
+    groups = sampler.sample(SamplingRequest(prompts, 4, step=2))
     sampler.close()
     return groups
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oncurve.core.records import Completion, FinishReason, Group, Prompt, Reward, SamplingParams
-from oncurve.core.sampler import PolicyView
+from oncurve.core.sampler import PolicyView, SamplingRequest
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
 
@@ -29,11 +29,9 @@ class Reciter:
     def load_weights(self, policy: PolicyView, version: int) -> None:
         raise AssertionError("an evaluation measures the weights that are loaded")
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
-        self.calls.append((len(prompts), group_size, step, params))
-        return [Group(prompt, self._completions(prompt, group_size)) for prompt in prompts]
+    def sample(self, request: SamplingRequest) -> list[Group]:
+        self.calls.append((len(request.prompts), request.group_size, request.step, request.params))
+        return [Group(prompt, self._completions(prompt, request.group_size)) for prompt in request.prompts]
 
     def close(self) -> None:
         pass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from evaluation_fakes import Boxed, Reciter, prompts_of
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.records import Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.evaluate import resumable as module
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation
@@ -32,12 +32,10 @@ class Interrupted(Reciter):
         super().__init__(TEXTS)
         self.at = at
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         if len(self.calls) == self.at:
             raise KeyboardInterrupt
-        return super().sample(prompts, group_size, step=step, params=params)
+        return super().sample(request)
 
 
 def run(folder: Path, sampler: Reciter, *, settings: dict[str, object] | None = None) -> Evaluation:

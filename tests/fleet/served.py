@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import torch
 from aiohttp import web
 
-from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.records import Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.http_app import SamplingServer
@@ -93,13 +94,11 @@ class ThroughServers:
             self.sampler = make_server_sampler(self.params, urls=urls, weights_folder=self.folder, deadlines=FAST)
         self.sampler.load_weights(policy, version)
 
-    def sample(
-        self, prompts: list[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         sampler = self.sampler or make_server_sampler(
             self.params, urls=["http://127.0.0.1:9"], weights_folder=self.folder
         )
-        return sampler.sample(prompts, group_size, step=step, params=params)
+        return sampler.sample(request)
 
     def close(self) -> None:
         if self.sampler is not None:

@@ -15,7 +15,7 @@ from oncurve.fleet.recipe_servers import share_beside, start_vllm
 from oncurve.fleet.servers.children import own_gpu
 from oncurve.fleet.settle import placement_of
 from oncurve.fleet.weights.endpoints import check_device
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config, parse_config
 from oncurve.recipe.schema import Config
 

@@ -14,6 +14,7 @@ from oncurve.agents.agent_sampler import AgentSampler
 from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 
@@ -37,7 +38,7 @@ def play(policy: TrainedPolicy, sampler: Any, prompts: list[Prompt]) -> list[Com
     agents = AgentSampler(sampler, PARAMS, setup)
     agents.load_weights(policy, version=0)
     try:
-        return [one for group in agents.sample(prompts, 3) for one in group.completions]
+        return [one for group in agents.sample(SamplingRequest(prompts, 3)) for one in group.completions]
     finally:
         agents.close()
 

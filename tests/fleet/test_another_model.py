@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.inside_vllm.own_files import INDEX, OwnFiles
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.client import ServerClient, ServerFailed
@@ -114,7 +115,7 @@ def test_one_of_two_servers_with_another_model_is_named_and_the_other_samples(
     try:
         for version in range(2):
             sampler.load_weights(policy, version=version)
-            sampler.sample(make_prompts("a b", "c"), 2)
+            sampler.sample(SamplingRequest(make_prompts("a b", "c"), 2))
     finally:
         sampler.close()
         other.close()

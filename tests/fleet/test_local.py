@@ -14,7 +14,7 @@ import pytest
 
 from oncurve.fleet.launch import local
 from oncurve.fleet.launch.local import ProcessSupervisor, run_processes
-from oncurve.run.status import clear_unbegun, progress_of
+from oncurve.run.checkpoint_manifest import clear_unbegun, progress_of
 from oncurve.run_errors import LostProcess
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from served import FAST, LocalServer, make_server_sampler
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.serving.weight_update import WeightUpdate
 from oncurve.model.lora_weights import FILE
@@ -82,7 +83,7 @@ def test_servers_put_each_adapter_beside_their_base_and_beside_nothing_before_it
         train(policy, seed=version)
         sampler.load_weights(policy, version)
         engine.load_weights(policy, version)
-        ours, theirs = (completions(one.sample(prompts, 4, step=version)) for one in (sampler, engine))
+        ours, theirs = (completions(one.sample(SamplingRequest(prompts, 4, step=version))) for one in (sampler, engine))
         same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.token_ids == b.token_ids]
         assert len(same) >= len(ours) - 1, (
             "adding before or after the product rounds otherwise, which a draw may notice"
@@ -178,5 +179,5 @@ def test_whole_weights_travel_where_the_user_says_so(
     prompts = make_prompts("a tan")
     for one in (sampler, engine):
         one.load_weights(policy, 0)
-    ours, theirs = (completions(one.sample(prompts, 4)) for one in (sampler, engine))
+    ours, theirs = (completions(one.sample(SamplingRequest(prompts, 4))) for one in (sampler, engine))
     assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]

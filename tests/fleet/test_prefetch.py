@@ -15,6 +15,7 @@ from rich.console import Console
 
 from oncurve.core.errors import SamplerError, TrainingError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
@@ -39,13 +40,11 @@ class Noted:
     def load_weights(self, policy: Any, version: int) -> None:
         self.version = version
 
-    def sample(
-        self, prompts: list[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         version = self.version
-        self.asked.append((step, version))
+        self.asked.append((request.step, version))
         one = Completion((1,), (2,), "", (-1.0,), "stop", version, 0)
-        groups = [Group(prompt, (one,) * group_size) for prompt in prompts]
+        groups = [Group(prompt, (one,) * request.group_size) for prompt in request.prompts]
         for _ in range(1000):
             if self.may_go_on.wait(0.01):
                 break
@@ -86,7 +85,7 @@ def prefetch(inner: Noted) -> Iterator[Prefetch]:
 
 def run_step(prefetch: Prefetch, step: int) -> list[Group]:
     prefetch.load_weights(POLICY, version=step)
-    groups = prefetch.sample(prompts_at(step), 3, step=step)
+    groups = prefetch.sample(SamplingRequest(prompts_at(step), 3, step=step))
     assert [group.prompt.index for group in groups] == [10 * step, 10 * step + 1]
     return groups
 
@@ -110,7 +109,7 @@ def test_a_step_trains_while_the_next_one_is_sampled(inner: Noted, prefetch: Pre
 def test_measuring_waits_for_rollouts_under_way_and_has_the_newest_weights(inner: Noted, prefetch: Prefetch) -> None:
     run_step(prefetch, 0)
     prefetch.load_weights(POLICY, version=1)
-    measured = prefetch.sample(prompts_at(7), 1, params=SamplingParams(temperature=0))
+    measured = prefetch.sample(SamplingRequest(prompts_at(7), 1, params=SamplingParams(temperature=0)))
     assert versions(measured) == {1}
     assert versions(run_step(prefetch, 1)) == {0}
     assert inner.asked.count((1, 0)) == 1, "what was under way is kept"
@@ -118,9 +117,9 @@ def test_measuring_waits_for_rollouts_under_way_and_has_the_newest_weights(inner
 
 def test_prompts_that_take_the_place_of_others_are_sampled_at_once(inner: Noted, prefetch: Prefetch) -> None:
     run_step(prefetch, 0)
-    assert versions(prefetch.sample(prompts_at(9), 3, step=0)) == {0}
+    assert versions(prefetch.sample(SamplingRequest(prompts_at(9), 3, step=0))) == {0}
     run_step(prefetch, 1)
-    assert versions(prefetch.sample(prompts_at(9), 3, step=1)) == {1}
+    assert versions(prefetch.sample(SamplingRequest(prompts_at(9), 3, step=1))) == {1}
 
 
 def test_a_failure_under_way_is_told_when_its_step_comes(inner: Noted, prefetch: Prefetch) -> None:

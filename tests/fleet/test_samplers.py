@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
-from oncurve.core.sampler import Sampler, TellsGroups
+from oncurve.core.sampler import Sampler, SamplingRequest, TellsGroups
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
@@ -202,10 +202,10 @@ def test_params_of_a_call_replace_the_usual_ones_for_that_call(
 ) -> None:
     sampler, prompts = make_sampler(SamplingParams(max_completion_tokens=9)), make_prompts("Hi")
     sampler.load_weights(policy, version=0)
-    once = sampler.sample(prompts, 2, params=SamplingParams(temperature=0, max_completion_tokens=3))
+    once = sampler.sample(SamplingRequest(prompts, 2, params=SamplingParams(temperature=0, max_completion_tokens=3)))
     assert {len(completion.token_ids) for completion in completions(once)} <= {1, 2, 3}
     assert len({completion.token_ids for completion in completions(once)}) == 1
-    usual = completions(sampler.sample(prompts, 16))
+    usual = completions(sampler.sample(SamplingRequest(prompts, 16)))
     assert max(len(completion.token_ids) for completion in usual) == 9
 
 
@@ -287,11 +287,11 @@ def test_sampling_without_weights_is_refused(
 ) -> None:
     sampler = make_sampler(SamplingParams())
     with pytest.raises(SamplerError, match="load_weights"):
-        sampler.sample(make_prompts("Hi"), 2)
+        sampler.sample(SamplingRequest(make_prompts("Hi"), 2))
     sampler.load_weights(policy, version=0)
     sampler.close()
     with pytest.raises(SamplerError, match="load_weights"):
-        sampler.sample(make_prompts("Hi"), 2)
+        sampler.sample(SamplingRequest(make_prompts("Hi"), 2))
 
 
 @samplers
@@ -309,9 +309,9 @@ def test_groups_are_told_when_they_are_whole(
     listening = sampler.sampler if isinstance(sampler, ThroughServers) else sampler
     assert isinstance(listening, TellsGroups)
     listening.on_group = told.append
-    groups = sampler.sample(make_prompts(*TEXTS), 4)
+    groups = sampler.sample(SamplingRequest(make_prompts(*TEXTS), 4))
     assert sorted(map(id, told)) == sorted(map(id, groups)), "the very groups, each once"
     told.clear()
     listening.on_group = None
-    assert tokens(sampler.sample(make_prompts(*TEXTS), 4)) == tokens(groups)
+    assert tokens(sampler.sample(SamplingRequest(make_prompts(*TEXTS), 4))) == tokens(groups)
     assert told == []

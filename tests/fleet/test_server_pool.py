@@ -14,6 +14,7 @@ from served import FAST, Gate, Listener, Puppet, fail, make_server_sampler
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.servers import client, protocol
 from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.registry import register
@@ -91,7 +92,7 @@ def test_prompts_are_spread_and_every_completion_is_stamped(
     sampler = sampler_of(one, other)
     for version in range(3):
         sampler.load_weights(policy, version=version)
-        assert_whole(sampler.sample(prompts, 4, step=version), version=version)
+        assert_whole(sampler.sample(SamplingRequest(prompts, 4, step=version)), version=version)
     assert len(one.asked) + len(other.asked) == 12
     assert min(len(one.asked), len(other.asked)) >= 4
 
@@ -117,7 +118,7 @@ def test_a_prompt_goes_to_the_server_with_the_least_to_do_and_waits_when_all_are
         return look()
 
     fast.behave[protocol.GENERATE] = open_when_the_others_are_done
-    assert_whole(sampler.sample(make_prompts(*"abcdefghij"), 4), version=0, prompts=10)
+    assert_whole(sampler.sample(SamplingRequest(make_prompts(*"abcdefghij"), 4)), version=0, prompts=10)
     assert (len(slow.asked), len(fast.asked)) == (1, 9)
 
 
@@ -128,7 +129,7 @@ def test_what_a_server_cannot_do_goes_to_another(
     broken.behave[protocol.GENERATE] = fail(500)
     sampler = sampler_of(broken, well)
     sampler.load_weights(policy, version=1)
-    assert_whole(sampler.sample(prompts, 4), version=1)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=1)
     assert broken.asked == []
     assert sampler.pool.counts["failed"] >= 1
 
@@ -148,7 +149,7 @@ def test_only_missing_completions_are_asked_for_again(
     puppet.behave[protocol.GENERATE] = cut_some_off
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
-    groups = sampler.sample(prompts[:1], 4)
+    groups = sampler.sample(SamplingRequest(prompts[:1], 4))
     assert_whole(groups, version=0, prompts=1)
     assert [one.finish_reason for one in groups[0].completions] == ["stop", "stop", "length", "stop"]
     first, second = (body["sampling_params"] for body in puppet.asked)
@@ -172,13 +173,13 @@ def test_a_server_that_falls_silent_is_left_and_what_it_says_later_is_not_taken(
 
     stopped.behave |= {protocol.GENERATE: answer_late, protocol.HEALTH: gate}
     started = time.monotonic()
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     assert time.monotonic() - started < FAST.request_seconds
     assert state_of(sampler, stopped) == "down"
     gate.open()
     wait_for(lambda: state_of(sampler, stopped) == "ready")
     stopped.behave.clear()
-    assert_whole(sampler.sample(prompts, 4, step=1), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4, step=1)), version=0)
 
 
 @pytest.mark.proves("D52")
@@ -197,7 +198,7 @@ def test_an_answer_to_something_else_is_not_taken(
     confused.behave[protocol.GENERATE] = mistake
     sampler = sampler_of(confused, well)
     sampler.load_weights(policy, version=0)
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     assert sampler.pool.counts["failed" if wrong == "request_id" else "foreign"] > 0
 
 
@@ -209,7 +210,7 @@ def test_a_request_that_is_refused_is_our_mistake_and_is_told_with_its_text(
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
     with pytest.raises(SamplerError, match=f"{puppet.url}.*refuses with 400.*as told"):
-        sampler.sample(prompts, 4)
+        sampler.sample(SamplingRequest(prompts, 4))
 
 
 def test_a_prompt_that_fails_everywhere_ends_with_the_servers_words(
@@ -220,7 +221,7 @@ def test_a_prompt_that_fails_everywhere_ends_with_the_servers_words(
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
     with pytest.raises(SamplerError, match=r"failed 6 times.*as told"):
-        sampler.sample(prompts[:1], 4)
+        sampler.sample(SamplingRequest(prompts[:1], 4))
 
 
 def test_a_server_with_another_token_is_told_at_once(
@@ -242,7 +243,7 @@ def test_a_server_that_was_started_again_serves_nothing_before_it_has_the_curren
     one.calls.clear()
     one.start_again()
     for step in range(3):
-        assert_whole(sampler.sample(prompts, 4, step=step), version=4)
+        assert_whole(sampler.sample(SamplingRequest(prompts, 4, step=step)), version=4)
     wait_for(lambda: protocol.FINISH in one.calls)
     wait_for(lambda: state_of(sampler, one) == "ready")
     assert one.label == other.label
@@ -257,11 +258,11 @@ def test_a_server_that_missed_an_update_gets_it_when_it_is_back(
     sampler.load_weights(policy, version=0)
     away.listener.go_away()
     sampler.load_weights(policy, version=1)
-    assert_whole(sampler.sample(prompts, 4), version=1)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=1)
     away.asked.clear()
     away.listener.listen(away.app())
     wait_for(lambda: state_of(sampler, away) == "ready")
-    assert_whole(sampler.sample(prompts, 4, step=1), version=1)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4, step=1)), version=1)
     assert away.asked
     assert away.label == well.label
 
@@ -273,7 +274,7 @@ def test_weights_that_cannot_be_sent_leave_a_server_out_and_running(
     unlucky.behave[protocol.UPDATE] = fail(500)
     sampler = sampler_of(unlucky, well)
     sampler.load_weights(policy, version=0)
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     assert unlucky.asked == []
     assert not unlucky.is_paused
     assert unlucky.label == "default"
@@ -294,7 +295,7 @@ def test_a_server_that_failed_in_the_middle_of_loading_is_not_used_until_it_is_s
     assert state_of(sampler, poisoned) == "poisoned"
     for version in (0, 1):
         sampler.load_weights(policy, version=version)
-        assert_whole(sampler.sample(prompts, 4), version=version)
+        assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=version)
     assert state_of(sampler, poisoned) == "poisoned"
     assert poisoned.asked == []
     assert poisoned.calls.count(protocol.FINISH) == 1
@@ -323,7 +324,7 @@ def test_when_all_are_away_for_a_while_nothing_is_lost(
     import asyncio
 
     asyncio.run_coroutine_threadsafe(come_back(), clock.loop._loop)
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     clock.loop.close()
 
 
@@ -337,7 +338,7 @@ def test_when_all_are_gone_the_end_is_clear_and_in_time(
         puppet.listener.go_away()
     started = time.monotonic()
     with pytest.raises(SamplerError, match=f"no rollout server was ready.*{one.url} is down.*oncurve resume"):
-        sampler.sample(prompts, 4)
+        sampler.sample(SamplingRequest(prompts, 4))
     assert time.monotonic() - started < 30
     for puppet in (one, other):
         puppet.listener.listen(puppet.app())
@@ -355,7 +356,7 @@ def test_a_server_joins_while_the_run_goes_on(
     register(tmp_path / "registry", newcomer.url)
     wait_for(lambda: any(server.url == newcomer.url for server in sampler.pool.ready))
     assert any(f"{newcomer.url} joins" in text for text in said)
-    assert_whole(sampler.sample(prompts, 4), version=2)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=2)
     assert newcomer.asked
 
 
@@ -372,7 +373,7 @@ def test_a_server_that_is_ending_finishes_what_it_has_and_gets_nothing_new(
     ending.behave[protocol.WEIGHT_INFO] = drain
     wait_for(lambda: state_of(sampler, ending) == "stale")
     ending.asked.clear()
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     assert ending.asked == []
 
 
@@ -387,7 +388,7 @@ def test_a_server_that_takes_no_keys_gets_none_and_no_seed(
     puppet.behave[protocol.WEIGHT_INFO] = plain
     sampler = sampler_of(puppet)
     sampler.load_weights(policy, version=0)
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     assert all("extra_args" not in body["sampling_params"] for body in puppet.asked)
     assert all("seed" not in body["sampling_params"] for body in puppet.asked)
 
@@ -409,11 +410,11 @@ def test_long_answers_are_read_in_another_thread_as_short_ones_are(
     one, other = puppets(), puppets()
     sampler = sampler_of(one, other)
     sampler.load_weights(policy, version=0)
-    assert_whole(sampler.sample(prompts, 4), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4)), version=0)
     [of_the_loop] = threads
     monkeypatch.setattr(client, "LONG", 0)
     one.behave[protocol.GENERATE] = lambda request: web.json_response({"request_id": "of another"})
-    assert_whole(sampler.sample(prompts, 4, step=1), version=0)
+    assert_whole(sampler.sample(SamplingRequest(prompts, 4, step=1)), version=0)
     assert sampler.pool.counts["failed"] > 0, "what one answers is wrong, and the other is asked"
     assert of_the_loop not in threads - {of_the_loop}
     assert len(threads) > 1

@@ -21,6 +21,7 @@ from oncurve.algorithm.rounding import key_of, narrow, use_dither
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.serving.http_app import check_host
 from oncurve.fleet.serving.sampling import Paused, Sampling
@@ -275,7 +276,7 @@ def test_servers_that_do_not_see_the_disk_fetch_weights_with_a_token(
     engine.load_weights(other, version=3)
     try:
         sampler.load_weights(other, version=3)
-        got, expected = sampler.sample(prompts, 3), engine.sample(prompts, 3)
+        got, expected = sampler.sample(SamplingRequest(prompts, 3)), engine.sample(SamplingRequest(prompts, 3))
         assert [[one.token_ids for one in group.completions] for group in got] == [
             [one.token_ids for one in group.completions] for group in expected
         ]
@@ -308,10 +309,10 @@ def test_an_adapter_reaches_servers_that_had_whole_weights_of_its_base(
     through, engine = ThroughServers(greedy, count=1), InProcessEngine(greedy)
     try:
         through.load_weights(plain, version=0)
-        first = through.sample(prompts, 1)
+        first = through.sample(SamplingRequest(prompts, 1))
         through.load_weights(policy, version=1)
         engine.load_weights(policy, version=1)
-        got, expected = through.sample(prompts, 1), engine.sample(prompts, 1)
+        got, expected = through.sample(SamplingRequest(prompts, 1)), engine.sample(SamplingRequest(prompts, 1))
         assert [group.completions[0].token_ids for group in got] == [
             group.completions[0].token_ids for group in expected
         ]
@@ -425,7 +426,7 @@ def test_a_server_samples_from_the_trainers_dithered_copies(
             found = []
             for sampler in (servers, engine):
                 sampler.load_weights(policy, version)
-                groups = sampler.sample(make_prompts("one and", "2+"), 4, step=version)
+                groups = sampler.sample(SamplingRequest(make_prompts("one and", "2+"), 4, step=version))
                 found.append([(one.token_ids, one.sampler_logprobs) for group in groups for one in group.completions])
             tokens = [[one[0] for one in side] for side in found]
             pairs = [

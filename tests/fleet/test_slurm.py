@@ -18,7 +18,7 @@ import pytest
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.slurm import Allocation, render_slurm, submit
 from oncurve.fleet.settle import tasks_here
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.recipe.schema import Config
 

@@ -19,6 +19,7 @@ from recorder import NCCL, broadcast, make_group
 from served import FAST, make_server_sampler, move
 
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.children import ChildServers, own_environment
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -185,7 +186,7 @@ def test_a_group_gets_every_version_over_the_device_and_no_files_after_the_first
             assert label.split(":")[1:] == shipment.label.split(":")[1:]
             assert found["sums"] == {name: float(weight.double().sum()) for name, weight in shipment}
         assert ranks == ({1, 2} if version == 1 else set())
-        assert versions(sampler.sample(prompts, 4)) == {version}
+        assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {version}
     assert written(tmp_path) == {"0"}
 
 
@@ -203,7 +204,7 @@ def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_t
     tell_later(unable, sampler)
     sampler.load_weights(policy, version=1)
     assert time.monotonic() - waiting < LIMITS.gone_seconds
-    assert versions(sampler.sample(prompts, 4)) == {1}
+    assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {1}
     wait_for(lambda: all_ready(sampler))  # who waited for the other was started again
     recorded(unable), recorded(able)
     move(policy)
@@ -212,7 +213,7 @@ def test_a_server_that_cannot_join_fetches_files_and_the_others_are_a_group_at_t
     assert recorded(unable)["calls"][1][1] == {"init_info": {}}
     [_, joins] = recorded(able)["calls"][0]
     assert joins["init_info"]["settings"]["world_size"] == 2
-    assert versions(sampler.sample(prompts, 4)) == {2}
+    assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {2}
 
 
 def test_a_server_with_another_nccl_gets_files_and_nobody_waits_for_it(
@@ -231,7 +232,7 @@ def test_a_server_with_another_nccl_gets_files_and_nobody_waits_for_it(
         move(policy)
         sampler.load_weights(policy, version=version)
         wait_for(lambda: all_ready(sampler))
-        assert versions(sampler.sample(prompts, 4)) == {version}
+        assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {version}
     assert [text for text in said if "gets weights as files" in text and "another NCCL" in text and other in text]
     assert not [text for text in said if "poisoned" in text or "started again" in text]
     assert recorded(alike)["sums"], "the other one is a group with the trainer"
@@ -265,7 +266,7 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
     processes = {servers.process_of(url).pid for url in servers.urls}
     tell(servers.urls[0], {protocol.UPDATE: fault})
     sampler.load_weights(policy, version=2)
-    assert versions(sampler.sample(prompts, 4)) == {2}
+    assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {2}
     wait_for(lambda: all_ready(sampler))
     assert not processes & {servers.process_of(url).pid for url in servers.urls}
     for url in servers.urls:
@@ -276,7 +277,7 @@ def test_a_member_that_is_lost_in_the_middle_costs_the_others_a_restart_and_no_h
         calls = recorded(url)["calls"]
         assert routes(calls)[0] == protocol.INIT
         assert calls[0][1]["init_info"]["settings"]["world_size"] == 3
-    assert versions(sampler.sample(prompts, 4)) == {3}
+    assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {3}
 
 
 @pytest.mark.proves("F60")
@@ -287,13 +288,13 @@ def test_weights_as_files_wake_a_server_in_the_same_order_and_again_for_more_of_
     [url] = servers.urls
     sampler = sampler_of(servers, sleep=True)
     sampler.load_weights(policy, version=0)
-    sampler.sample(prompts, 4)
+    sampler.sample(SamplingRequest(prompts, 4))
     recorded(url)
-    assert versions(sampler.sample(prompts, 4)) == {0}
+    assert versions(sampler.sample(SamplingRequest(prompts, 4))) == {0}
     asleep = [PAUSE, f"{protocol.SLEEP}?level=2"]
     woken = [f"{protocol.WAKE}?tags=weights", protocol.INIT, protocol.START, protocol.UPDATE, protocol.FINISH]
     woken += [f"{protocol.WAKE}?tags=kv_cache", protocol.RESUME]
     assert routes(recorded(url)["calls"]) == [*woken, *asleep]
     for _ in range(2):  # measurements have settings of their own
-        sampler.sample(prompts, 4, params=PARAMS)
+        sampler.sample(SamplingRequest(prompts, 4, params=PARAMS))
     assert routes(recorded(url)["calls"]) == woken

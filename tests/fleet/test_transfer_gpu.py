@@ -15,6 +15,7 @@ from needs import NEEDS_VLLM
 from served import make_server_sampler
 
 from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -65,7 +66,7 @@ def follow(push: GroupPush, servers: VllmServers, folder: Path) -> set[str]:
             while len(sampler.pool.ready) < len(sampler.pool.servers):
                 assert time.monotonic() < end
                 time.sleep(0.1)
-            for group in sampler.sample(prompts, 4):
+            for group in sampler.sample(SamplingRequest(prompts, 4)):
                 for one in group.completions:
                     assert one.policy_version == version
                     check(policy, one)

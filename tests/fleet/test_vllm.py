@@ -29,6 +29,7 @@ from oncurve.agents.agent_setup import AgentSetup
 from oncurve.agents.conversation_frames import TagFrames
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
@@ -150,9 +151,11 @@ def test_after_every_push_both_servers_sample_from_exactly_these_weights(
             assert time.monotonic() < end
             time.sleep(0.05)
         greedy = completions(
-            sampler.sample(prompts, 1, params=SamplingParams(temperature=0.0, max_completion_tokens=40))
+            sampler.sample(
+                SamplingRequest(prompts, 1, params=SamplingParams(temperature=0.0, max_completion_tokens=40))
+            )
         )
-        drawn = completions(sampler.sample(prompts, 4))
+        drawn = completions(sampler.sample(SamplingRequest(prompts, 4)))
         assert {one.policy_version for one in [*greedy, *drawn]} == {version}
         for one in [*greedy, *drawn]:
             logprobs, tokens = teacher_forced(policy.model, one), torch.tensor(one.token_ids)
@@ -191,7 +194,7 @@ def test_what_changed_is_applied_and_a_server_that_missed_a_version_catches_up(
                 for parameter in rounded.parameters():
                     if parameter.dim() > 1:
                         parameter.copy_(parameter.bfloat16())
-            for one in completions(sampler.sample(make_prompts(policy), 4)):
+            for one in completions(sampler.sample(SamplingRequest(make_prompts(policy), 4))):
                 assert one.policy_version == version
                 ours = teacher_forced(rounded, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
                 torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
@@ -245,7 +248,7 @@ def test_vllm_applies_an_adapter_beside_its_base_and_again_after_it_was_killed(
             sampler.load_weights(policy, version=version)
             [folder] = tmp_path.glob(f"weights-*/*:{version}:*")
             assert [path.name for path in folder.glob("*.safetensors")] == ["adapter_model.safetensors"]
-            for one in completions(sampler.sample(make_prompts(policy), 4)):
+            for one in completions(sampler.sample(SamplingRequest(make_prompts(policy), 4))):
                 assert one.policy_version == version
                 ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
                 torch.testing.assert_close(torch.tensor(one.sampler_logprobs), ours, atol=1e-3, rtol=0)
@@ -292,7 +295,7 @@ def test_an_agent_reaches_vllm_and_its_turns_have_the_trainers_logprobs(
     )
     agents = AgentSampler(sampler, PARAMS, setup)
     agents.load_weights(policy, version=11)
-    for one in completions(agents.sample(make_prompts(policy), 3)):
+    for one in completions(agents.sample(SamplingRequest(make_prompts(policy), 3))):
         assert (one.failure, one.num_turns) == (None, 2), one.failure_detail
         ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]
         own = torch.tensor(one.written)

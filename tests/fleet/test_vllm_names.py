@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.server_sampler import ServerSampler
 from oncurve.fleet.settings import Deadlines, ServerKeys
@@ -46,7 +47,7 @@ def check(sampler: ServerSampler, policy: Any, version: int) -> None:
     """What is sampled has the log-probabilities of the weights that were sent."""
     sampler.load_weights(policy, version)
     prompts = [Prompt("", tuple(range(5 + n, 12 + n)), n, {}) for n in range(3)]
-    found = [one for group in sampler.sample(prompts, 2) for one in group.completions]
+    found = [one for group in sampler.sample(SamplingRequest(prompts, 2)) for one in group.completions]
     assert len(found) == 6
     for one in found:
         ours = teacher_forced(policy.model, one).gather(1, torch.tensor(one.token_ids)[:, None])[:, 0]

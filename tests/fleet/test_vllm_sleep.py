@@ -18,6 +18,7 @@ from needs import NEEDS_VLLM
 from served import make_server_sampler
 
 from oncurve.core.records import Completion, Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.prompts import render_prompts
 from oncurve.fleet.servers.local_vllm import VllmServers
 from oncurve.fleet.servers.nccl_group import GroupPush
@@ -104,9 +105,9 @@ def test_completions_after_sleep_are_those_before_and_what_needs_a_gpu_is_left_f
             sampler = make_server_sampler(GREEDY, urls=servers.urls, weights_folder=tmp_path, **options)
             for version in range(3):
                 sampler.load_weights(policy, version=version)
-                before = sampler.sample(prompts, 1)
+                before = sampler.sample(SamplingRequest(prompts, 1))
                 assert is_sleeping(url) == sleeps
-                after = sampler.sample(prompts, 1)
+                after = sampler.sample(SamplingRequest(prompts, 1))
                 assert [one.token_ids for one in completions(after)] == [one.token_ids for one in completions(before)]
                 for one in completions(after):
                     assert one.policy_version == version

@@ -17,6 +17,7 @@ from served import Listener, LocalServer, make_server_sampler
 
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.fleet.prefetch import Prefetch
 from oncurve.fleet.servers import protocol
 from oncurve.fleet.servers.server_sampler import ServerSampler
@@ -97,7 +98,7 @@ def test_a_step_costs_a_small_share_of_the_bytes_and_servers_sample_from_the_res
         for version in range(4):
             train_a_little(policy)
             sampler.load_weights(policy, version)
-            groups = sampler.sample(prompts(policy), 2, step=version)
+            groups = sampler.sample(SamplingRequest(prompts(policy), 2, step=version))
             assert {one.policy_version for group in groups for one in group.completions} == {version}
             while len(sampler.pool.ready) < len(servers):
                 time.sleep(0.01)
@@ -139,7 +140,7 @@ def test_a_damaged_difference_is_repaired_without_anybody_asking(
         monkeypatch.setattr(store, "publish_shipment", damage)
         train_a_little(policy)
         sampler.load_weights(policy, 1)
-        sampler.sample(prompts(policy), 2, step=1)
+        sampler.sample(SamplingRequest(prompts(policy), 2, step=1))
         assert sampler.pool.counts["repaired"] >= 1
         assert any(server.server.sampling.label.split(":")[1] == "1" for server in servers)
         for server in servers:
@@ -159,19 +160,20 @@ def test_weights_are_coded_and_sent_while_training_changes_them(
     monkeypatch.setattr(delta_store, "encode", lambda *words: gate.wait(200) and usual(*words))
     try:
         ahead.load_weights(policy, 0)
-        ahead.sample(prompts(policy), 2, step=0)
+        ahead.sample(SamplingRequest(prompts(policy), 2, step=0))
         for step in range(1, 4):
             gate.clear()
             ahead._ahead[step].future.result()
             train_a_little(policy)
             given = copy.deepcopy(policy)
             ahead.load_weights(policy, step)
-            groups = ahead.sample(prompts(policy), 2, step=step)  # comes back before the weights are coded
+            request = SamplingRequest(prompts(policy), 2, step=step)
+            groups = ahead.sample(request)  # comes back before the weights are coded
             train_a_little(policy)
             assert {one.policy_version for group in groups for one in group.completions} == {max(0, step - 1)}
             assert servers[0].server.sampling.label.split(":")[1] == str(step - 1)
             gate.set()
-            ahead.sample(prompts(policy, 1), 2, step=step, params=PARAMS)  # waits for them
+            ahead.sample(SamplingRequest(prompts(policy, 1), 2, step=step, params=PARAMS))  # waits for them
             assert_has(servers[0], given)
     finally:
         gate.set()
@@ -188,12 +190,12 @@ def test_a_failure_of_coding_ends_the_run_with_a_reason(
     ahead = Prefetch(sampler, lambda step: prompts(policy), total_steps=9, prepare=sampler.prepare)  # type: ignore[arg-type]
     try:
         ahead.load_weights(policy, 0)
-        ahead.sample(prompts(policy), 2, step=0)
+        ahead.sample(SamplingRequest(prompts(policy), 2, step=0))
         monkeypatch.setattr(delta_store, "encode", fail)
         ahead.load_weights(policy, 1)
-        ahead.sample(prompts(policy), 2, step=1)
+        ahead.sample(SamplingRequest(prompts(policy), 2, step=1))
         with pytest.raises(SamplerError, match=r"step 1 cannot be published .* MemoryError.*oncurve resume"):
-            ahead.sample(prompts(policy), 2, step=2)
+            ahead.sample(SamplingRequest(prompts(policy), 2, step=2))
         assert servers[0].server.sampling.label.split(":")[1] == "0", "nobody heard of what was not published"
     finally:
         ahead.close()
@@ -210,7 +212,7 @@ def test_a_server_behind_a_slow_link_keeps_no_other_waiting(
         for version in range(3):
             train_a_little(policy)
             sampler.load_weights(policy, version)
-            groups = sampler.sample(prompts(policy), 2, step=version)
+            groups = sampler.sample(SamplingRequest(prompts(policy), 2, step=version))
             assert {one.policy_version for group in groups for one in group.completions} == {version}
             assert [server.url for server in sampler.pool.ready] == [servers[0].url]
             assert sampler.weight_metrics()["weights/late_servers"] == 1

@@ -14,7 +14,7 @@ from oncurve.fleet.servers.pending_group import PendingGroup
 from oncurve.fleet.servers.protocol import GeneratedCompletion, GenerateRequest, read_response, response_body
 from oncurve.fleet.serving.sampling import Sampling
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 
 PROMPT = (5, 9, 12, 40, 7)
 PARAMS = SamplingParams(max_completion_tokens=40, min_completion_tokens=40)

@@ -20,7 +20,8 @@ from own_layer_cases import FAMILIES
 from pretend.counting import counting
 
 from oncurve.core.records import Prompt, SamplingParams
-from oncurve.model import ahead_batch, decode_flash, decoding, recordings
+from oncurve.core.sampler import SamplingRequest
+from oncurve.model import ahead_batch, decode_flash, recordings
 from oncurve.model import decode_proof as proof
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers
@@ -43,7 +44,7 @@ def model_of(family: str, layers: int = 2) -> Any:
 
 
 def decoder_of(model: Any, *, masked: bool = False, records: bool = True) -> LayerDecoder:
-    with patch.object(decoding, "can_decode", (lambda *_: False) if masked else decode_flash.can_decode):
+    with patch.object(decode_flash, "can_decode", (lambda *_: False) if masked else decode_flash.can_decode):
         head = model.get_output_embeddings().weight.detach()
         decoder = LayerDecoder(Backbone(model), head, torch.bfloat16, **ROOM, records=records)
     assert type(decoder.layers) is (RecordedLayers if masked else FlashLayers)
@@ -164,9 +165,9 @@ def sampled(model: Any, params: SamplingParams = GREEDY, *, way: str = "flash") 
     objection = patch.object(proof, "mismatch", lambda *_, **__: None)
     with (
         objection,
-        patch.object(decoding, "can_decode", decode_flash.can_decode if way == "flash" else lambda *_: False),
+        patch.object(decode_flash, "can_decode", decode_flash.can_decode if way == "flash" else lambda *_: False),
     ):
-        groups = engine.sample(prompts, 4, step=3)
+        groups = engine.sample(SamplingRequest(prompts, 4, step=3))
     return [completion.token_ids for group in groups for completion in group.completions]
 
 

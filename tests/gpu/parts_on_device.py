@@ -12,9 +12,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.sampler import SamplingRequest
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy, make_sampler
+from oncurve.run.builder import make_policy, make_sampler
 
 RECIPE = """
 model: embedded
@@ -92,5 +93,5 @@ def served(model: str) -> dict[str, float]:
     sampler = make_sampler(config)
     sampler.load_weights(policy, 0)
     torch.cuda.reset_peak_memory_stats()
-    sampler.sample([Prompt("", (5, 6, 7), 0)], 1)
+    sampler.sample(SamplingRequest([Prompt("", (5, 6, 7), 0)], 1))
     return {"loaded": loaded / weights, "sampling": (torch.cuda.max_memory_allocated() - before) / weights}

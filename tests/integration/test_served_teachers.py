@@ -21,7 +21,7 @@ from oncurve.model.context import context_of
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 from oncurve.run.rendered import make_prompts
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.memory import Component, weight_parts
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.run.assemble import make_policy
+from oncurve.run.builder import make_policy
 from oncurve.run.trainer import Trainer
 
 if TYPE_CHECKING:

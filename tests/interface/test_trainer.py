@@ -18,10 +18,12 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_metrics
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import read_tree
 from oncurve.run.trainer import Trainer
 
+MOST_OF_THE_COMMAND, MOST_OF_A_RUN = 10, 215
+"""Modules of oncurve that the command loads before it knows what it is to do, and that a run of the demo loads."""
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SMALL: dict[str, Any] = {
     "evaluation": {"num_prompts": 4},
@@ -243,3 +245,28 @@ def test_the_help_of_the_command_loads_nothing_that_trains() -> None:
     loaded = {line.rsplit("|", 1)[1].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")}
     assert not {"torch", "transformers", "numpy", "pydantic", "yaml", "datasets", "jinja2"} & loaded
     assert len(loaded) < 500, "modules of Python, typer and rich are about 340"
+
+
+def test_a_run_on_one_processor_loads_only_modules_that_it_uses(tmp_path: Path) -> None:
+    words = ["oncurve", "train", "word_problems", "run.steps=1", "evaluation.num_prompts=8", f"run.folder={tmp_path}"]
+    program = (
+        "import sys, oncurve\n"
+        "def own(): return sorted(name for name in sys.modules if name.split('.')[0] == 'oncurve')\n"
+        "counts = [len(own())]\n"
+        "from oncurve.cli.app import main\n"
+        "counts.append(len(own()))\n"
+        f"sys.argv = {words!r}\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "import json; print(json.dumps([counts, own()]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    (package, command), run = json.loads(ended.stdout.splitlines()[-1])
+    assert package == 1
+    assert command <= MOST_OF_THE_COMMAND
+    assert len(run) <= MOST_OF_A_RUN, run
+    unused = {
+        "fleet.servers", "policy.lora", "policy.heartbeat", "run.resume", "model.decode_cuda_graph",
+        "rewards.worker_pool", "data.demonstrations",
+    }  # fmt: skip
+    assert not unused & {name.removeprefix("oncurve.") for name in run}

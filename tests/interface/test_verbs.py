@@ -39,7 +39,7 @@ def test_a_loop_of_ones_own_ends_with_the_weights_of_the_trainer(algorithm: str,
     trained = Trainer("embedded", ROWS, holds, run=run, evaluation=evaluation, **sections)
     from oncurve.run.rendered import make_prompts
 
-    prompts = make_prompts(trained.config, policy.inner.tokenizer, context_tokens=None, given=trained._given)
+    prompts = make_prompts(trained.config, policy.inner.tokenizer, context_tokens=None, objects=trained._objects)
     order = Curriculum(prompts.train, 2, seed=0)
     for step in range(3):
         groups = engine.sample(order.at(step), group_size=4)

@@ -103,7 +103,7 @@ def test_padded_packed_shared_and_chunked_give_one_gradient(
         "packed with shared prompts": gradient(packed, iter([annotated])),
         "packed with shared prompts in parts": gradient(packed, packed.microbatches(annotated)),
     }
-    monkeypatch.setattr("oncurve.model.head.from_hidden", partial(from_hidden, chunk_tokens=7))
+    monkeypatch.setattr("oncurve.policy.forward.from_hidden", partial(from_hidden, chunk_tokens=7))
     ways["in chunks of the head"] = gradient(packed, iter([annotated]))
     for way, found in ways.items():
         assert (found - whole).abs().max().item() < 1e-10, way

@@ -12,6 +12,7 @@ from oncurve.algorithm.presets import build
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Prompt
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.demonstrations import render_demonstrations
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler
@@ -53,7 +54,8 @@ def test_they_differ_by_the_share_of_correct_tokens_alone(
     everything = collate(groups, torch.tensor(rewards))
     shown, _ = render_demonstrations(rows, tokenizer)
     stage = build("rft", group_size=1, max_completion_tokens=8)
-    correct = collate(DemonstrationSampler(shown).sample([one.prompt for one in shown], 1), torch.ones(len(shown), 1))
+    request = SamplingRequest([one.prompt for one in shown], 1)
+    correct = collate(DemonstrationSampler(shown).sample(request), torch.ones(len(shown), 1))
     assert len(shown) == 3
     share = correct.size.num_tokens / everything.size.num_tokens
     sampled, supervised = gradient(policy, rft, everything), gradient(policy, stage, correct)

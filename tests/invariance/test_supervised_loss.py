@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import collate
 from oncurve.core.records import Prompt, Segment
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.demonstrations import Demonstration, render_demonstrations
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.demonstrated import DemonstrationSampler
@@ -39,7 +40,8 @@ def test_loss_and_gradient_are_those_of_a_plain_loop(
     )
     shown = ragged(tokenizer)
     algorithm = build("rft", group_size=1, max_completion_tokens=8)
-    batch = collate(DemonstrationSampler(shown).sample([one.prompt for one in shown], 1), torch.ones(len(shown), 1))
+    request = SamplingRequest([one.prompt for one in shown], 1)
+    batch = collate(DemonstrationSampler(shown).sample(request), torch.ones(len(shown), 1))
     total = 0.0
     for microbatch in policy.microbatches(batch):
         loss, _ = algorithm.loss(*policy.logprobs(microbatch), microbatch)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oncurve.core.batch import collate
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decoding
 from oncurve.model.build import library
 from oncurve.policy import trained_policy as policy_module
@@ -126,7 +127,7 @@ def test_memory_goes_back_once_nothing_needs_it_any_more(
     monkeypatch.setattr(policy_module, "give_back", at("moved", lambda: all(p.grad is None for p in parameters)))
     engine = engine_module.InProcessEngine(SamplingParams(max_completion_tokens=6))
     engine.load_weights(policy, version=0)
-    groups: list[Group] = engine.sample(make_prompts("1 + 1 =", "2 + 2 ="), 2)
+    groups: list[Group] = engine.sample(SamplingRequest(make_prompts("1 + 1 =", "2 + 2 ="), 2))
     batch = collate(groups, Tensor([[1, -1], [1, -1]]))
     policy.backward(policy.logprobs(batch)[0].sum())
     policy.update()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from oncurve.core.draw import draw
 from oncurve.core.records import SamplingParams
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers, Shape, few_positions, write_numbers
 from oncurve.model.decode_flash import FlashLayers
 from oncurve.model.decode_torch import PrefixGroups
@@ -56,7 +56,7 @@ def test_few_shapes_decode_what_fitting_shapes_decode(
     model = make(family, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     fitting = decoder_of(model, dtype)
-    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
     few = decoder_of(model, dtype)
     assert type(few.layers) is RecordedLayers
     assert type(fitting.layers) is not RecordedLayers

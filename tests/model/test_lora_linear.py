@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oncurve.core.batch import Batch
 from oncurve.core.policy import compute_context
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
@@ -146,7 +146,7 @@ def decoded(model: Any, dtype: torch.dtype, steps: int = 3) -> Tensor:
     assert backbone is not None
     with (
         patch.object(decoding, "operations", lambda *_: ops_torch),
-        patch.object(decoding, "TorchLayers", RecordedLayers),
+        patch.object(decode_torch, "TorchLayers", RecordedLayers),
         patch.object(Backbone, "layer_weights", lambda self, layer, kind: _apart(layer, kind)),
     ):
         room = {"slots": 2, "prompt_slots": 1, "prompt_tokens": 5, "completion_tokens": 4}

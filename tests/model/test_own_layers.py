@@ -80,7 +80,7 @@ def test_bfloat16_gradients_are_as_near_to_float64_as_those_of_the_padded_model(
         for what, found_in in errors.items():
             with torch.autocast("cpu", torch.bfloat16), monkeypatch.context() as change:
                 if what == "padded":
-                    change.setattr("oncurve.model.head.is_plain_head", lambda _: False)
+                    change.setattr("oncurve.policy.forward.is_plain_head", lambda _: False)
                 _, found = gradients(make(family, seed=seed), batch, packed=what == "packed")
             square = sum(float((found[n].double() - exact[n]).square().sum()) for n in exact)
             found_in.append((square / sum(float(exact[n].square().sum()) for n in exact)) ** 0.5)
@@ -160,7 +160,7 @@ def test_a_later_microbatch_adds_its_gradients_layer_by_layer(recompute: bool, b
 def test_a_loss_that_nobody_runs_backward_lets_go_of_what_layers_kept(batch: Batch) -> None:
     model = make("qwen2")
     logprobs = completion_logprobs(model, batch, temperature=1.0, packed=True)[0]
-    kept = [weakref.ref(function.kept) for function in layer_functions(logprobs)]
+    kept = [weakref.ref(function.saved) for function in layer_functions(logprobs)]
     assert len(kept) == 3
     del logprobs
     gc.collect()

@@ -8,7 +8,8 @@ import math
 import pytest
 from rich.console import Console
 
-from oncurve.observe.progress import Progress, duration, sparkline
+from oncurve.observe.progress import Progress, sparkline
+from oncurve.wording import duration
 
 
 class Clock:

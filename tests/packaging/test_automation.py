@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from oncurve.cli.serve import serve
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

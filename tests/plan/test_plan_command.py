@@ -26,7 +26,7 @@ from oncurve.plan.memory import plan_memory
 from oncurve.plan.shape import Counted, ModelShape
 from oncurve.plan.step_time import flops_per_token, step_time, train_seconds
 from oncurve.plan.weight_transfer import sent_share, sync_bytes, transfer_parts
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

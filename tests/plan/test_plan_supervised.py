@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncurve.cli.plan import plan_inputs
 from oncurve.plan.report import Plan, as_text, make_plan
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 
 
 def planned(recipe: str, *overrides: str) -> Plan:

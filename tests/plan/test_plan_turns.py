@@ -9,7 +9,7 @@ import pytest
 
 from oncurve.cli.plan import plan_recipe
 from oncurve.core.errors import ConfigError
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 
 
 def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:

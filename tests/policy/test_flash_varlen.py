@@ -18,8 +18,8 @@ from torch import Tensor
 from oncurve.core.batch import Batch
 from oncurve.model.packing import Block, make_layout
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.policy.flash_varlen import attend
 from oncurve.policy.lora import add_adapter
+from oncurve.policy.packed_attention import attend
 from oncurve.policy.settings import LoraSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 

@@ -17,7 +17,7 @@ from oncurve.cli.app import app
 from oncurve.core.batch import Batch, collate
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Group, Prompt, SamplingParams
-from oncurve.core.sampler import Sampler
+from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices
@@ -251,7 +251,7 @@ def test_both_samplers_take_the_same_most_likely_tokens_with_an_adapter(
 
     def tokens(sampler: Sampler) -> list[tuple[int, ...]]:
         sampler.load_weights(policy, version=0)
-        return [group.completions[0].token_ids for group in sampler.sample(prompts, 1)]
+        return [group.completions[0].token_ids for group in sampler.sample(SamplingRequest(prompts, 1))]
 
     engine = tokens(InProcessEngine(params))
     assert engine == tokens(InProcessEngine(params, own_layers=False))

@@ -18,6 +18,7 @@ from oncurve.core.batch import Batch
 from oncurve.core.errors import ConfigError, SamplerError, TrainingError
 from oncurve.core.logprobs import join_rows
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model.context import context_of
 from oncurve.observe.tokens import token_lengths
 from oncurve.policy.lora import Adapter
@@ -132,7 +133,7 @@ def test_trainer_and_sampler_compute_the_model_and_not_what_they_know_of_its_hea
     assert (gradient(found, model) - exact).norm() < 1e-4 * exact.norm()
     engine = InProcessEngine(SamplingParams(max_completion_tokens=8))
     engine.load_weights(policy, version=0)
-    groups = engine.sample([Prompt("", (5, 6, 7), 0), Prompt("", (8, 9, 10, 11, 12, 13), 1)], 4)
+    groups = engine.sample(SamplingRequest([Prompt("", (5, 6, 7), 0), Prompt("", (8, 9, 10, 11, 12, 13), 1)], 4))
     for completion in (one for group in groups for one in group.completions):
         ids, start = torch.tensor([*completion.prompt_ids, *completion.token_ids]), len(completion.prompt_ids)
         own = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
@@ -154,7 +155,7 @@ def test_an_adapter_on_head_or_embedding_is_sampled_as_it_is_trained(
         assert (policy.logprobs(batch)[0] - wanted)[batch.mask].abs().max() < 2e-5
     engine = InProcessEngine(SamplingParams(max_completion_tokens=6))
     engine.load_weights(policy, version=0)
-    [group] = engine.sample([Prompt("", (5, 6, 7), 0)], 4)
+    [group] = engine.sample(SamplingRequest([Prompt("", (5, 6, 7), 0)], 4))
     for completion in group.completions:
         ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
         with torch.no_grad():
@@ -185,7 +186,7 @@ def test_tokens_that_were_added_to_the_tokenizer_alone_are_refused(make_policy: 
     engine = InProcessEngine(SamplingParams(max_completion_tokens=2))
     engine.load_weights(make_policy(model_of("Qwen2")), version=0)
     with pytest.raises(SamplerError, match=r"token 300 is beyond the model's embedding, which has 260 rows"):
-        engine.sample([Prompt("", (5, 300), 0)], 1)
+        engine.sample(SamplingRequest([Prompt("", (5, 300), 0)], 1))
 
 
 def test_a_step_whose_sampler_computed_another_model_is_not_trained() -> None:

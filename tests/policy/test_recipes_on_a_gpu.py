@@ -22,6 +22,7 @@ from oncurve.algorithm.presets import build
 from oncurve.cli.app import app
 from oncurve.core.batch import collate
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.sample.engine import InProcessEngine
@@ -117,7 +118,7 @@ def asked(policy: TrainedPolicy) -> list[Prompt]:
 def sampled(policy: TrainedPolicy, params: SamplingParams, group_size: int) -> list[Group]:
     engine = InProcessEngine(params, max_rows=8)
     engine.load_weights(policy, version=0)
-    return list(engine.sample(asked(policy), group_size))
+    return list(engine.sample(SamplingRequest(asked(policy), group_size)))
 
 
 def parting(one: Completion, other: Completion) -> float:

@@ -102,8 +102,7 @@ def test_the_compiled_kernel_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
 
 
 def test_packed_matrices_are_the_copies() -> None:
-    from oncurve.model.ops import operations
-    from oncurve.model.ops_native import NativeOps
+    from oncurve.model.ops_native import NativeOps, operations
 
     ops = operations(torch.bfloat16)
     if not isinstance(ops, NativeOps):

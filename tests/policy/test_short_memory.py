@@ -15,10 +15,9 @@ from oncurve.algorithm.presets import build
 from oncurve.cli import app
 from oncurve.core.errors import OncurveError, SamplerError, Shortage, TrainingError, is_out_of_memory
 from oncurve.core.records import Completion, Prompt, SamplingParams
-from oncurve.model.out_of_memory import memory_error_as
 from oncurve.policy import trained_policy as policy_module
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.run_errors import CheckpointError
+from oncurve.run_errors import CheckpointError, memory_error_as
 
 if TYPE_CHECKING:
     from oncurve.core.batch import Batch

@@ -15,7 +15,7 @@ from oncurve.algorithm.precision import arithmetic_type
 from oncurve.core.batch import Batch
 from oncurve.model.packing import Layout, make_layout
 from oncurve.policy import packed_attention
-from oncurve.policy.flash_varlen import Flash, _Attention, fits, kernel_for
+from oncurve.policy.packed_attention import Flash, _Attention, fits, kernel_for
 
 if TYPE_CHECKING:
     from pretend_gpu import PretendGpu

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.from_settings import where_whole
 from oncurve.policy.half_precision import frozen_copy
-from oncurve.policy.sharding import Sharding
+from oncurve.policy.sharding import Sharding, ZeroSettings
 from oncurve.recipe.load import parse_config
 
 if TYPE_CHECKING:

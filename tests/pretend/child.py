@@ -68,7 +68,7 @@ def serve() -> None:
 
     wait_for_torch()
     import oncurve.cli.app
-    import oncurve.run.assemble
+    import oncurve.run.builder
     import oncurve.run.session  # noqa: F401
 
     print("ready", flush=True)

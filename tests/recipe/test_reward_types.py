@@ -9,8 +9,8 @@ import pytest
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import parse_config
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.settings import R1ZeroReward
 from oncurve.rewards.terms import describe_rewards, make_reward_function, part_weights

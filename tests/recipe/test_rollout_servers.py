@@ -11,8 +11,8 @@ import oncurve
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.recipe_servers import make_server_sampler
 from oncurve.fleet.settings import Deadlines
-from oncurve.recipe.algorithm_rules import check_algorithm
 from oncurve.recipe.load import load_config, parse_config
+from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.schema import Config
 
 RECIPES = Path(oncurve.__file__).parent / "recipes"

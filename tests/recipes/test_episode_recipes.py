@@ -14,7 +14,7 @@ from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
 from oncurve.coldstart.untrained import write_untrained
 from oncurve.episodes.calculator import evaluate
 from oncurve.policy.model_folder import save_model
-from oncurve.recipe.find import SHIPPED
+from oncurve.recipe.files import SHIPPED
 from oncurve.run.stages import sft
 from oncurve.sandbox.tiers import describe_isolation
 from oncurve.tasks.calculator_problems import TAGS

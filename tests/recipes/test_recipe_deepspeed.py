@@ -18,10 +18,10 @@ import pytest
 from safetensors.torch import load_file
 
 from oncurve.core.errors import ConfigError
-from oncurve.policy.deepspeed_settings import ZeroSettings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.from_settings import make_sharding
-from oncurve.recipe.find import find_recipe
+from oncurve.policy.sharding import ZeroSettings
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 if TYPE_CHECKING:

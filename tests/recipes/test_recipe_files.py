@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from oncurve.cli.app import app
 from oncurve.cli.plan import plan_recipe
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.recipe.find import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
+from oncurve.recipe.files import SHIPPED, copy_recipe, described_recipes, find_recipe, shipped_recipes
 from oncurve.recipe.load import load_config
 from oncurve.rewards.instructions import constraints_of
 from oncurve.run.examine import check_recipe

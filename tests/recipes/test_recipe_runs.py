@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oncurve.evaluate.evaluation import read_evaluation
-from oncurve.recipe.find import copy_recipe
+from oncurve.recipe.files import copy_recipe
 
 if TYPE_CHECKING:
     from nursery import Child, Nursery

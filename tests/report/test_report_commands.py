@@ -15,7 +15,7 @@ from rich.console import Console
 
 from oncurve.cli.report import report
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.observe.record import each_metrics
+from oncurve.observe.record import iterate_metrics
 from oncurve.report.comparing import MOST_COLUMNS, compare_runs, comparison_tables
 
 MakeRun = Callable[..., Path]
@@ -45,10 +45,10 @@ def test_report_reads_the_metrics_once(made_run: MakeRun, monkeypatch: pytest.Mo
 
     def counted(path: Path) -> Any:
         read.append(path)
-        return each_metrics(path)
+        return iterate_metrics(path)
 
-    monkeypatch.setattr("oncurve.observe.columns.each_metrics", counted)
-    monkeypatch.setattr("oncurve.observe.record.each_metrics", counted)
+    monkeypatch.setattr("oncurve.observe.columns.iterate_metrics", counted)
+    monkeypatch.setattr("oncurve.observe.record.iterate_metrics", counted)
     run = made_run()
     (run / "status.json").write_text('{"step": 8}')
     report(run)

@@ -23,12 +23,12 @@ from oncurve.observe.columns import Columns
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
-from oncurve.report.blocks import MAX_SHOWN_CHARACTERS, episode_shown, make_blocks, pack, read_step, shorten, spread
+from oncurve.report.blocks import MAX_EPISODE_CHARACTERS, episode_texts, make_blocks, pack, read_step, shorten, spread
 from oncurve.report.curves import PANELS, CurveTable, block_size, glossary
 from oncurve.report.examples import example_groups, packed_examples
 from oncurve.report.overview import overview, state
 from oncurve.report.page import in_markup, render
-from oncurve.report.usage import elapsed_seconds, phases, priced_device, spending
+from oncurve.report.usage import phases, priced_device, spending
 
 MakeRun = Callable[..., Path]
 
@@ -80,8 +80,8 @@ def test_what_is_too_large_is_left_out_evenly(made_run: MakeRun) -> None:
 
 
 def test_a_long_text_says_what_is_missing() -> None:
-    assert shorten("x" * MAX_SHOWN_CHARACTERS) == "x" * MAX_SHOWN_CHARACTERS
-    assert shorten("x" * (MAX_SHOWN_CHARACTERS + 1500)).endswith("[... 1,500 more characters in the run folder]")
+    assert shorten("x" * MAX_EPISODE_CHARACTERS) == "x" * MAX_EPISODE_CHARACTERS
+    assert shorten("x" * (MAX_EPISODE_CHARACTERS + 1500)).endswith("[... 1,500 more characters in the run folder]")
 
 
 def test_a_broken_rollout_file_is_named(made_run: MakeRun) -> None:
@@ -163,12 +163,12 @@ def test_a_block_says_who_wrote_what(tmp_path: Path) -> None:
 
 def test_a_long_episode_is_cut_like_a_long_text(tmp_path: Path) -> None:
     row = {
-        "segments": [[True, "x" * MAX_SHOWN_CHARACTERS, 9], [False, "y" * 10, 9]],
+        "segments": [[True, "x" * MAX_EPISODE_CHARACTERS, 9], [False, "y" * 10, 9]],
         "turns": 1,
         "calls": [{"arguments": "z" * 900}],
     }
-    shown = episode_shown(row)
-    assert len(shown["segments"][0][1]) == MAX_SHOWN_CHARACTERS
+    shown = episode_texts(row)
+    assert len(shown["segments"][0][1]) == MAX_EPISODE_CHARACTERS
     assert "yyy" not in shown["segments"][1][1]
     assert len(shown["calls"][0]["arguments"]) < 600
 
@@ -235,8 +235,8 @@ def test_differences_of_weights_are_told_by_the_median_of_the_steps_that_sent_so
 
 def test_the_clock_of_a_resumed_run_is_added_up() -> None:
     rows = [{"step": step, "time/elapsed_seconds": seconds} for step, seconds in enumerate((10.0, 20.0, 5.0, 30.0))]
-    assert elapsed_seconds(Columns(rows)) == 50.0
-    assert elapsed_seconds(Columns()) == 0.0
+    assert Columns(rows).elapsed_seconds() == 50.0
+    assert Columns().elapsed_seconds() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ def test_a_run_without_a_finished_step_has_a_page(tmp_path: Path, made_run: Make
     assert write_report(tmp_path / "new").recorded_steps == 0
     with RunFolder(tmp_path / "new", resume_step=0) as folder:
         write_step(folder, 1)
-    assert write_report(tmp_path / "new").shown_steps == 1
+    assert write_report(tmp_path / "new").steps_in_page == 1

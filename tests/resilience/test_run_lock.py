@@ -29,7 +29,7 @@ def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path) -> None:
         RunLock(tmp_path)
     lock.close()
     lock.close()
-    assert lock.taken_over_from is None
+    assert lock.previous_owner is None
     RunLock(tmp_path).close()
 
 
@@ -41,8 +41,8 @@ def test_a_lock_of_a_dead_process_is_taken_over_and_its_owner_named(tmp_path: Pa
     dead = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     assert dead.wait() == 0
     lock = RunLock(tmp_path)
-    assert lock.taken_over_from is not None
-    assert f"process {dead.pid} on {socket.gethostname()}" in lock.taken_over_from
+    assert lock.previous_owner is not None
+    assert f"process {dead.pid} on {socket.gethostname()}" in lock.previous_owner
     lock.close()
 
 
@@ -52,7 +52,7 @@ def test_an_owner_on_another_machine_counts_as_dead_when_it_was_silent_for_long(
         RunLock(tmp_path)
     write_owner(tmp_path, host="another-machine", pid=1, age_seconds=STALE_SECONDS + 10)
     lock = RunLock(tmp_path)
-    assert "another-machine" in str(lock.taken_over_from)
+    assert "another-machine" in str(lock.previous_owner)
     lock.close()
 
 

@@ -72,7 +72,7 @@ def examples(seed: int) -> Iterator[Example]:
     while True:
         for kind, make in makers:
             reference, right, near = make(random)
-            yield Example(kind, reference, tuple(right), tuple(each for each in near if each))
+            yield Example(kind, reference, tuple(right), tuple(text for text in near if text))
 
 
 Made = tuple[str, list[str], list[str]]
@@ -122,15 +122,15 @@ def words(n: int) -> str:
 
 
 def decimal(random: Random) -> Made:
-    digits, places = signed(random, 1, 10**5), random.randint(1, 4)
-    value = Fraction(digits, 10**places)
-    sign, text = ("-" if digits < 0 else ""), f"{abs(digits) // 10**places}.{abs(digits) % 10**places:0{places}d}"
+    digits, decimals = signed(random, 1, 10**5), random.randint(1, 4)
+    value = Fraction(digits, 10**decimals)
+    sign, text = ("-" if digits < 0 else ""), f"{abs(digits) // 10**decimals}.{abs(digits) % 10**decimals:0{decimals}d}"
     right = [
         sign + text,
         f"{sign}{text}0",
-        rf"{sign}\frac{{{abs(digits)}}}{{{10**places}}}",
-        rf"{digits} \times 10^{{-{places}}}",
-        f"{digits}e-{places}",
+        rf"{sign}\frac{{{abs(digits)}}}{{{10**decimals}}}",
+        rf"{digits} \times 10^{{-{decimals}}}",
+        f"{digits}e-{decimals}",
     ]
     near = [
         f"{sign}{text}1",
@@ -180,7 +180,7 @@ def quantity(random: Random) -> Made:
     n = random.randint(2, 500)
     unit, spellings, others = random.choice(UNITS)
     reference = rf"{n}\text{{ {unit}}}"
-    right = [f"{n}{each}" for each in spellings] + [
+    right = [f"{n}{spelling}" for spelling in spellings] + [
         str(n),
         rf"\text{{{n} {unit}}}",
         f"{n} {unit}",
@@ -293,7 +293,7 @@ def several(random: Random) -> Made:
         rf"x={a} \text{{ or }} x={b} \text{{ or }} x={c}",
     ]
     near = [f"{a}, {b}", f"{a}, {b}, {c + 1}", f"{a}, {b}, {c}, {c}", f"({a},{b},{c})", f"{a}", f"{a}, {b}, {b}"]
-    return f"{a}, {b}, {c}", right, [each for each in near if each]
+    return f"{a}, {b}, {c}", right, [text for text in near if text]
 
 
 def interval(random: Random) -> Made:
@@ -441,9 +441,17 @@ def choice(random: Random) -> Made:
 
 
 def word(random: Random) -> Made:
-    one, other = random.sample(WORDS, 2)
-    right = [one, one.lower(), one.upper(), rf"\text{{{one}}}", f"{one}.", f"the {one}", rf"\mathrm{{{one}}}"]
-    return rf"\text{{{one}}}", right, [other, f"not {one}", f"{one} or {other}", f"{one}s and {other}", "7"]
+    first, second = random.sample(WORDS, 2)
+    right = [
+        first,
+        first.lower(),
+        first.upper(),
+        rf"\text{{{first}}}",
+        f"{first}.",
+        f"the {first}",
+        rf"\mathrm{{{first}}}",
+    ]
+    return rf"\text{{{first}}}", right, [second, f"not {first}", f"{first} or {second}", f"{first}s and {second}", "7"]
 
 
 def equation(random: Random) -> Made:

@@ -36,7 +36,7 @@ def trl_messages(completions: list[list[dict[str, str]]], **kwargs: Any) -> list
 
 def trl_chat_prompts(prompts: list[list[dict[str, str]]], completions: list[list[dict[str, str]]]) -> list[float]:
     pairs = zip(prompts, completions, strict=True)
-    return [len(said[-1]["content"]) if asked[-1]["content"] == "hi" else 0.0 for asked, said in pairs]
+    return [len(completion[-1]["content"]) if prompt[-1]["content"] == "hi" else 0.0 for prompt, completion in pairs]
 
 
 def trl_none(completions: list[str], **kwargs: Any) -> list[float | None]:

@@ -130,7 +130,7 @@ def test_the_last_expression_is_taken_whole(text: str, expression: str | None) -
 
 
 @pytest.mark.parametrize(
-    ("text", "is_open", "said"),
+    ("text", "is_open", "answer"),
     [
         ("<think>5</think> 6", False, " 6"),
         ("<think>5</think>", False, ""),
@@ -143,14 +143,14 @@ def test_the_last_expression_is_taken_whole(text: str, expression: str | None) -
     ],
 )
 def test_thinking_is_never_said_whether_closed_begun_by_the_prompt_or_cut_off(
-    text: str, is_open: bool, said: str
+    text: str, is_open: bool, answer: str
 ) -> None:
-    assert after_thinking(text, is_open=is_open) == said
+    assert after_thinking(text, is_open=is_open) == answer
 
 
-@pytest.mark.parametrize(("place", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("marked", "3")])
-def test_every_place_finds_its_own_answer(place: AnswerSource, answer: str) -> None:
-    assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", place) == answer
+@pytest.mark.parametrize(("source", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("marked", "3")])
+def test_every_place_finds_its_own_answer(source: AnswerSource, answer: str) -> None:
+    assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", source) == answer
 
 
 def test_an_empty_place_is_no_answer() -> None:
@@ -162,8 +162,8 @@ def test_an_empty_place_is_no_answer() -> None:
 @pytest.mark.parametrize("unit", ["{", r"\boxed{", "<answer>", "####", "1,", "-", "$", "</think>", "\x00", "9"])
 def test_a_megabyte_costs_no_time(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
-    for place in ("boxed", "answer_tag", "hash", "prose"):
-        assert_ends_within(1.0, partial(find_answer, text, place))
+    for source in ("boxed", "answer_tag", "hash", "prose"):
+        assert_ends_within(1.0, partial(find_answer, text, source))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_no_text_breaks_the_reader() -> None:
     random = Random(0)
     for number in range(20_000):
         text = (" " if number % 2 else "").join(random.choices(signs, k=random.randint(1, 8)))
-        for place in get_args(AnswerSource):
-            assert find_answer(text, place) != "", text
+        for source in get_args(AnswerSource):
+            assert find_answer(text, source) != "", text
 
 
 @pytest.mark.parametrize(

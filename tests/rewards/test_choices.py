@@ -93,11 +93,11 @@ def test_the_letter_of_a_reference(row: dict[str, Any], answer: str, letter: str
 
 
 def test_rows_in_the_form_of_mmlu_show_their_options_and_have_a_letter() -> None:
-    found = adapt_python_rows([{"question": "The capital of Italy?", "choices": ["Paris", "Rome"], "answer": 1}])
-    assert found[0]["question"] == "The capital of Italy?\nA. Paris\nB. Rome"
-    assert found[0]["answer"] == "B"
-    kept = adapt_python_rows([{"question": "2+3?", "choices": ["4", "5"], "answer": 5}])
-    assert (kept[0]["question"], kept[0]["answer"]) == ("2+3?", "5")  # no place of a choice
+    rows = adapt_python_rows([{"question": "The capital of Italy?", "choices": ["Paris", "Rome"], "answer": 1}])
+    assert rows[0]["question"] == "The capital of Italy?\nA. Paris\nB. Rome"
+    assert rows[0]["answer"] == "B"
+    others = adapt_python_rows([{"question": "2+3?", "choices": ["4", "5"], "answer": 5}])
+    assert (others[0]["question"], others[0]["answer"]) == ("2+3?", "5")  # no place of a choice
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_a_function_for_text_gets_text_even_beside_a_chat_prompt() -> None:
     chat = prompt_of(messages=({"role": "user", "content": "hi"},))
     reward = from_function(examples.trl_text)
     completions = [completion_of("<answer> 5 </answer>"), completion_of("5")]
-    assert [given.value for given in reward([chat] * 2, completions)] == [0.5, -0.5]
+    assert [result.value for result in reward([chat] * 2, completions)] == [0.5, -0.5]
 
 
 def test_a_function_for_messages_gets_prompts_as_messages_too() -> None:
@@ -164,7 +164,7 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
         assert to_reward(number).value == 0.5
     assert to_reward(True).value == 1.0
     assert values_of(lambda completions: numpy.array([0.5] * len(completions)), "a", "b") == [0.5, 0.5]
-    given = {
+    values = {
         "reward": numpy.float32(0.5),
         "correct": numpy.bool_(True),
         "words": Fraction(3),
@@ -172,7 +172,7 @@ def test_numbers_of_other_libraries_are_accepted() -> None:
         "why": "x",
         "no": None,
     }
-    assert to_reward(given).parts == {"correct": 1.0, "words": 3.0, "7": 2.0}
+    assert to_reward(values).parts == {"correct": 1.0, "words": 3.0, "7": 2.0}
 
 
 @pytest.mark.parametrize("correct", ["yes", 2, -1.0, float("inf"), [1.0]])
@@ -295,14 +295,14 @@ async def later(completion: str, step: int, log_extra: Any) -> float:
 def test_functions_know_the_step_and_what_they_log_is_kept() -> None:
     prompts = [prompt_of(row={"answer": "5"})] * 2
     texts = [replace(completion_of(text), policy_version=3) for text in ("ab", "cde")]
-    one = from_function(of_one, total_steps=50)(prompts, texts)
+    by_sample = from_function(of_one, total_steps=50)(prompts, texts)
     many = from_function(of_lists, total_steps=50)(prompts, texts)
     awaited = from_function(later, total_steps=50)(prompts, texts)
-    assert [reward.value for reward in (*one, *many, *awaited)] == [3.5] * 6
-    assert [reward.detail for reward in one] == ["read as: AB; words: ['ab']", "read as: CDE; words: ['cde']"]
+    assert [reward.value for reward in (*by_sample, *many, *awaited)] == [3.5] * 6
+    assert [reward.detail for reward in by_sample] == ["read as: AB; words: ['ab']", "read as: CDE; words: ['cde']"]
     for rewards in (many, awaited):
         assert [reward.detail for reward in rewards] == ["read as: AB", "read as: CDE"]
-    assert [dict(reward.parts) for reward in one] == [{"letters": 2.0}, {"letters": 3.0}]
+    assert [dict(reward.parts) for reward in by_sample] == [{"letters": 2.0}, {"letters": 3.0}]
     assert [dict(reward.parts) for reward in many] == [{"letters": 2.5}, {}]
     check_parameters(of_one, ["answer"], location="mine.py:of_one")
     assert not reads_answer(of_one)
@@ -315,11 +315,11 @@ def test_a_column_goes_before_a_name_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [(lambda completions, log_metric: [log_metric("correct", 1.0) or 0.0], "'correct' has a fixed meaning"),
      (lambda completions, log_extra: [log_extra("x", [1, 2]) or 0.0], "got 2 values for 1 completions")],
 )  # fmt: skip
-def test_what_cannot_be_logged_is_an_error_that_says_so(function: Any, said: str) -> None:
+def test_what_cannot_be_logged_is_an_error_that_says_so(function: Any, message: str) -> None:
     [reward] = grade(from_function(function), [prompt_of(row=ROW)], [completion_of("a")])
     assert reward.error is not None
-    assert said in reward.detail
+    assert message in reward.detail

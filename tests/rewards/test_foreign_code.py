@@ -159,8 +159,8 @@ def test_what_belongs_to_everybody_is_put_back_and_said(
     assert torch.is_grad_enabled()
     assert signal.getsignal(signal.SIGTERM) == before
     assert Path.cwd() == tmp_path
-    said = [record.getMessage() for record in caplog.records]
-    assert sorted(text.split(" set ")[1].split(" to ")[0] for text in said) == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert sorted(text.split(" set ")[1].split(" to ")[0] for text in messages) == [
         "the handler of SIGTERM", "the working folder", "torch's default type", "torch's gradient mode",
     ]  # fmt: skip
 
@@ -210,12 +210,12 @@ def test_a_pool_of_processes_that_a_function_starts_ends_within_a_run() -> None:
         os.kill(child, signal.SIGTERM)
         return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    said: list[str] = []
-    interruption = Interruption(notify=said.append)
+    messages: list[str] = []
+    interruption = Interruption(notify=messages.append)
     with interruption.listen():
         assert [reward.value for reward in graded(pools, "x", timeout_seconds=60.0)] == [-float(signal.SIGTERM)]
-    assert not interruption.is_asked
-    assert not said
+    assert not interruption.is_requested
+    assert not messages
 
 
 def test_a_fork_does_not_go_on_as_a_second_trainer() -> None:
@@ -254,7 +254,7 @@ def zero_by_zero(completion: str, answer: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (forgotten, r"none of the 2 completions was graded, most often as 'not_applicable': forgotten: "),
         (
@@ -265,10 +265,10 @@ def zero_by_zero(completion: str, answer: str) -> float:
     ],
 )
 def test_a_run_that_grades_nothing_ends_before_its_first_step(
-    function: Callable[..., Any], said: str, tmp_path: Path
+    function: Callable[..., Any], message: str, tmp_path: Path
 ) -> None:
     run = {"steps": 3, "prompts_per_step": 2, "folder": str(tmp_path), "name": "nothing"}
-    with pytest.raises(RewardError, match=said):
+    with pytest.raises(RewardError, match=message):
         oncurve.train("embedded", ROWS, function, run=run, **QUICK)
 
 

@@ -42,7 +42,7 @@ REFERENCES = (
 )  # fmt: skip
 
 
-def never(one: Tree, other: Tree) -> bool:
+def never(first: Tree, second: Tree) -> bool:
     return False
 
 
@@ -51,18 +51,18 @@ def test_a_value_is_read_back_from_every_spelling_and_nothing_near_it_is_paid(ki
     random = Random(kind)
     for _ in range(40):
         reference, right, near = KINDS[kind](random)
-        wanted = read_reference(reference)
-        assert [text for text in right if not equal(text, wanted, equal_expressions)] == [], reference
-        assert [text for text in near if text and equal(text, wanted, equal_expressions)] == [], reference
+        expected = read_reference(reference)
+        assert [text for text in right if not equal(text, expected, equal_expressions)] == [], reference
+        assert [text for text in near if text and equal(text, expected, equal_expressions)] == [], reference
 
 
 def test_the_examples_take_turns() -> None:
-    found = [example.kind for example, _ in zip(examples(3), range(2 * len(KINDS)), strict=False)]
-    assert found == [*KINDS] * 2
+    kinds = [example.kind for example, _ in zip(examples(3), range(2 * len(KINDS)), strict=False)]
+    assert kinds == [*KINDS] * 2
 
 
 def test_no_text_breaks_it_or_keeps_it_busy() -> None:
-    random, wanted = Random(7), [read_reference(text) for text in REFERENCES]
+    random, references = Random(7), [read_reference(text) for text in REFERENCES]
 
     def read_all(text: str, reference: Any) -> None:
         equal(text, reference, never)
@@ -73,7 +73,7 @@ def test_no_text_breaks_it_or_keeps_it_busy() -> None:
         text = (" " if random.random() < 0.5 else "").join(random.choices(SIGNS, k=random.choice((3, 8, 40, 150))))[
             :600
         ]
-        assert_ends_within(1.0, partial(read_all, text, random.choice(wanted)))
+        assert_ends_within(1.0, partial(read_all, text, random.choice(references)))
 
 
 @STEADY
@@ -104,9 +104,9 @@ def test_every_reference_has_a_type(text: str, kind: str) -> None:
 
 def test_references_are_described_by_type_with_the_first_that_cannot_be_read() -> None:
     rows = [{"answer": "5"}, {"answer": r"\frac{"}, {"answer": "6"}]
-    said = describe_references(rows)
-    assert said.startswith("references by type: 2 number, 1 unreadable; row 1 has")
-    assert "a brace does not close" in said
+    description = describe_references(rows)
+    assert description.startswith("references by type: 2 number, 1 unreadable; row 1 has")
+    assert "a brace does not close" in description
 
 
 @pytest.mark.proves("F96")
@@ -156,7 +156,7 @@ def test_the_commas_of_a_number_may_separate_members() -> None:
 
 @pytest.mark.proves("F95")
 def test_expressions_are_decided_without_algebra_where_they_have_no_functions() -> None:
-    def asked(one: Tree, other: Tree) -> bool:
+    def algebra(first: Tree, second: Tree) -> bool:
         raise AssertionError("algebra was asked")
 
     for answer, reference, is_right in (
@@ -169,7 +169,7 @@ def test_expressions_are_decided_without_algebra_where_they_have_no_functions() 
         ("(x+1)^3", "x^3+3x^2+3x+2", False),
         (r"\sqrt2+\sqrt3", r"\sqrt5", False),
     ):
-        assert equal(answer, read_reference(reference), asked) is is_right
+        assert equal(answer, read_reference(reference), algebra) is is_right
 
 
 def test_a_quantity_keeps_its_unit() -> None:

@@ -87,7 +87,7 @@ def test_brackets_within_strings_are_not_nesting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "texts"),
     [
         ("{}", ("{}", "{}", "{}")),
         (" <think> {1} </think>\n {} \n", ("{}", "{}", "{}")),
@@ -108,8 +108,8 @@ def test_brackets_within_strings_are_not_nesting() -> None:
         ("x" * 60_000, (None, None, None)),
     ],
 )
-def test_text_around_json_is_refused_unless_asked_for(text: str, found: tuple[str | None, ...]) -> None:
-    for around, expected in zip(("nothing", "fence", "text"), found, strict=True):
+def test_text_around_json_is_refused_unless_asked_for(text: str, texts: tuple[str | None, ...]) -> None:
+    for around, expected in zip(("nothing", "fence", "text"), texts, strict=True):
         part = json_text(text, around=around)  # type: ignore[arg-type]
         try:
             assert part is not None
@@ -129,7 +129,7 @@ def test_only_valid_json_pays(checker: SchemaChecker) -> None:
     texts = [ANN, '{"name": "Ann"}', '{"name": "ann", "age": 7}', '{"name": "Ann", "age": true}', "x", f"{ANN} ok"]
     assert values_of(checker, *texts) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     reward = rewards_of(checker, *texts[1:])
-    assert all(given.parts["format"] == 0.0 and given.detail for given in reward)
+    assert all(graded.parts["format"] == 0.0 and graded.detail for graded in reward)
 
 
 def test_graded_pays_for_json_then_keys_then_contents(checker: SchemaChecker) -> None:
@@ -142,7 +142,7 @@ def test_a_reference_must_be_equalled(checker: SchemaChecker) -> None:
     texts = ['{"age": 7.0, "name": "Ann"}', '{"name": "Ann", "age": 8}', '{"name": "Ann"}']
     assert values_of(checker, *texts, row=row) == [1.0, 0.0, 0.0]
     assert values_of(checker, *texts, row=row, scale="graded") == [1.0, 0.75, 0.2]
-    assert [given.parts["fields_fraction"] for given in rewards_of(checker, *texts, row=row)] == [1.0, 0.5, 0.5]
+    assert [graded.parts["fields_fraction"] for graded in rewards_of(checker, *texts, row=row)] == [1.0, 0.5, 0.5]
     assert values_of(checker, texts[1], row=row, gold_column=None) == [1.0]
     assert values_of(checker, ANN, row={"answer": ANN}) == [1.0]
 
@@ -177,7 +177,7 @@ def test_every_field_too_many_costs_as_one_too_few() -> None:
     ids=str,
 )
 def test_a_row_at_fault_is_an_error_whatever_the_completion(row: dict[str, Any], checker: SchemaChecker) -> None:
-    assert [given.error for given in rewards_of(checker, "1", row=row, schema_column="schema")] == [
+    assert [graded.error for graded in rewards_of(checker, "1", row=row, schema_column="schema")] == [
         "unparsable_reference"
     ]
 
@@ -222,7 +222,7 @@ def test_a_model_may_allow_more_keys(checker: SchemaChecker) -> None:
 
 def test_a_broken_validator_is_an_error(checker: SchemaChecker) -> None:
     rewards = rewards_of(checker, '{"name": "known"}', '{"name": "other"}', model="schema_models:Broken")
-    assert [given.error for given in rewards] == [None, "crashed"]
+    assert [graded.error for graded in rewards] == [None, "crashed"]
 
 
 @pytest.mark.parametrize(

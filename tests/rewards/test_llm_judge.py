@@ -215,7 +215,7 @@ def test_a_batch_ends_in_time_and_keeps_what_it_has(server: _Server) -> None:
     server.answers = [says(3), hangs, hangs]
     started = time.monotonic()
     rewards = rewards_of(judge_of(server, concurrency=1, batch_seconds=0.5), "a", "b", "c")
-    assert [given.error for given in rewards] == [None, "timeout", "timeout"]
+    assert [graded.error for graded in rewards] == [None, "timeout", "timeout"]
     assert time.monotonic() - started < 30.0
 
 
@@ -262,12 +262,12 @@ def test_the_word_of_a_verdict_depends_on_the_question_and_nothing_else() -> Non
 def test_equal_questions_are_asked_once_and_scores_are_kept(server: _Server, tmp_path: Path) -> None:
     path = tmp_path / "scores" / "judge.jsonl"
     judge = judge_of(server, cache_path=str(path))
-    assert [given.value for given in rewards_of(judge, "a", "a", "b")] == [0.7, 0.7, 0.7]
+    assert [graded.value for graded in rewards_of(judge, "a", "a", "b")] == [0.7, 0.7, 0.7]
     rewards_of(judge, "b", "a")
     assert len(server.asked) == 2
     path.write_text(path.read_text() + '{"key": "cut of')
     later = judge_of(server, cache_path=str(path))
-    assert [given.value for given in rewards_of(later, "a", "b")] == [0.7, 0.7]
+    assert [graded.value for graded in rewards_of(later, "a", "b")] == [0.7, 0.7]
     assert (len(server.asked), later.budget.num_requests) == (2, 0)
     rewards_of(judge_of(server, cache_path=str(path), rubric="Is it kind?"), "a")
     assert len(server.asked) == 3
@@ -289,7 +289,7 @@ def test_errors_are_not_remembered(server: _Server) -> None:
 def test_no_more_requests_are_made_than_allowed(server: _Server) -> None:
     judge = judge_of(server, max_requests=3)
     rewards = rewards_of(judge, *"abcdefgh")
-    assert sorted(str(given.error) for given in rewards) == ["None"] * 3 + ["budget"] * 5
+    assert sorted(str(graded.error) for graded in rewards) == ["None"] * 3 + ["budget"] * 5
     assert len(server.asked) == 3
 
 
@@ -300,7 +300,7 @@ def test_no_more_money_is_spent_than_allowed(server: _Server) -> None:
     prices = {"prompt_usd_per_million_tokens": 10.0, "completion_usd_per_million_tokens": 100.0}
     judge = judge_of(server, max_usd=0.1, **prices)
     rewards = rewards_of(judge, *map(str, range(100)))
-    assert {given.error for given in rewards} == {None, "budget"}
+    assert {graded.error for graded in rewards} == {None, "budget"}
     assert judge.budget.spent_usd == pytest.approx(0.002 * len(server.asked))
     assert judge.budget.spent_usd <= 0.1
 
@@ -330,7 +330,7 @@ def test_close_ends_a_call_in_progress(server: _Server) -> None:
     judge = judge_of(server)
     threading.Timer(0.2, judge.close).start()
     started = time.monotonic()
-    assert [given.error for given in rewards_of(judge, "a", "b")] == ["timeout", "timeout"]
+    assert [graded.error for graded in rewards_of(judge, "a", "b")] == ["timeout", "timeout"]
     assert time.monotonic() - started < 30.0  # it was told to come back in a minute
     assert rewards_of(judge, "c")[0].value == 0.7
 
@@ -357,7 +357,7 @@ def test_what_a_judge_costs_is_said_once(server: _Server, caplog: pytest.LogCapt
 
 def test_odd_texts_reach_the_judge_as_valid_and_not_endless_text(server: _Server) -> None:
     texts = ["", "\x00", "\ud800", "x" * 10**6, "\u202e5"]
-    assert [given.value for given in rewards_of(judge_of(server), *texts)] == [0.7] * len(texts)
+    assert [graded.value for graded in rewards_of(judge_of(server), *texts)] == [0.7] * len(texts)
     assert max(len(body["messages"][1]["content"]) for body in server.asked) < 25_000
 
 

@@ -55,8 +55,8 @@ def test_parts_tell_right_wrong_and_bad_format_apart(checker: AnswerChecker) -> 
     assert [categorize(reward) for reward in rewards] == ["correct", "wrong", "bad_format"]
     own = {"correct", "format", "over_limit"}
     assert {key: rewards[0].parts[key] for key in own} == {"correct": 1.0, "format": 1.0, "over_limit": 0.0}
-    found_in = [{key for key, share in reward.parts.items() if key not in own and share} for reward in rewards]
-    assert found_in == [{"found_in_box"}, {"found_in_box"}, {"found_in_prose"}]
+    locations = [{key for key, share in reward.parts.items() if key not in own and share} for reward in rewards]
+    assert locations == [{"found_in_box"}, {"found_in_box"}, {"found_in_prose"}]
     assert rewards[0].detail == "answer '5', reference '5'"
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from oncurve.core.grading import RewardFunction, grading, score
-from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
 
@@ -46,9 +47,7 @@ class Told:
 
     def load_weights(self, policy: object, version: int) -> None: ...
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         for place in self.order:
             if self.on_group is not None:
                 self.on_group(self.groups[place])
@@ -72,7 +71,7 @@ def crashing(completion: Completion) -> Reward:
 
 def graded(sampler: Told, function: RewardFunction) -> list[list[Reward]]:
     with grading(sampler, function) as early:
-        groups = sampler.sample([], 0)
+        groups = sampler.sample(SamplingRequest([], 0))
     assert sampler.on_group is None
     return score(groups, function, early)
 

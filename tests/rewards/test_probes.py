@@ -62,8 +62,8 @@ def found(function: RewardFunction, write: Callable[[Mapping[str, Any]], str] = 
 @pytest.mark.proves("D5")
 def test_sound_rewards_pay_no_probe(checker: AnswerChecker) -> None:
     assert found(R1Zero(checker=checker)) <= OPEN_HOLES
-    for place in ("prose", "answer_tag"):
-        assert found(Mathematics(answer_from=place, checker=checker)) <= OPEN_HOLES
+    for source in ("prose", "answer_tag"):
+        assert found(Mathematics(answer_from=source, checker=checker)) <= OPEN_HOLES
     assert found(Mathematics(answer_from="boxed", checker=checker), partial(gold, template="boxed")) <= OPEN_HOLES
     assert found(Mathematics(answer_from="hash", checker=checker), partial(gold, template="gsm8k")) <= OPEN_HOLES
 
@@ -141,7 +141,7 @@ def test_a_reward_that_fails_on_every_right_answer_is_not_asked_about_wrong_ones
         raise RewardError(f"{completion[:0]}always")
 
     results = run_probes(partial(grade, from_function(broken)), prompts(), gold=gold, seed=SEED)
-    assert [(one.name, one.num_failed, one.num_tried) for one in results] == [("gold", 4, 4)]
+    assert [(result.name, result.num_failed, result.num_tried) for result in results] == [("gold", 4, 4)]
 
 
 def test_the_sample_follows_from_the_seed() -> None:

@@ -79,7 +79,7 @@ def test_a_bare_expression_can_be_put_into_a_template(pool: SandboxPool) -> None
     reward = Programs(ProgramsReward(require_fence=False), pool=pool, template="def f(n):\n    return {program}")
     texts = ["<answer> n * n </answer>", "n ** 2", "n +", "exit()"]
     rewards = reward([prompt_of(row=ROW)] * 4, [completion_of(text) for text in texts])
-    assert [one.value for one in rewards] == [1.0, 1.0, 0.0, 0.0]
+    assert [graded.value for graded in rewards] == [1.0, 1.0, 0.0, 0.0]
     with pytest.raises(ConfigError, match="template"):
         Programs(pool=pool, template="def f(): pass")
 
@@ -89,7 +89,7 @@ def test_scripts_are_judged_by_what_they_print(pool: SandboxPool) -> None:
     right = "a, b = int(input()), int(input())\nprint(a + b)"
     slow = "import sys\nprint(sum(map(int, sys.stdin)))\nsys.stdout.flush()\nwhile True: pass"
     rewards = graded(pool, row, right, "print(2)", "print(int(input()) * 2); exit(0)", slow)
-    assert [one.parts["passed_fraction"] for one in rewards] == [1.0, 0.5, 1.0, 0.0]
+    assert [graded.parts["passed_fraction"] for graded in rewards] == [1.0, 0.5, 1.0, 0.0]
     assert "timeout" in rewards[3].detail
 
 
@@ -245,8 +245,8 @@ def test_tests_after_too_many_timeouts_are_not_run(pool: SandboxPool) -> None:
     row = {"entry_point": "f", "test": "def check(f):\n    for n in range(6):\n        assert f(n) == n * n\n"}
     rewards = graded(pool, row, program, max_exhausted_tests=1)
     rewards += graded(pool, ROW, program, max_exhausted_tests=1)
-    assert [one.parts["passed_fraction"] for one in rewards] == [pytest.approx(1 / 6), 0.25]
-    assert all("timeout" in one.detail for one in rewards)
+    assert [graded.parts["passed_fraction"] for graded in rewards] == [pytest.approx(1 / 6), 0.25]
+    assert all("timeout" in graded.detail for graded in rewards)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_equal_programs_are_graded_once(pool: SandboxPool) -> None:
         rewards = reward([prompt] * 5, [completion_of(text, index=n) for n in range(5)])
     finally:
         pool.submit = submit  # type: ignore[method-assign]
-    assert [one.value for one in rewards] == [1.0] * 5
+    assert [graded.value for graded in rewards] == [1.0] * 5
     assert len(starts) == 1
 
 
@@ -380,5 +380,5 @@ def test_every_reference_solution_of_humaneval_is_paid(pool: SandboxPool) -> Non
     texts = [f"```python\n{row['prompt']}{row['canonical_solution']}\n```" for row in rows]
     prompts = [prompt_of(row=row, index=number) for number, row in enumerate(rows)]
     rewards = reward(prompts, [completion_of(text) for text in texts])
-    unpaid = [(row["task_id"], one.detail) for row, one in zip(rows, rewards, strict=True) if one.value != 1.0]
+    unpaid = [(row["task_id"], graded.detail) for row, graded in zip(rows, rewards, strict=True) if graded.value != 1.0]
     assert unpaid == []

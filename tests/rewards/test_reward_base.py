@@ -130,14 +130,14 @@ def test_an_exception_costs_only_the_group_that_caused_it() -> None:
 
 
 def test_where_every_environment_failed_nothing_is_asked_and_each_says_why() -> None:
-    def asked(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+    def function(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         if not completions:
             raise ValueError("there is nothing to grade")
         return [Reward(1.0)] * len(completions)
 
     failed = replace(completion_of("x"), failure="environment_crashed", failure_detail="no puzzle")
-    graded = grade(asked, [prompt_of("1")] * 2, [failed] * 2)  # type: ignore[arg-type]
-    assert [(one.error, one.detail) for one in graded] == [("environment_crashed", "no puzzle")] * 2
+    graded = grade(function, [prompt_of("1")] * 2, [failed] * 2)  # type: ignore[arg-type]
+    assert [(reward.error, reward.detail) for reward in graded] == [("environment_crashed", "no puzzle")] * 2
 
 
 def test_a_timeout_has_its_own_kind() -> None:

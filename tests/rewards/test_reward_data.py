@@ -53,7 +53,7 @@ def test_every_gsm8k_reference_earns_full_reward(form: str, checker: AnswerCheck
 
 def test_no_other_answer_of_gsm8k_is_paid(checker: AnswerChecker) -> None:
     golds = gsm8k_answers()
-    others = [golds[(place + 1) % len(golds)] for place in range(len(golds))]
+    others = [golds[(index + 1) % len(golds)] for index in range(len(golds))]
     verdicts = checker.check(list(zip(others, golds, strict=True)))
     plain = [(other.replace(",", ""), gold.replace(",", "")) for other, gold in zip(others, golds, strict=True)]
     assert [verdict == "right" for verdict in verdicts] == [float(other) == float(gold) for other, gold in plain]
@@ -63,8 +63,8 @@ def test_the_reference_solution_of_gsm8k_earns_full_reward_as_it_is(checker: Ans
     rows = rows_of("gsm8k_test.jsonl")
     prompts = [prompt_of(row["answer"].rpartition("####")[2].strip()) for row in rows]
     completions = [completion_of(row["answer"]) for row in rows]
-    for place in ("hash", "prose"):
-        rewards = Mathematics(answer_from=place, checker=checker)(prompts, completions)
+    for source in ("hash", "prose"):
+        rewards = Mathematics(answer_from=source, checker=checker)(prompts, completions)
         assert all(reward.value == 1.0 for reward in rewards)
 
 
@@ -88,7 +88,7 @@ def test_math_500_solutions_earn_full_reward_as_they_are(checker: AnswerChecker)
 
 def test_no_other_answer_of_math_500_is_paid(checker: AnswerChecker) -> None:
     golds = list(dict.fromkeys(row["answer"] for row in rows_of("math500.jsonl")))
-    pairs = [(golds[place - shift], gold) for shift in (1, 2) for place, gold in enumerate(golds)]
+    pairs = [(golds[index - shift], gold) for shift in (1, 2) for index, gold in enumerate(golds)]
     verdicts = checker.check(pairs)
     paid = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict != "wrong"]
     assert paid == []

@@ -49,8 +49,8 @@ def test_both_are_reward_functions() -> None:
 def test_every_variant_has_one_turn_in_a_round_and_all_of_a_step_meet_the_same() -> None:
     rotating = Rotating(variants(), every_steps=2, seed=5)
     values = [{reward.value for reward in rotating(*batch(step))} for step in range(12)]
-    assert all(len(each) == 1 for each in values)
-    turns = [each.pop() for each in values]
+    assert all(len(of_step) == 1 for of_step in values)
+    turns = [of_step.pop() for of_step in values]
     assert turns[0::2] == turns[1::2]
     assert sorted(map(str, turns[0:6:2])) == sorted(map(str, turns[6:12:2])) == ["0.0", "1.0", "2.0"]
 
@@ -65,7 +65,7 @@ def test_the_turn_follows_from_seed_and_step_alone() -> None:
 
 def test_a_group_of_mixed_age_goes_by_its_first_completion() -> None:
     prompts, completions = batch(0, prompts=1, group=4)
-    mixed = [replace(completion, policy_version=place) for place, completion in enumerate(completions)]
+    mixed = [replace(completion, policy_version=version) for version, completion in enumerate(completions)]
     assert len({reward.value for reward in Rotating(variants(), every_steps=1)(prompts, mixed)}) == 1
 
 
@@ -100,9 +100,9 @@ def test_closing_closes_all() -> None:
 
 def strict_and_loose() -> list[Fixed]:
     """Two graders, of which the first finds no answer right."""
-    strict, loose = variants(2)
+    strict, lenient = variants(2)
     strict.correct = 0.0
-    return [strict, loose]
+    return [strict, lenient]
 
 
 def test_one_pays_and_all_are_logged() -> None:
@@ -114,9 +114,9 @@ def test_one_pays_and_all_are_logged() -> None:
 
 def test_an_answer_is_right_if_all_say_so_in_whatever_step() -> None:
     rotating = Rotating(strict_and_loose(), every_steps=1)
-    found = [rotating(*batch(step, prompts=1, group=1))[0] for step in range(8)]
-    assert {reward.value for reward in found} == {0.0, 1.0}
-    assert {reward.parts["correct"] for reward in found} == {0.0}
+    rewards = [rotating(*batch(step, prompts=1, group=1))[0] for step in range(8)]
+    assert {reward.value for reward in rewards} == {0.0, 1.0}
+    assert {reward.parts["correct"] for reward in rewards} == {0.0}
 
 
 def test_a_failure_out_of_turn_costs_nothing() -> None:

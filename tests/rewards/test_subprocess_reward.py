@@ -60,7 +60,7 @@ def function(source: Path) -> Iterator[SubprocessReward]:
 
 
 def graded(function: RewardFunction, *texts: str) -> list[Reward]:
-    prompts = [prompt_of(index=place) for place in range(len(texts))]
+    prompts = [prompt_of(index=index) for index in range(len(texts))]
     return function(prompts, [completion_of(text) for text in texts])
 
 
@@ -88,7 +88,7 @@ def test_what_the_function_breaks_is_an_error_of_its_kind(
     rewards = graded(function, "5", "hang", "exit", "memory", "raise", "none", "secret", "5")
     errors = [reward.error for reward in rewards]
     assert errors == [None, "timeout", "crashed", "crashed", "crashed", "not_applicable", None, None]
-    assert [rewards[place].value for place in (0, 6, 7)] == [1.0, 0.0, 1.0]
+    assert [rewards[index].value for index in (0, 6, 7)] == [1.0, 0.0, 1.0]
 
 
 def test_a_group_stays_together_and_groups_stay_apart(source: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_reference_calls_must_be_made(checker: SchemaChecker) -> None:
     texts = [[first, second], [second, first], [first], [first, second, second], [call("now")]]
     assert values_of(checker, *texts, row=row) == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert values_of(checker, *texts, row=row, in_order=False) == [1.0, 1.0, 0.0, 0.0, 0.0]
-    fractions = [given.parts["fields_fraction"] for given in rewards_of(checker, *texts, row=row)]
+    fractions = [graded.parts["fields_fraction"] for graded in rewards_of(checker, *texts, row=row)]
     assert fractions == pytest.approx([1.0, (1 / 3 + 1 / 3) / 2, 0.5, 2 / 3, 0.0])
     hermes_text = hermes(("weather", {"city": "Ulm"}), ("weather", {"city": "Bonn", "days": 1}))
     assert values_of(checker, hermes_text, row=row, call_format="hermes") == [1.0]

@@ -34,15 +34,15 @@ def give(value: object) -> dict[str, object]:
 
 def children() -> set[int]:
     """The processes that this one has started and that are not yet gone, zombies included."""
-    found = set()
+    pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == os.getpid():
-            found.add(int(folder.name))
-    return found
+            pids.add(int(folder.name))
+    return pids
 
 
 def test_results_come_back_in_order(pool: WorkerPool) -> None:
@@ -154,11 +154,11 @@ def test_every_failure_among_many_items_is_counted_under_its_kind() -> None:
     before = children()
     pool = WorkerPool(HANDLER, workers=2, timeout_seconds=0.3, memory_gib=1.0)
     payloads: list[dict[str, object]] = [give(number) for number in range(800)]
-    for place in (50, 450):
-        payloads[place] = {"do": "spin"}
-        payloads[place + 1] = {"do": "exit"}
-        payloads[place + 2] = {"do": "memory", "value": 4 * 2**30}
-        payloads[place + 3] = {"do": "raise", "value": "no"}
+    for index in (50, 450):
+        payloads[index] = {"do": "spin"}
+        payloads[index + 1] = {"do": "exit"}
+        payloads[index + 2] = {"do": "memory", "value": 4 * 2**30}
+        payloads[index + 3] = {"do": "raise", "value": "no"}
     outcomes = pool.map(payloads)
     errors = [outcome.error for outcome in outcomes if outcome.error]
     assert sorted(errors) == sorted(["timeout", "died", "memory", "crashed"] * 2)

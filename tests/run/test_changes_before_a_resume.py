@@ -17,7 +17,7 @@ import oncurve
 from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.recipe.load import load_config
-from oncurve.run.parts import code_fingerprints
+from oncurve.run.identity import code_fingerprints
 from oncurve.run.resume import finished
 from oncurve.run.training import recipe_steps, resume_run
 
@@ -218,8 +218,8 @@ def test_tools_and_environments_count_with_their_files(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_proposes_the_steps_that_were_asked_for() -> None:
-    assert "oncurve resume runs/a run.steps=5 --allow-change" in finished(Path("runs/a"), 2, asked=5)
-    assert "run.steps=4 --allow-change" in finished(Path("runs/a"), 2, asked=2)
+    assert "oncurve resume runs/a run.steps=5 --allow-change" in finished(Path("runs/a"), 2, requested_steps=5)
+    assert "run.steps=4 --allow-change" in finished(Path("runs/a"), 2, requested_steps=2)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.run.data_parallel import MainRankSampler, ShardedRewards, ShardedSampler
 
 PROMPTS = [Prompt("", (1,), 0), Prompt("", (2,), 1)]
@@ -46,11 +47,12 @@ class Numbered:
     def load_weights(self, policy: Any, version: int) -> None:
         self.version = version
 
-    def sample(self, prompts: list[Prompt], group_size: int, **options: Any) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         def completion(prompt: Prompt, place: int) -> Completion:
             return Completion(prompt.prompt_ids, (place,), "", (-1.0,), "stop", self.version, place)
 
-        return [Group(prompt, tuple(completion(prompt, place) for place in range(group_size))) for prompt in prompts]
+        places = range(request.group_size)
+        return [Group(prompt, tuple(completion(prompt, place) for place in places)) for prompt in request.prompts]
 
     def close(self) -> None:
         pass
@@ -69,7 +71,7 @@ def test_the_first_process_samples_for_all() -> None:
 
     def work(rank: int) -> list[list[Group]]:
         samplers[rank].load_weights(policies[rank], 5)  # type: ignore[arg-type]
-        return [samplers[rank].sample(prompts, 3) for prompts in (PROMPTS, [])]
+        return [samplers[rank].sample(SamplingRequest(prompts, 3)) for prompts in (PROMPTS, [])]
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(work, range(2))
@@ -81,8 +83,8 @@ def test_the_first_process_samples_for_all() -> None:
 
 
 class WithEnvironments(Numbered):
-    def sample(self, prompts: list[Prompt], group_size: int, **options: Any) -> list[Group]:
-        groups = super().sample(prompts, group_size, **options)
+    def sample(self, request: SamplingRequest) -> list[Group]:
+        groups = super().sample(request)
         return [
             replace(group, completions=tuple(replace(one, environment=threading.Lock()) for one in group.completions))
             for group in groups
@@ -103,7 +105,7 @@ def test_the_first_process_grades_the_environments_that_it_holds() -> None:
     def work(rank: int) -> list[Reward]:
         own = threads.of(rank)
         sampler = MainRankSampler(WithEnvironments() if rank == 0 else None, own)  # type: ignore[arg-type]
-        groups = sampler.sample(PROMPTS, 3)
+        groups = sampler.sample(SamplingRequest(PROMPTS, 3))
         grader = ShardedRewards(NeedsEnvironments(), own)  # type: ignore[arg-type]
         prompts = [group.prompt for group in groups for _ in group.completions]
         return grader(prompts, [one for group in groups for one in group.completions])
@@ -119,7 +121,7 @@ def test_environments_are_graded_where_they_live_whichever_prompts_are_left(kept
 
     def work(rank: int) -> list[Reward]:
         own = threads.of(rank)
-        groups = ShardedSampler(WithEnvironments(), own).sample(asked, 2)
+        groups = ShardedSampler(WithEnvironments(), own).sample(SamplingRequest(asked, 2))
         left = [groups[place] for place in kept]
         prompts = [group.prompt for group in left for _ in group.completions]
         grader = ShardedRewards(NeedsEnvironments(), own)  # type: ignore[arg-type]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.run.parts import recorded
+from oncurve.run.identity import recorded
 from oncurve.run.resume import config_differences, fact_differences
 
 WAS = recorded(load_config(find_recipe("word_problems")))

@@ -15,7 +15,7 @@ from oncurve.algorithm.presets import build
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.observe.metrics import unknown_keys
 from oncurve.observe.record import read_metrics
-from oncurve.policy.gpu_memory import gpu_memory
+from oncurve.policy.device_memory import gpu_memory
 from oncurve.run.guards import attempts
 
 if TYPE_CHECKING:

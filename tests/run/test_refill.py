@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from oncurve.core.grading import has_signal, replace_silent
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.curriculum import Curriculum
 
 PROMPTS = [Prompt(text=f"q{i}", prompt_ids=(i,), index=i) for i in range(20)]
@@ -17,13 +18,17 @@ class FakeSampler:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: object = None
-    ) -> list[Group]:
-        self.asked += [prompt.index for prompt in prompts]
+    def sample(self, request: SamplingRequest) -> list[Group]:
+        self.asked += [prompt.index for prompt in request.prompts]
         return [
-            Group(p, tuple(Completion(p.prompt_ids, (1,), str(i), (0.0,), "stop", step, i) for i in range(group_size)))
-            for p in prompts
+            Group(
+                p,
+                tuple(
+                    Completion(p.prompt_ids, (1,), str(i), (0.0,), "stop", request.step, i)
+                    for i in range(request.group_size)
+                ),
+            )
+            for p in request.prompts
         ]
 
     def load_weights(self, policy: object, version: int) -> None: ...
@@ -49,7 +54,7 @@ class Useful:
 
 def run(useful: set[int], rounds: int) -> tuple[list[Group], list[list[Reward]], FakeSampler]:
     data, sampler, reward = Curriculum(PROMPTS, 4), FakeSampler(), Useful(useful)
-    groups = sampler.sample(data.at(0), 2, step=0)
+    groups = sampler.sample(SamplingRequest(data.at(0), 2, step=0))
     rewards = iter(reward([g.prompt for g in groups for _ in range(2)], [c for g in groups for c in g.completions]))
     graded = [[next(rewards) for _ in range(2)] for _ in groups]
     kept, rewards_kept = replace_silent(groups, graded, data, sampler, reward, step=0, rounds=rounds)

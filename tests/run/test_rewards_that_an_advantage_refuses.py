@@ -18,11 +18,11 @@ from oncurve.core.batch import Rewards, stack_rewards
 from oncurve.core.errors import ConfigError, RewardError, TrainingError
 from oncurve.core.formulas import group_relative
 from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.recipe.find import find_recipe
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.weighted_sum import Term, WeightedSum
-from oncurve.run.assemble import make_algorithm
+from oncurve.run.builder import make_algorithm
 from oncurve.run.verbs import Scores
 
 RECIPE = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncurve.model import decode_proof as proof
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
 
@@ -22,6 +22,6 @@ def take_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way in ("torch", "recorded"):
         monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
     if way == "recorded":
-        monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+        monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
     if way == "module":
         monkeypatch.setattr(proof, "backbone_of", lambda model: None)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from oncurve.core.records import USUAL_ROWS, DecodeCall, Prompt, SamplingParams
-from oncurve.model import decoding, ops_torch
+from oncurve.core.sampler import SamplingRequest
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model import row_budget as budget_module
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
@@ -40,7 +41,7 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
     held: list[int] = []
     decoders: list[LayerDecoder] = []
     made, grow = LayerDecoder.__init__, LayerCache.grow
@@ -62,7 +63,7 @@ def test_the_rule_counts_what_the_buffers_take_when_they_take_most(
     engine = InProcessEngine(params, max_rows=5)
     engine.load_weights(policy, version=0)
     prompts = make_prompts(*texts)
-    engine.sample(prompts, 3)
+    engine.sample(SamplingRequest(prompts, 3))
     longest = max(len(prompt.prompt_ids) for prompt in prompts)
     call = DecodeCall(
         num_prompts=len(prompts),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oncurve.core.draw import draw, restrict, stream_keys, uniforms
 from oncurve.core.records import SamplingParams
-from oncurve.model.draw_by_parts import first_above_by_parts, part_width
+from oncurve.model.decoding import first_above_by_parts, part_width
 
 DRAWS = 40_000
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, -4.0, 1.5])

@@ -17,7 +17,7 @@ from oncurve.core.decoder import RowCache, left_pad
 from oncurve.core.draw import draw, stream_keys, uniforms
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import DecodeCall, Group, Prompt, SamplingParams
-from oncurve.core.scheduler import occurrence_indices
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decoding, layer_decoders
 from oncurve.model import module_caches as generic_module
 from oncurve.model.row_budget import RowBudget
@@ -54,7 +54,7 @@ def sampled(
 ) -> list[Group]:
     engine = InProcessEngine(PARAMS, max_rows=max_rows)
     engine.load_weights(policy, version=0)
-    return engine.sample(prompts, group_size, step=step)
+    return engine.sample(SamplingRequest(prompts, group_size, step=step))
 
 
 def what(groups: list[Group]) -> list[list[tuple[tuple[int, ...], str, str]]]:
@@ -259,7 +259,7 @@ def test_a_group_is_told_while_others_are_still_decoded(
     engine = InProcessEngine(PARAMS)
     engine.load_weights(policy, version=0)
     engine.on_group = lambda group: told.append((group.prompt.index, len(watched.steps)))
-    groups = engine.sample(make_prompts(*TEXTS), 2, step=3)
+    groups = engine.sample(SamplingRequest(make_prompts(*TEXTS), 2, step=3))
     longest = {group.prompt.index: max(len(c.token_ids) for c in group.completions) for group in groups}
     assert dict(told) == {index: length - 1 for index, length in longest.items()}, "at once, at its last token"
     assert min(dict(told).values()) < len(watched.steps)
@@ -274,7 +274,7 @@ def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
     everything = sum(len(prompt.prompt_ids) + 5 * PARAMS.max_completion_tokens for prompt in prompts)
     engine = InProcessEngine(PARAMS, max_rows=1000, kv_tokens=everything // 10)
     engine.load_weights(policy, version=0)
-    groups = engine.sample(prompts, 5, step=3)
+    groups = engine.sample(SamplingRequest(prompts, 5, step=3))
     assert sum(len(group.completions) for group in groups) == 1000
     if way != "module":
         assert max(watched.held) <= everything // 10
@@ -300,7 +300,7 @@ def test_a_group_larger_than_the_limit_on_rows_comes_in_parts(
 
 def test_the_occurrences_of_a_prompt_continue_the_count(make_prompts: MakePrompts) -> None:
     first, second = make_prompts("a", "b")
-    assert occurrence_indices([first, second, first, first], 2) == [[0, 1], [0, 1], [2, 3], [4, 5]]
+    assert SamplingRequest([first, second, first, first], 2).completion_indices() == [[0, 1], [0, 1], [2, 3], [4, 5]]
 
 
 def test_a_repeated_prompt_in_another_batch_of_rows_still_continues_the_count(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from oncurve.core.records import Completion, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decoding, layer_decoders, ops_torch
 from oncurve.model.decoding import LayerDecoder
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -23,7 +24,7 @@ FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 def sampled(policy: TrainedPolicy, prompts: list[Prompt]) -> list[Completion]:
     engine = InProcessEngine(PARAMS)
     engine.load_weights(policy, version=0)
-    return [completion for group in engine.sample(prompts, 4) for completion in group.completions]
+    return [completion for group in engine.sample(SamplingRequest(prompts, 4)) for completion in group.completions]
 
 
 def rounding(policy: TrainedPolicy, completions: list[Completion]) -> float:

@@ -15,8 +15,9 @@ from oncurve.core import decoder as decoder_module
 from oncurve.core.decoder import ModuleDecoder, RowCache
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decode_proof as proof
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.build import library
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
@@ -68,7 +69,7 @@ def ending(policy: TrainedPolicy) -> TrainedPolicy:
 def sampled(engine: InProcessEngine, policy: TrainedPolicy, prompts: list[Prompt], told: list[Group]) -> list[Group]:
     engine.load_weights(policy, version=0)
     engine.on_group = told.append
-    return engine.sample(prompts, 4, step=3)
+    return engine.sample(SamplingRequest(prompts, 4, step=3))
 
 
 def assert_same(found: list[Group], expected: list[Group]) -> None:
@@ -83,7 +84,7 @@ def assert_same(found: list[Group], expected: list[Group]) -> None:
 def through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decode as a GPU does, step by step."""
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
 
 
 @pytest.mark.usefixtures("through_torch")

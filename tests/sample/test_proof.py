@@ -13,8 +13,9 @@ from torch import Tensor
 
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decode_proof as proof
-from oncurve.model import decoding, ops_torch
+from oncurve.model import decode_torch, decoding, ops_torch
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_proof import Proof, mismatch
 from oncurve.model.decoding import LayerDecoder
@@ -28,7 +29,7 @@ MakePolicy = Callable[..., TrainedPolicy]
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "operations", lambda *_: ops_torch)
-    monkeypatch.setattr(decoding, "TorchLayers", RecordedLayers)
+    monkeypatch.setattr(decode_torch, "TorchLayers", RecordedLayers)
     monkeypatch.setattr(proof, "needs_proof", lambda backbone: True)
 
 
@@ -83,8 +84,8 @@ def test_a_wrong_step_is_said_and_left_for_the_module(
     read: Any = ModuleDecoder.prefill
     monkeypatch.setattr(ModuleDecoder, "prefill", lambda self, *given: runs.append(1) or read(self, *given))
     with caplog.at_level(logging.WARNING):
-        groups = engine.sample(make_prompts("1 + 1 ="), 2)
-        engine.sample(make_prompts("1 + 1 ="), 2)
+        groups = engine.sample(SamplingRequest(make_prompts("1 + 1 ="), 2))
+        engine.sample(SamplingRequest(make_prompts("1 + 1 ="), 2))
     assert len(groups[0].completions) == 2
     assert len(runs) == 2
     [warning] = [record.getMessage() for record in caplog.records if record.name.startswith("oncurve")]
@@ -100,7 +101,7 @@ def test_a_step_is_proven_once(
     engine = InProcessEngine(SamplingParams(max_completion_tokens=3, seed=1))
     engine.load_weights(make_policy(), version=0)
     for _ in range(3):
-        engine.sample(make_prompts("1 + 1 ="), 2)
+        engine.sample(SamplingRequest(make_prompts("1 + 1 ="), 2))
     assert len(asked) == 1
 
 

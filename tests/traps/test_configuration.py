@@ -9,10 +9,11 @@ import pytest
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt
-from oncurve.policy.deepspeed_settings import ZeroSettings, resolve
+from oncurve.policy.deepspeed_settings import resolve
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.from_settings import make_sharding
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.policy.sharding import ZeroSettings
 from oncurve.recipe.load import parse_config
 from oncurve.rewards.terms import make_reward_function
 

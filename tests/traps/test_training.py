@@ -14,12 +14,13 @@ from tiny_models import make_tokenizer
 from oncurve.algorithm.presets import build
 from oncurve.core.batch import collate
 from oncurve.core.records import Completion, Group, Prompt, SamplingParams
+from oncurve.core.sampler import SamplingRequest
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
-from oncurve.run.assemble import make_policy as policy_of_recipe
+from oncurve.run.builder import make_policy as policy_of_recipe
 from oncurve.sample.engine import InProcessEngine
 
 if TYPE_CHECKING:
@@ -285,11 +286,11 @@ def test_sampling_uses_its_cache_although_training_recomputes_its_activations(
     policy.model.train()
     sampler = InProcessEngine(replace(SAMPLING, min_completion_tokens=LIMIT), own_layers=False)
     sampler.load_weights(policy, version=0)
-    sampler.sample(make_prompts("a long prompt"), 2)  # finds the way to sample
+    sampler.sample(SamplingRequest(make_prompts("a long prompt"), 2))  # finds the way to sample
     widths: list[int] = []
     embedding = policy.model.get_input_embeddings()
     hook = embedding.register_forward_hook(lambda module, given, output: widths.append(given[0].shape[1]))
-    sampler.sample(make_prompts("a long prompt"), 2)
+    sampler.sample(SamplingRequest(make_prompts("a long prompt"), 2))
     hook.remove()
     assert widths[1:] == [1] * (LIMIT - 1)
 
@@ -307,6 +308,9 @@ def test_rows_of_unequal_length_sample_what_they_sample_alone(
         tokenizer.add_special_tokens({"pad_token": "[ADDED]"})
     sampler = InProcessEngine(replace(SAMPLING, temperature=0), own_layers=False)
     sampler.load_weights(TrainedPolicy(tiny_model("qwen2"), tokenizer, optimizer=OptimizerSettings()), version=0)
-    together = sampler.sample(make_prompts("a", "a very much longer prompt than that"), 1)
-    alone = [sampler.sample(make_prompts(text), 1)[0] for text in ("a", "a very much longer prompt than that")]
+    together = sampler.sample(SamplingRequest(make_prompts("a", "a very much longer prompt than that"), 1))
+    alone = [
+        sampler.sample(SamplingRequest(make_prompts(text), 1))[0]
+        for text in ("a", "a very much longer prompt than that")
+    ]
     assert [group.completions[0].token_ids for group in together] == [g.completions[0].token_ids for g in alone]

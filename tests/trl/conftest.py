@@ -47,8 +47,8 @@ def rows() -> list[dict[str, Any]]:
 def trl() -> Callable[..., Result]:
     """`oncurve trl` on a script that is written on the spot."""
 
-    def run(text: str, *words: str, head: str = HEAD, before: tuple[str, ...] = ()) -> Result:
+    def run(text: str, *arguments: str, head: str = HEAD, before: tuple[str, ...] = ()) -> Result:
         Path("train.py").write_text(textwrap.dedent(head) + textwrap.dedent(text))
-        return CliRunner().invoke(app, ["trl", *before, "train.py", *words])
+        return CliRunner().invoke(app, ["trl", *before, "train.py", *arguments])
 
     return run

@@ -39,9 +39,9 @@ def trainer_of(rows: Rows, **options: Any) -> GRPOTrainer:
 
 
 def test_a_script_that_keeps_only_known_options_keeps_all_of_them() -> None:
-    wanted = {**SHORT, "beta": 0.04, "no_such_option": 1}
+    options = {**SHORT, "beta": 0.04, "no_such_option": 1}
     known = set(inspect.signature(GRPOConfig).parameters)
-    args = GRPOConfig(**{name: value for name, value in wanted.items() if name in known})
+    args = GRPOConfig(**{name: value for name, value in options.items() if name in known})
     assert (args.beta, args.learning_rate, args.max_steps) == (0.04, 1e-4, 2)
     assert known == {field.name for field in dataclasses.fields(GRPOConfig)}
     assert isinstance(args, TrainingArguments)
@@ -160,13 +160,15 @@ def test_a_patched_method_is_refused_as_an_overridden_one_is(text: str, trl: Scr
         "GRPOTrainer(model='embedded', reward_funcs=correct, args=GRPOConfig(**SHORT), train_dataset=rows()).train()"
     )
     try:
-        told = trl(f"{text}\n{train}")
+        done = trl(f"{text}\n{train}")
     finally:
         for name in set(vars(GRPOTrainer)) & {"_generate", "training_step"}:
             delattr(GRPOTrainer, name)
-    assert isinstance(told.exception, ConfigError)
-    said = str(told.exception)
-    assert "nothing calls here" in said or "oncurve's trainer has none" in said or "oncurve.trl has not" in said
+    assert isinstance(done.exception, ConfigError)
+    message = str(done.exception)
+    assert (
+        "nothing calls here" in message or "oncurve's trainer has none" in message or "oncurve.trl has not" in message
+    )
 
 
 def test_a_method_that_is_called_here_may_be_patched(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +234,10 @@ def test_two_rewards_of_one_name_are_logged_as_their_mean_and_extra_columns_are_
 
 
 def test_a_script_that_never_trains_ends_with_1(trl: Script) -> None:
-    told = trl("print('no training')")
-    assert isinstance(told.exception, Stopped)
-    assert told.exception.exit_code == 1
-    assert "ended without GRPOTrainer(...).train()" in str(told.exception)
+    done = trl("print('no training')")
+    assert isinstance(done.exception, Stopped)
+    assert done.exception.exit_code == 1
+    assert "ended without GRPOTrainer(...).train()" in str(done.exception)
 
 
 def test_a_missing_checkpoint_is_a_value_error_as_in_trl(rows: Rows) -> None:

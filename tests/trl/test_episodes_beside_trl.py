@@ -18,8 +18,8 @@ def _written_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     pytest.importorskip("trl", reason="TRL is not installed")
-    place = Path(__file__).parents[2] / "benchmarks" / "learning" / "trl_episodes.py"
-    spec = importlib.util.spec_from_file_location("trl_episodes", place)
+    path = Path(__file__).parents[2] / "benchmarks" / "learning" / "trl_episodes.py"
+    spec = importlib.util.spec_from_file_location("trl_episodes", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -31,11 +31,11 @@ def script() -> ModuleType:
 @pytest.mark.parametrize("form", ["tools", "environments_by_name"])
 def test_masks_losses_and_gradients_are_those_of_trl(form: str, script: ModuleType, tmp_path: Path) -> None:
     model = script.speaking_model(tmp_path / "model")
-    found = script.beside(form, model, tmp_path, "dapo")
-    assert found["rows"] == script.STEPS * script.PROMPTS * script.GROUP
-    assert found["rows_that_differ"] == 0
-    assert found["told_tokens"] > 100, "tools were called, and answered"
-    assert found["reward"]["largest_difference"] < 1e-6
-    assert found["loss"]["largest_difference"] < 1e-6
-    assert max(found["loss"]["trl"], key=abs) != 0
-    assert found["grad_norm"]["largest_difference"] < 1e-5 * max(found["grad_norm"]["trl"])
+    result = script.beside(form, model, tmp_path, "dapo")
+    assert result["rows"] == script.STEPS * script.PROMPTS * script.GROUP
+    assert result["rows_that_differ"] == 0
+    assert result["told_tokens"] > 100, "tools were called, and answered"
+    assert result["reward"]["largest_difference"] < 1e-6
+    assert result["loss"]["largest_difference"] < 1e-6
+    assert max(result["loss"]["trl"], key=abs) != 0
+    assert result["grad_norm"]["largest_difference"] < 1e-5 * max(result["grad_norm"]["trl"])

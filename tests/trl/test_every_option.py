@@ -85,9 +85,9 @@ def test_the_table_holds_every_field_of_the_installed_trl_with_its_default() -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fields = dataclasses.fields(trl.GRPOConfig)
-    found = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in fields}
-    assert {option.name: option.default for option in table().values()} == found
-    assert not set(older()) & set(found)
+    defaults = {f.name: f.default if f.default is not dataclasses.MISSING else f.default_factory() for f in fields}
+    assert {option.name: option.default for option in table().values()} == defaults
+    assert not set(older()) & set(defaults)
 
 
 def test_what_is_taken_over_has_a_key_of_the_recipe() -> None:
@@ -128,11 +128,11 @@ def test_an_older_name_is_not_unknown(name: str) -> None:
 
 
 def test_defaults_that_differ_are_written_out() -> None:
-    said = keys(converted({}))
+    text = keys(converted({}))
     for line in ("beta2: 0.999", "gradient_checkpointing: true", "max_completion_tokens: 512", "seed: 42",
                  "schedule: linear", "compute_type: bfloat16", "std_epsilon: 0.0001", "clip_high: 0.2", "track: []",
                  "type: dapo"):  # fmt: skip
-        assert line in said
+        assert line in text
 
 
 def test_the_page_shows_the_table_of_the_converter_and_the_results() -> None:
@@ -175,24 +175,27 @@ def test_the_bound_of_cispo_is_the_largest_ratio_also_below_1() -> None:
 
 
 def test_settings_of_sampling_that_change_nothing_are_idle() -> None:
-    given = {"do_sample": True, "max_new_tokens": 512, "max_time": 60, "repetition_penalty": 1.0}
-    assert not [note for note in converted({"generation_kwargs": given}).notes if note.is_loss]
+    kwargs = {"do_sample": True, "max_new_tokens": 512, "max_time": 60, "repetition_penalty": 1.0}
+    assert not [note for note in converted({"generation_kwargs": kwargs}).notes if note.is_loss]
     assert [note for note in converted({"generation_kwargs": {"repetition_penalty": 1.1}}).notes if note.is_loss]
 
 
 def test_a_length_in_generation_kwargs_is_the_length_of_completions() -> None:
     """TRL lays generation_kwargs over max_completion_length; only dr_grpo divides by the option itself."""
-    given = {"max_completion_length": 256, "generation_kwargs": {"max_new_tokens": 200, "remove_invalid_values": True}}
-    draft = converted(given)
+    options = {
+        "max_completion_length": 256,
+        "generation_kwargs": {"max_new_tokens": 200, "remove_invalid_values": True},
+    }
+    draft = converted(options)
     assert draft.values["rollouts.max_completion_tokens"] == 200
     assert not [note for note in draft.notes if note.is_loss]
-    assert [note for note in converted({**given, "loss_type": "dr_grpo"}).notes if note.is_loss]
+    assert [note for note in converted({**options, "loss_type": "dr_grpo"}).notes if note.is_loss]
 
 
 def test_no_script_of_others_lost_an_option_without_a_word() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
-    assert found["silent"] == []
-    assert "traceback of ours" not in found["counts"]
+    result = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
+    assert result["silent"] == []
+    assert "traceback of ours" not in result["counts"]
 
 
 def test_an_option_beside_another_that_is_off_is_said_to_mean_nothing() -> None:
@@ -203,8 +206,8 @@ def test_an_option_beside_another_that_is_off_is_said_to_mean_nothing() -> None:
 
 
 def test_an_epoch_is_a_number_of_steps_where_rows_are_known() -> None:
-    said = keys(converted({"save_strategy": "epoch", "save_total_limit": 2, "eval_strategy": "epoch"}))
+    text = keys(converted({"save_strategy": "epoch", "save_total_limit": 2, "eval_strategy": "epoch"}))
     prompts = converted({}).values["run.prompts_per_step"]
-    assert f"save_every_steps: {4000 // prompts}" in said
-    assert f"every_steps: {4000 // prompts}" in said.replace("save_every_steps", "")
-    assert "keep_checkpoints: 2" in said
+    assert f"save_every_steps: {4000 // prompts}" in text
+    assert f"every_steps: {4000 // prompts}" in text.replace("save_every_steps", "")
+    assert "keep_checkpoints: 2" in text

@@ -89,13 +89,13 @@ def test_custom_rewards_of_every_kind(rows: Rows) -> None:
 
 
 def test_rewards_for_several_tasks_leave_out_what_is_not_theirs(rows: Rows) -> None:
-    mixed = [{**row, "task": "math" if place % 2 else "coding"} for place, row in enumerate(rows)]
+    mixed = [{**row, "task": "math" if index % 2 else "coding"} for index, row in enumerate(rows)]
 
     def math(completions: list[str], task: list[str], **kwargs: Any) -> list[float | None]:
-        return [1.0 if each == "math" else None for each in task]
+        return [1.0 if name == "math" else None for name in task]
 
     def coding(completions: list[str], task: list[str], **kwargs: Any) -> list[float | None]:
-        return [3.0 if each == "coding" else None for each in task]
+        return [3.0 if name == "coding" else None for name in task]
 
     trainer = GRPOTrainer(model="embedded", reward_funcs=[math, coding], args=GRPOConfig(**SHORT), train_dataset=mixed)
     trainer.train()
@@ -181,24 +181,24 @@ def test_conversational_prompts_reach_rewards_as_messages(rows: Rows) -> None:
 
     args = GRPOConfig(**SHORT, chat_template_kwargs={"thinks": True})
     trainer = GRPOTrainer("embedded", correct, args, talks, processing_class=tokenizer)
-    shown: list[str] = []
-    trainer.add_callback(_Watch(shown))
+    events: list[str] = []
+    trainer.add_callback(_Watch(events))
     trainer.train()
     assert all(set(completion[0]) == {"role", "content"} for completion in seen)
     [run] = Path("out").glob("*/rollouts")
     text = next(run.iterdir()).read_text()
     assert "system:  Be brief. \\nuser: How much is" in text
     assert "assistant: <think>" in text
-    assert shown[-1] == "on_train_end"
+    assert events[-1] == "on_train_end"
 
 
 class _Watch:
     """Not a TrainerCallback, but with all of its hooks."""
 
-    def __init__(self, shown: list[str]) -> None:
-        self.shown = shown
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("on_"):
             raise AttributeError(name)
-        return lambda *_, **__: self.shown.append(name)
+        return lambda *_, **__: self.events.append(name)

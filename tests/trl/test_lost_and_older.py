@@ -86,10 +86,10 @@ def test_what_transformers_refuses_is_refused_with_its_sentence(options: dict[st
 
 
 def test_options_of_accelerate_prepare_nothing_and_are_kept() -> None:
-    asked = {"tf32": True, "deepspeed": "none.json", "fsdp": "full_shard", "torch_compile": True, "optim": "adamw_hf"}
+    options = {"tf32": True, "deepspeed": "none.json", "fsdp": "full_shard", "torch_compile": True, "optim": "adamw_hf"}
     before = torch.get_float32_matmul_precision()
-    args = GRPOConfig(bf16=True, **asked)
-    assert {name: vars(args)[name] for name in asked} == asked
+    args = GRPOConfig(bf16=True, **options)
+    assert {name: vars(args)[name] for name in options} == options
     assert torch.get_float32_matmul_precision() == before
 
 
@@ -110,8 +110,8 @@ def test_everything_that_is_lost_is_one_message(rows: Rows) -> None:
 def test_end_tokens_that_end_a_completion_anyway_are_no_loss(rows: Rows) -> None:
     """In generation_kwargs; others are refused, since they would end completions elsewhere."""
     end = AutoTokenizer.from_pretrained(EMBEDDED).eos_token_id
-    given = {"eos_token_id": end, "stop_token_ids": [end], "max_time": 60}
-    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SMALL, generation_kwargs=given), rows)
+    kwargs = {"eos_token_id": end, "stop_token_ids": [end], "max_time": 60}
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**SMALL, generation_kwargs=kwargs), rows)
     assert not trainer.oncurve.config.rollouts.stop
     with pytest.raises(ConfigError, match="drawn without eos_token_id"):
         GRPOTrainer("embedded", length, GRPOConfig(**SMALL, generation_kwargs={"eos_token_id": end + 1}), rows)
@@ -120,9 +120,9 @@ def test_end_tokens_that_end_a_completion_anyway_are_no_loss(rows: Rows) -> None
 def test_what_is_accepted_by_name_is_left_out_and_said(rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
     accept_lost("repetition_penalty")
     GRPOTrainer("embedded", length, GRPOConfig(**SMALL, repetition_penalty=1.2, push_to_hub=True), rows)
-    said = capsys.readouterr().out
-    assert "note: repetition_penalty = 1.2: Completions are drawn without it." in said
-    assert "note: push_to_hub" in said
+    output = capsys.readouterr().out
+    assert "note: repetition_penalty = 1.2: Completions are drawn without it." in output
+    assert "note: push_to_hub" in output
 
 
 TAKEN = {"lr_scheduler_kwargs", "optim_args", "optim_target_modules"}
@@ -151,10 +151,10 @@ def test_an_older_name_brings_the_defaults_of_its_time() -> None:
     args = GRPOConfig(max_prompt_length=256, vllm_device="cuda:1", beta=0.1)
     assert (args.beta, args.temperature, args.loss_type, args.max_completion_length) == (0.1, 0.9, "bnpo", 256)
     assert args.max_prompt_length == 256
-    said = args.dated.describe()
-    assert said.startswith("max_prompt_length, vllm_device: of TRL 0.15 to 0.17")
-    assert "temperature 0.9" in said
-    assert "loss_type (grpo or bnpo)" in said
+    description = args.dated.describe()
+    assert description.startswith("max_prompt_length, vllm_device: of TRL 0.15 to 0.17")
+    assert "temperature 0.9" in description
+    assert "loss_type (grpo or bnpo)" in description
 
 
 def test_a_version_can_be_named() -> None:
@@ -218,5 +218,5 @@ def test_rows_that_are_no_prompts_are_refused(data: Any, error: type[Exception],
 
 
 def test_idle_options_are_named_in_one_line(rows: Rows) -> None:
-    found = notes(rows, logging_steps=1, gradient_checkpointing_kwargs={"use_reentrant": False})
-    assert found["logging_steps"] == found["gradient_checkpointing_kwargs"] == "nothing"
+    kinds = notes(rows, logging_steps=1, gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert kinds["logging_steps"] == kinds["gradient_checkpointing_kwargs"] == "nothing"

@@ -28,8 +28,8 @@ def some_rows(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def oncurve(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
+def oncurve(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
 
 
 @pytest.mark.parametrize("name", ["options.json", "options.yaml"])
@@ -39,11 +39,11 @@ def test_a_file_of_options_trains_and_becomes_a_recipe(name: str) -> None:
     done = oncurve(*RECIPE, "--processes", "1", name)
     assert done.exit_code == 0, done.output
     assert "Lost" not in done.output
-    found = load_config("recipe.yaml")
-    assert (found.optimizer.learning_rate, found.run.steps, found.run.prompts_per_step) == (2e-6, 2, 2)
-    assert found.policy.lora is not None
-    assert found.policy.lora.rank == 4
-    assert [reward.function for reward in found.rewards] == ["oncurve.trl.ready_rewards:accuracy_reward"]
+    config = load_config("recipe.yaml")
+    assert (config.optimizer.learning_rate, config.run.steps, config.run.prompts_per_step) == (2e-6, 2, 2)
+    assert config.policy.lora is not None
+    assert config.policy.lora.rank == 4
+    assert [reward.function for reward in config.rewards] == ["oncurve.trl.ready_rewards:accuracy_reward"]
     assert "exists already" in str(oncurve(*RECIPE, name).exception)
     if name.endswith("yaml"):
         assert oncurve("trl", name).exit_code == 0
@@ -58,9 +58,9 @@ def test_a_reward_is_one_of_the_commands_or_one_of_the_users() -> None:
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": rewards, "eval_strategy": False}))
     done = oncurve(*RECIPE, "a.yaml")
     assert done.exit_code == 0, done.output
-    found = [str(reward.function) for reward in load_config("recipe.yaml").rewards]
-    assert found[0] == "oncurve.trl.ready_rewards:soft_overlong_punishment"
-    assert found[1].endswith("exact")
+    functions = [str(reward.function) for reward in load_config("recipe.yaml").rewards]
+    assert functions[0] == "oncurve.trl.ready_rewards:soft_overlong_punishment"
+    assert functions[1].endswith("exact")
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": "think_format_reward"}))
     assert oncurve(*RECIPE, "--overwrite", "a.yaml").exit_code == 0
     assert load_config("recipe.yaml").rewards[0].function == "oncurve.trl.ready_rewards:think_format_reward"

@@ -19,7 +19,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(EMBEDDED)
 
 
 def lengths(completions: list[str], **_: Any) -> list[float]:
-    return [len(text) + place for place, text in enumerate(completions)]
+    return [len(text) + index for index, text in enumerate(completions)]
 
 
 def options(name: str = "out", **more: Any) -> Any:
@@ -59,7 +59,7 @@ def test_its_groups_and_its_schedule_move_the_weights_and_a_resume_goes_on_with_
     assert moved["model.embed_tokens.weight"] == 0, "in no group"
     assert moved["model.layers.0.input_layernorm.weight"] > 20 * moved["model.layers.0.mlp.up_proj.weight"] > 0
     again, _ = trained("out", rows, after=2)
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(whole.parameters(), again.parameters(), strict=True))
 
 
 class WithSgd(GRPOTrainer):
@@ -82,8 +82,8 @@ def test_a_subclass_may_make_it_and_the_schedule_of_the_options_follows(rows: Ro
 
 
 def test_one_that_holds_no_weight_in_training_is_refused(rows: Rows) -> None:
-    other = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    trainer = GRPOTrainer("embedded", lengths, options(), rows, optimizers=(other, None))
+    second = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    trainer = GRPOTrainer("embedded", lengths, options(), rows, optimizers=(second, None))
     with pytest.raises(ConfigError, match="holds none of the weights in training"):
         trainer.train()
     assert not list(Path("out").glob("checkpoint-*"))
@@ -113,11 +113,11 @@ def test_one_of_transformers_by_name_is_the_same_after_a_resume(optim: str, rows
     whole, rates = trained_by("out")
     assert rates == pytest.approx([0, 0.5e-3, 1e-3, 0.75e-3])
     again, _ = trained_by("out", 2)
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(whole.parameters(), again.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ({"optim": "lomo"}, "optim is lomo, which does not move the weights between two passes"),
         ({"optim": "lion_32bit"}, "optim is lion_32bit, and transformers cannot make it"),
@@ -126,18 +126,18 @@ def test_one_of_transformers_by_name_is_the_same_after_a_resume(optim: str, rows
         ({"lr_scheduler_kwargs": {"nonsense": 3}}, r"linear with lr_scheduler_kwargs \{'nonsense': 3\}"),
     ],
 )
-def test_what_transformers_or_the_loop_cannot_do_is_refused(given: Any, expected: str, rows: Rows) -> None:
-    if given.get("optim") == "lion_32bit" and find_spec("bitsandbytes") is not None:
+def test_what_transformers_or_the_loop_cannot_do_is_refused(arguments: Any, expected: str, rows: Rows) -> None:
+    if arguments.get("optim") == "lion_32bit" and find_spec("bitsandbytes") is not None:
         pytest.skip("bitsandbytes is installed, so that there is such an optimizer")
     with pytest.raises(ConfigError, match=expected):
-        GRPOTrainer("embedded", lengths, options(**given), rows).train()
+        GRPOTrainer("embedded", lengths, options(**arguments), rows).train()
 
 
 def test_a_resume_notices_another_optimizer(rows: Rows) -> None:
     trained("out", rows)
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
-    other = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    again = (other, get_cosine_schedule_with_warmup(other, 1, 4))
+    second = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    again = (second, get_cosine_schedule_with_warmup(second, 1, 4))
     trainer = GRPOTrainer(model, lengths, options(), rows, processing_class=TOKENIZER, optimizers=again)
     with pytest.raises(ConfigError, match="optimizers: not as when the run began"):
         trainer.train(resume_from_checkpoint="out/checkpoint-2")
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_a_model_with_frozen_weights_is_a_model_and_is_resumed(r
 
     whole = trained_in_part()
     saved = AutoModelForCausalLM.from_pretrained("out/checkpoint-4")
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), saved.parameters(), strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(whole.parameters(), saved.parameters(), strict=True))
     assert AutoTokenizer.from_pretrained("out/checkpoint-4").vocab == TOKENIZER.vocab
     again = trained_in_part(2)
-    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(whole.parameters(), again.parameters(), strict=True))

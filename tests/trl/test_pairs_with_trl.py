@@ -45,16 +45,16 @@ class Seen(TrainerCallback):
 
         return heard
 
-    def reward(self, completions: list[Any], log_metric: Any, log_extra: Any, **given: Any) -> list[float]:
-        kinds = {name: type(value).__name__ for name, value in given.items()}
-        rows = {name: given[name] for name in ("gold", "even", "marks", "prompts")}
+    def reward(self, completions: list[Any], log_metric: Any, log_extra: Any, **arguments: Any) -> list[float]:
+        kinds = {name: type(value).__name__ for name, value in arguments.items()}
+        rows = {name: arguments[name] for name in ("gold", "even", "marks", "prompts")}
         self.called.append({"kinds": kinds, "first": str(type(completions[0])), **rows})
         log_metric("mine", 1.0)
         log_extra("place", list(range(len(completions))))
-        return [float(place) for place, _ in enumerate(completions)]  # every group has a signal
+        return [float(index) for index, _ in enumerate(completions)]  # every group has a signal
 
     async def sometimes(self, completions: list[Any], **_: Any) -> list[float | None]:
-        return [None if place % 2 else 1.0 for place, _ in enumerate(completions)]
+        return [None if index % 2 else 1.0 for index, _ in enumerate(completions)]
 
 
 def texts(number: int) -> Any:
@@ -93,7 +93,7 @@ def ask(tmp_path: Path) -> Callable[..., tuple[Seen, Any]]:
 
     def run(library: ModuleType, *, resume: str | None = None, **options: Any) -> tuple[Seen, Any]:
         take = options.pop
-        seen, number, held = Seen(take("stops_after", None)), take("rewards", 1), take("held", 0)
+        seen, number, num_held_out = Seen(take("stops_after", None)), take("rewards", 1), take("held", 0)
         prompt, dtype, adapter = take("prompt", texts), take("dtype", torch.float32), take("adapter", False)
         made = [
             {"prompt": prompt(n), "gold": n + 1, "even": n % 2 == 0, "marks": [n, None]}
@@ -112,7 +112,7 @@ def ask(tmp_path: Path) -> Callable[..., tuple[Seen, Any]]:
         trainer = library.GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=dtype),
             reward_funcs=[seen.reward, seen.sometimes][:number], args=args, train_dataset=Dataset.from_list(made),
-            eval_dataset=Dataset.from_list(made[:held]) if held else None, processing_class=tokenizer,
+            eval_dataset=Dataset.from_list(made[:num_held_out]) if num_held_out else None, processing_class=tokenizer,
             callbacks=[seen], peft_config=LoraConfig(r=2, target_modules=["q_proj"]) if adapter else None,
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=None if resume is None else str(folder / resume))
@@ -130,8 +130,12 @@ def theirs() -> ModuleType:
 def files(trainer: Any) -> dict[str, set[str]]:
     """What lies in the folders of models and checkpoints that a script wrote."""
     folder = Path(trainer.args.output_dir)
-    places = [*folder.glob("checkpoint-*"), folder / "saved", folder / "completions"]
-    return {place.name: {path.name for path in place.iterdir()} for place in places if place.is_dir()}
+    folders = [*folder.glob("checkpoint-*"), folder / "saved", folder / "completions"]
+    return {
+        folder_of_files.name: {path.name for path in folder_of_files.iterdir()}
+        for folder_of_files in folders
+        if folder_of_files.is_dir()
+    }
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -153,7 +157,7 @@ def test_a_script_sees_the_same_under_both(name: str, ask: Callable[..., tuple[S
     assert their_trainer.state.epoch == our_trainer.state.epoch
     saved, ours = files(their_trainer), files(our_trainer)
     assert saved.keys() == ours.keys()
-    assert not any(found - ours[place] - OWN_FILES for place, found in saved.items())
+    assert not any(names - ours[name_of_folder] - OWN_FILES for name_of_folder, names in saved.items())
     if name != "an adapter":
         folders = [f"{trainer.args.output_dir}/saved" for trainer in (their_trainer, our_trainer)]
         assert len({AutoModelForCausalLM.from_pretrained(folder).dtype for folder in folders}) == 1
@@ -163,11 +167,11 @@ def test_a_script_sees_the_same_under_both(name: str, ask: Callable[..., tuple[S
 def test_a_resume_from_a_named_checkpoint_makes_the_same_steps(
     name: str, ask: Callable[..., tuple[Seen, Any]], theirs: ModuleType
 ) -> None:
-    found = []
+    runs = []
     for library in (theirs, oncurve.trl):
         ask(library, **{**PAIRS[name], "max_steps": 2})
         seen, trainer = ask(library, resume="checkpoint-1", **{**PAIRS[name], "max_steps": 3})
         steps = [row["step"] for row in trainer.state.log_history]
-        found.append((steps, [step for step, _ in seen.logged], seen.events))
-    assert found[0] == found[1]
-    assert found[0][0][-1] == 3
+        runs.append((steps, [step for step, _ in seen.logged], seen.events))
+    assert runs[0] == runs[1]
+    assert runs[0][0][-1] == 3

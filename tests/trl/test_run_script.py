@@ -75,9 +75,9 @@ def test_what_is_not_there_is_one_message(trl: Run, text: str, expected: str) ->
 def test_an_error_of_the_script_shows_the_scripts_lines_alone(trl: Run, capfd: pytest.CaptureFixture[str]) -> None:
     done = trl("def f():\n    return 1 / 0\n\nf()\n")
     assert "the script raised ZeroDivisionError" in str(done.exception)
-    shown = done.output + capfd.readouterr().err
-    assert 'File "train.py"' in shown
-    assert "run_script.py" not in shown
+    output = done.output + capfd.readouterr().err
+    assert 'File "train.py"' in output
+    assert "run_script.py" not in output
 
 
 def test_a_loss_can_be_accepted_on_the_command_line(trl: Run) -> None:

@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 
 def lengths(completions: list[str], **_: Any) -> list[float]:
-    return [len(text) + place for place, text in enumerate(completions)]
+    return [len(text) + index for index, text in enumerate(completions)]
 
 
 def made(kind: type[GRPOTrainer], rows: Rows, **more: Any) -> GRPOTrainer:
@@ -35,8 +35,8 @@ class Looking(GRPOTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        words = self.processing_class.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
-        assert all("How much is" in text for text in words)
+        texts = self.processing_class.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
+        assert all("How much is" in text for text in texts)
         assert inputs["prompt_mask"][:, -1].all(), "padded on the left, as in TRL"
         self._metrics["train"]["mine/loss"].append(loss.item())
         return loss
@@ -53,8 +53,8 @@ def test_a_subclass_may_look_at_every_loss_and_every_step(rows: Rows) -> None:
     plain, looking = made(GRPOTrainer, rows), made(Looking, rows)
     plain.train()
     looking.train()
-    for one, other in zip(plain.model.parameters(), looking.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for first, second in zip(plain.model.parameters(), looking.model.parameters(), strict=True):
+        assert torch.equal(first, second)
     logged = [row for row in looking.state.log_history if "mine/loss" in row]
     assert [row["mine/loss"] for row in logged] == [row["loss"] for row in logged]
     assert all(row["mine/gold"] > 0 for row in logged)
@@ -75,8 +75,8 @@ def test_advantages_that_a_subclass_changes_are_trained_on(rows: Rows) -> None:
 
 def test_another_loss_and_other_completions_are_refused(rows: Rows) -> None:
     class Twice(GRPOTrainer):
-        def compute_loss(self, *given: Any, **named: Any) -> Any:
-            return 2 * super().compute_loss(*given, **named)
+        def compute_loss(self, *args: Any, **named: Any) -> Any:
+            return 2 * super().compute_loss(*args, **named)
 
     class Shorter(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -117,7 +117,7 @@ class Counting(GRPOTrainer):
 
 
 async def goods(completions: list[str], gold: list[int], **_: Any) -> list[float | None]:
-    return [None if place == 1 else float(number) for place, number in enumerate(gold)]
+    return [None if index == 1 else float(number) for index, number in enumerate(gold)]
 
 
 @pytest.mark.parametrize("kind", ["subclass", "instance", "after a training"])
@@ -132,14 +132,14 @@ def test_rewards_that_a_script_computes_are_those_that_are_paid(kind: str, rows:
         if kind == "after a training":
             trainer.train()
         own = trainer._calculate_rewards
-        trainer._calculate_rewards = lambda *given: own(*given).new_full((len(given[1]), 2), 3.0)  # type: ignore[method-assign]
+        trainer._calculate_rewards = lambda *args: own(*args).new_full((len(args[1]), 2), 3.0)  # type: ignore[method-assign]
         trainer.train()
         assert [row["reward"] for row in trainer.state.log_history if "reward" in row][-1] == pytest.approx(4.5)
         return
     trainer.train()
-    said = [row for row in trainer.state.log_history if "loss" in row]
-    assert [row["mine/reward"] for row in said] == [row["reward"] for row in said]
-    assert said[-1]["rewards/goods/mean"] == 200
+    logs = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["mine/reward"] for row in logs] == [row["reward"] for row in logs]
+    assert logs[-1]["rewards/goods/mean"] == 200
     trainer.evaluate()
     assert trainer.modes[-1] is False, "the model says that it is measured"
     assert not trainer.model.training
@@ -147,8 +147,8 @@ def test_rewards_that_a_script_computes_are_those_that_are_paid(kind: str, rows:
 
 def test_rewards_of_another_form_are_refused(rows: Rows) -> None:
     class Flat(GRPOTrainer):
-        def _calculate_rewards(self, *given: Any) -> Any:
-            return super()._calculate_rewards(*given)[:, 0]
+        def _calculate_rewards(self, *args: Any) -> Any:
+            return super()._calculate_rewards(*args)[:, 0]
 
     with pytest.raises(RewardError, match=r"_calculate_rewards returns \(1,\), not a tensor of completions"):
         made(Flat, rows).train()
@@ -192,20 +192,20 @@ def test_a_fault_of_oncurve_is_not_told_as_the_scripts(
 ) -> None:
     monkeypatch.setattr("oncurve.trl.grpo_trainer.rollout_logs", None)
     done = trl("GRPOTrainer('embedded', correct, GRPOConfig(**SHORT), rows(), rows(4)).evaluate()")
-    said = str(done.exception)
-    assert "oncurve itself failed with TypeError in oncurve/trl/grpo_trainer.py, line" in said
+    message = str(done.exception)
+    assert "oncurve itself failed with TypeError in oncurve/trl/grpo_trainer.py, line" in message
     assert "in evaluate" in done.output + capfd.readouterr().err
-    assert "the script raised" not in said
+    assert "the script raised" not in message
 
 
 def test_a_script_that_is_no_python_is_the_scripts_own_error(trl: Callable[..., Result]) -> None:
-    said = str(trl("reward_funcs = [").exception)
-    assert "train.py: the script raised SyntaxError" in said
-    assert "oncurve itself failed" not in said
+    message = str(trl("reward_funcs = [").exception)
+    assert "train.py: the script raised SyntaxError" in message
+    assert "oncurve itself failed" not in message
 
 
 @pytest.mark.parametrize(
-    ("argument", "given", "expected"),
+    ("argument", "value", "expected"),
     [
         ("args", {"max_steps": 1}, "args is a dict. Pass a GRPOConfig"),
         ("processing_class", "embedded", "processing_class is a str. Pass a PreTrainedTokenizerBase"),
@@ -215,9 +215,9 @@ def test_a_script_that_is_no_python_is_the_scripts_own_error(trl: Callable[..., 
         ("optimizers", (None, "cosine"), "'cosine' is not a LRScheduler of torch"),
     ],
 )
-def test_an_argument_of_another_type_is_one_sentence(argument: str, given: Any, expected: str, rows: Rows) -> None:
+def test_an_argument_of_another_type_is_one_sentence(argument: str, value: Any, expected: str, rows: Rows) -> None:
     with pytest.raises(ConfigError, match=expected):
-        GRPOTrainer("embedded", lengths, **{"train_dataset": rows, argument: given})
+        GRPOTrainer("embedded", lengths, **{"train_dataset": rows, argument: value})
 
 
 def test_a_resume_from_what_is_no_path_is_one_sentence(rows: Rows) -> None:

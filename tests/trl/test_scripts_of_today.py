@@ -28,7 +28,7 @@ def options(tmp_path: Path, **more: Any) -> Any:
 
 
 def lengths(completions: list[str], **_: Any) -> list[float]:
-    return [len(text) + place for place, text in enumerate(completions)]
+    return [len(text) + index for index, text in enumerate(completions)]
 
 
 def test_rows_keep_their_order_where_a_script_does_not_shuffle(tmp_path: Path, rows: Rows) -> None:
@@ -58,7 +58,7 @@ class Named:
 
 
 def test_a_reward_has_the_name_that_its_class_gives_it() -> None:
-    assert [reward_name(one) for one in (Named(), partial(lengths, word="e"), lengths)] == [
+    assert [reward_name(function) for function in (Named(), partial(lengths, word="e"), lengths)] == [
         "named",
         "lengths",
         "lengths",
@@ -74,9 +74,9 @@ def test_every_checkpoint_is_kept_without_a_limit_and_through_an_extension(tmp_p
     GRPOTrainer("embedded", lengths, options(tmp_path, save_steps=2, max_steps=3), rows, callbacks=[listens]).train()
     assert listens.asked, "optimizer and schedule are there when training begins"
     GRPOTrainer("embedded", lengths, options(tmp_path, save_steps=2, max_steps=5), rows).train(True)
-    found = sorted((tmp_path / "out").glob("checkpoint-*"))
-    assert [path.name for path in found] == ["checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-5"]
-    assert all((path / "trainer_state.json").is_file() for path in found)
+    checkpoints = sorted((tmp_path / "out").glob("checkpoint-*"))
+    assert [path.name for path in checkpoints] == ["checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-5"]
+    assert all((path / "trainer_state.json").is_file() for path in checkpoints)
 
 
 def test_each_set_of_an_evaluation_has_a_row_as_in_trl(tmp_path: Path, rows: Rows) -> None:
@@ -88,14 +88,17 @@ def test_each_set_of_an_evaluation_has_a_row_as_in_trl(tmp_path: Path, rows: Row
 
     sets = {"a": rows[:1], "b": rows[1:3]}
     trainer = GRPOTrainer("embedded", lengths, options(tmp_path), rows, eval_dataset=sets, callbacks=[Listens()])
-    found = trainer.evaluate()
+    evaluated = trainer.evaluate()
     assert Listens.heard == [{"eval_a_runtime"}, {"eval_b_runtime"}]
-    assert [row["eval_reward"] for row in trainer.state.log_history] == [found["eval_a_reward"], found["eval_b_reward"]]
+    assert [row["eval_reward"] for row in trainer.state.log_history] == [
+        evaluated["eval_a_reward"],
+        evaluated["eval_b_reward"],
+    ]
 
 
 def test_sampling_as_unsloth_writes_it_is_taken() -> None:
-    asked = OptionOutcome("the script", "embedded", {"generation_kwargs": {"top_k": -1, "min_p": 0.1}}, num_rewards=1)
-    values = convert(asked, rows=64).values
+    outcome = OptionOutcome("the script", "embedded", {"generation_kwargs": {"top_k": -1, "min_p": 0.1}}, num_rewards=1)
+    values = convert(outcome, rows=64).values
     assert (values["rollouts.top_k"], values["rollouts.min_p"]) == (0, 0.1)
 
 
@@ -104,7 +107,9 @@ def test_weights_decay_that_decay_in_transformers() -> None:
     trained = [list(model.parameters())]
     optimizer = make_adamw(model, trained, OptimizerSettings(weight_decay=0.1))
     names = {id(weight): name for name, weight in model.named_parameters()}
-    decays = {names[id(one)] for group in optimizer.param_groups if group["weight_decay"] for one in group["params"]}
+    decays = {
+        names[id(weight)] for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]
+    }
     assert decays == set(Trainer.get_decay_parameter_names(None, model)) & set(names.values())  # type: ignore[arg-type]
     assert 0 < len(decays) < len(names)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(names)
@@ -114,7 +119,7 @@ def test_weights_decay_that_decay_in_transformers() -> None:
 def test_the_best_checkpoint_is_loaded_at_the_end(tmp_path: Path, rows: Rows, *, is_greater: bool) -> None:
     def by_time(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
         best = 10.0 if trainer_state.global_step == 2 else 0.0  # at no other measurement
-        return [(best if is_greater else -best) + place for place, _ in enumerate(completions)]
+        return [(best if is_greater else -best) + index for index, _ in enumerate(completions)]
 
     args = options(
         tmp_path, max_steps=4, learning_rate=1e-3, eval_strategy="steps", eval_steps=1, save_steps=1,
@@ -129,9 +134,9 @@ def test_the_best_checkpoint_is_loaded_at_the_end(tmp_path: Path, rows: Rows, *,
     trainer.train()
     best = tmp_path / "out" / "checkpoint-2"
     assert Path(str(trainer.state.best_model_checkpoint)) == best
-    told, last = (AutoModelForCausalLM.from_pretrained(path) for path in (best, best.with_name("checkpoint-4")))
+    best_model, last = (AutoModelForCausalLM.from_pretrained(path) for path in (best, best.with_name("checkpoint-4")))
     for name, weight in model.named_parameters():
-        assert torch.equal(weight, told.get_parameter(name)), name
+        assert torch.equal(weight, best_model.get_parameter(name)), name
     assert any(not torch.equal(weight, last.get_parameter(name)) for name, weight in model.named_parameters())
 
 

@@ -119,7 +119,7 @@ def talks() -> Rows:
     ]
 
 
-def forced(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, said: Callable[[str], str]) -> None:
+def forced(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, answer: Callable[[str], str]) -> None:
     """Let a script decide what the policy writes."""
     from oncurve.sample.engine import InProcessEngine
 
@@ -129,16 +129,16 @@ def forced(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, said: Callable[[str]
         def __init__(self) -> None:
             self.waiting: list[Any] = []
 
-        def ask(self, asked: Any) -> None:
-            self.waiting.append(asked)
+        def ask(self, request: Any) -> None:
+            self.waiting.append(request)
 
         def advance(self) -> bool:
             if not self.waiting:
                 return False
-            asked = self.waiting.pop(0)
-            ids = tokenizer.encode(said(tokenizer.decode(list(asked.token_ids))) + end, add_special_tokens=False)
-            for place in range(len(asked.keys)):
-                asked.deliver(place, (list(ids), [-0.5] * len(ids), "stop"))
+            request = self.waiting.pop(0)
+            ids = tokenizer.encode(answer(tokenizer.decode(list(request.token_ids))) + end, add_special_tokens=False)
+            for index in range(len(request.keys)):
+                request.deliver(index, (list(ids), [-0.5] * len(ids), "stop"))
             return True
 
         def close(self) -> None:
@@ -155,7 +155,7 @@ def test_tools_are_told_called_and_answered_and_only_the_policy_s_tokens_are_tra
 ) -> None:
     read: list[str] = []
 
-    def said(text: str) -> str:
+    def answer_to(text: str) -> str:
         read.append(text)
         if "tool_response" not in text:
             return CALL % ("multiply", '{"a": 3, "b": 4}')
@@ -165,9 +165,9 @@ def test_tools_are_told_called_and_answered_and_only_the_policy_s_tokens_are_tra
 
     def reward(completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
         seen.extend(completions)
-        return [float(place % 2) for place in range(len(completions))]
+        return [float(index % 2) for index in range(len(completions))]
 
-    forced(monkeypatch, talking, said)
+    forced(monkeypatch, talking, answer_to)
     args = GRPOConfig(**{**SHORT, "max_completion_length": 400}, chat_template_kwargs={"thinks": False})
     trainer = GRPOTrainer("embedded", reward, args, talks, processing_class=talking, tools=[multiply, async_add])
     masks: list[Any] = []
@@ -182,8 +182,8 @@ def test_tools_are_told_called_and_answered_and_only_the_policy_s_tokens_are_tra
     assert roles == ["assistant", "tool", "assistant", "tool", "assistant"]
     assert [message["content"] for message in seen[0] if message["role"] == "tool"] == ["12", "6"]
     for segments, ids in masks:
-        told = [talking.decode(ids[part.start : part.end]) for part in segments if not part.is_policy]
-        assert ["12" in told[0], "6" in told[1]] == [True, True]
+        answers = [talking.decode(ids[part.start : part.end]) for part in segments if not part.is_policy]
+        assert ["12" in answers[0], "6" in answers[1]] == [True, True]
         assert sum(part.end - part.start for part in segments) == len(ids)
 
 
@@ -209,7 +209,7 @@ def test_an_environment_is_reset_with_the_row_used_and_handed_to_rewards(
 ) -> None:
     read: list[str] = []
 
-    def said(text: str) -> str:
+    def answer(text: str) -> str:
         read.append(text)
         return "Done." if "tool_response" in text else CALL % ("increment", '{"step": 5}')
 
@@ -218,11 +218,11 @@ def test_an_environment_is_reset_with_the_row_used_and_handed_to_rewards(
     def reward(environments: list[Any], **kwargs: Any) -> list[float]:
         counters.extend(environment.counter for environment in environments)
         assert all(environment.asked["answer"] in range(48) for environment in environments)
-        return [float(place % 2) for place in range(len(environments))]
+        return [float(index % 2) for index in range(len(environments))]
 
-    forced(monkeypatch, talking, said)
+    forced(monkeypatch, talking, answer)
     factory: Any = {"one": IncrementEnv, "two": Scored} if several else IncrementEnv
-    rows = [{**row, **({"environment": "two" if place % 2 else "one"} if several else {})} for place, row in
+    rows = [{**row, **({"environment": "two" if index % 2 else "one"} if several else {})} for index, row in
             enumerate(talks)]  # fmt: skip
     args = GRPOConfig(**{**SHORT, "max_completion_length": 400})
     trainer = GRPOTrainer("embedded", reward, args, rows, processing_class=talking, environment_factory=factory)

@@ -95,8 +95,8 @@ def test_a_callback_hears_of_logs_as_often_as_the_script_says(options: dict[str,
         (False, True)
     ]
     if options == {"logging_steps": 10}:
-        found = trainer.oncurve.result.folder / "metrics.jsonl"
-        steps = [row["reward/mean"] for row in read_rows(found) if row.get("step")]
+        path = trainer.oncurve.result.folder / "metrics.jsonl"
+        steps = [row["reward/mean"] for row in read_rows(path) if row.get("step")]
         assert history[-1]["reward"] == pytest.approx(sum(steps) / 5)
 
 

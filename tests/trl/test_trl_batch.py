@@ -36,12 +36,12 @@ def theirs(batch: TrlBatch) -> list[list[tuple[int, int, int]]]:
     loaded = [drawn[at : at + size] for at in range(0, len(drawn), size)]
     passes: list[list[tuple[int, int, int]]] = []
     for number, rows in enumerate(loaded):  # as _prepare_inputs: a new batch after every `repeated` passes
-        generation, place = divmod(number, repeated)
-        iteration, part = divmod(place, config.steps_per_generation)
+        generation, rest = divmod(number, repeated)
+        iteration, part = divmod(rest, config.steps_per_generation)
         first = part * batch.per_device
         passes.append([(generation, iteration, prompt) for prompt in rows[first : first + batch.per_device]])
     updates = [passes[at : at + batch.accumulation] for at in range(0, len(passes), batch.accumulation)]
-    return [[row for one in update for row in one] for update in updates]
+    return [[row for piece in update for row in piece] for update in updates]
 
 
 def cases() -> list[TrlBatch]:
@@ -71,9 +71,9 @@ def test_an_update_sees_what_it_sees_in_trl(batch: TrlBatch) -> None:
 
 
 def test_processes_multiply_the_batch() -> None:
-    one = TrlBatch(per_device=4, accumulation=2, processes=1, group_size=8)
+    single = TrlBatch(per_device=4, accumulation=2, processes=1, group_size=8)
     eight = TrlBatch(per_device=4, accumulation=2, processes=8, group_size=8)
-    assert (step_of(one).prompts, step_of(eight).prompts) == (1, 8)
+    assert (step_of(single).prompts, step_of(eight).prompts) == (1, 8)
 
 
 def test_a_generation_batch_size_stands_for_the_passes() -> None:

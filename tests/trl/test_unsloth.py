@@ -69,25 +69,25 @@ def test_weights_of_unsloth_in_16_bits_are_loaded_whole(trl: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("from unsloth import FastVisionModel", "is not imitated"),
         ("model.save_pretrained_gguf('x', tokenizer)", "save_pretrained_gguf is Unsloth's"),
         ("FastLanguageModel.from_pretrained('x', new_option=1)", "new_option may change the model"),
     ],
 )
-def test_what_only_unsloth_does_is_said(text: str, said: str, trl: Script) -> None:
+def test_what_only_unsloth_does_is_said(text: str, message: str, trl: Script) -> None:
     done = trl(text, head=HEAD)
     assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_a_batch_that_holds_no_whole_group_grows_to_one_as_with_unsloth(trl: Script) -> None:
-    found = trl(
+    done = trl(
         "from trl import GRPOConfig\n"
         "args = GRPOConfig(output_dir='out', per_device_train_batch_size=1, num_generations=6)\n"
         "print('batch', args.per_device_train_batch_size, args.generation_batch_size)",
         head="import unsloth\n",
     )
-    assert "per_device_train_batch_size is 6, not 1, as with Unsloth" in found.output
-    assert "batch 6 6" in found.output
+    assert "per_device_train_batch_size is 6, not 1, as with Unsloth" in done.output
+    assert "batch 6 6" in done.output

@@ -127,11 +127,11 @@ def test_dataclasses_that_share_an_option_are_one_sentence() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"beta": 0.04}], ids=["plain", "with a reference"])
 def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(options: dict[str, Any], rows: Rows) -> None:
-    asked: list[str] = []
+    texts: list[str] = []
 
     def interrupting(completions: list[str], **kwargs: Any) -> list[float]:
-        asked.extend(completions)
-        if len(asked) == 24:  # eight were measured before and eight are of the first step
+        texts.extend(completions)
+        if len(texts) == 24:  # eight were measured before and eight are of the first step
             os.kill(os.getpid(), signal.SIGINT)
         return [float(len(completion)) for completion in completions]
 
@@ -237,7 +237,7 @@ def test_the_model_is_uploaded_when_the_script_says_so(
     trainer.train()
     assert ("out", False) in hub.asked
     assert hub.asked[-1][0] == "me/out"
-    files = next(each for each in hub.asked if isinstance(each, tuple) and len(each) == 3)[1]
+    files = next(request for request in hub.asked if isinstance(request, tuple) and len(request) == 3)[1]
     assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(files)
     assert args.hub_token in hub.asked
     assert trainer.push_to_hub("Mine.", dataset_name="rows", token="other") == "https://hub/commit"

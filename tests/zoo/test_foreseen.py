@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 def test_the_way_is_foreseen(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     from oncurve.policy.model_folder import load_tokenizer
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
-    from oncurve.run.ways import describe_ways, foresee_ways
+    from oncurve.run.builder import make_policy
+    from oncurve.run.model_paths import describe_paths, foresee_paths
 
     make_zoo_model(name).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
-    foreseen = foresee_ways(config, load_tokenizer(str(tmp_path))[0])
-    found = describe_ways(make_policy(config))
+    foreseen = foresee_paths(config, load_tokenizer(str(tmp_path))[0])
+    found = describe_paths(make_policy(config))
 
     def ways(said: str) -> list[str]:
         """Without the reasons, whose numbers differ."""
@@ -35,14 +35,14 @@ def test_the_way_is_foreseen(name: str, tmp_path: Path, tokenizer: PreTrainedTok
 def test_what_cannot_be_foreseen_is_said(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     from oncurve.policy.model_folder import load_tokenizer
     from oncurve.recipe.load import parse_config
-    from oncurve.run.ways import foresee_ways
+    from oncurve.run.model_paths import foresee_paths
 
     model = make_zoo_model("dbrx")
     model.config.attn_config.clip_qkv = None  # with which transformers' code of it cannot compute
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
-    said = foresee_ways(config, load_tokenizer(str(tmp_path))[0])
+    said = foresee_paths(config, load_tokenizer(str(tmp_path))[0])
     assert "found when it is loaded" in said
 
 
@@ -53,7 +53,7 @@ def test_an_encoder_with_a_decoder_is_refused_by_check_and_when_it_is_loaded(
 
     from oncurve.policy.model_folder import load_model, load_tokenizer
     from oncurve.recipe.load import parse_config
-    from oncurve.run.ways import foresee_ways
+    from oncurve.run.model_paths import foresee_paths
     from oncurve.run_errors import CheckpointError
 
     T5Config(vocab_size=len(tokenizer), d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8).save_pretrained(
@@ -62,7 +62,7 @@ def test_an_encoder_with_a_decoder_is_refused_by_check_and_when_it_is_loaded(
     tokenizer.save_pretrained(tmp_path)
     config = parse_config("{data: {type: word_problems}}", [f"model={tmp_path}"], source="foreseen")
     with pytest.raises(CheckpointError, match="no causal language model of its kind"):
-        foresee_ways(config, load_tokenizer(str(tmp_path))[0])
+        foresee_paths(config, load_tokenizer(str(tmp_path))[0])
     with pytest.raises(CheckpointError, match="no causal language model of its kind"):
         load_model(str(tmp_path))
 

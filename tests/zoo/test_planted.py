@@ -126,7 +126,7 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
     from transformers import AutoModelForCausalLM, dynamic_module_utils
 
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
+    from oncurve.run.builder import make_policy
     from oncurve.run_errors import CheckpointError
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
@@ -197,7 +197,7 @@ def test_a_model_that_is_no_causal_language_model_is_refused_when_it_is_loaded(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
+    from oncurve.run.builder import make_policy
     from oncurve.run_errors import CheckpointError
 
     small = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": len(tokenizer)}

@@ -78,7 +78,7 @@ def plain(place: Path) -> Any:
 def ours(place: Path) -> Any:
     """What oncurve makes of a folder."""
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
+    from oncurve.run.builder import make_policy
 
     config = parse_config("{data: {type: word_problems}}", [f"model={place}"], source="saved")
     return make_policy(config, is_trained=False).model

@@ -95,7 +95,7 @@ def _reference(place: Path) -> Any:
 
 def _policy(place: Path, *overrides: str) -> TrainedPolicy:
     from oncurve.recipe.load import parse_config
-    from oncurve.run.assemble import make_policy
+    from oncurve.run.builder import make_policy
 
     return make_policy(parse_config("{data: {type: word_problems}}", [f"model={place}", *overrides], source="zoo"))
 
@@ -308,13 +308,14 @@ def compare_sampled(
     import torch
 
     from oncurve.core.records import Prompt, SamplingParams
+    from oncurve.core.sampler import SamplingRequest
     from oncurve.model.stand_in import nudged
     from oncurve.sample.engine import InProcessEngine
 
     engine = InProcessEngine(SamplingParams(max_completion_tokens=tokens), own_layers=not by_modules)
     engine.load_weights(policy, version=0)
     prompts = [Prompt("", tuple(range(5, 5 + length)), place) for place, length in enumerate((3, 20))]
-    for group in engine.sample(prompts, 3):
+    for group in engine.sample(SamplingRequest(prompts, 3)):
         for completion in group.completions:
             ids = torch.tensor([*completion.prompt_ids, *completion.token_ids])
             start = len(completion.prompt_ids)

@@ -86,6 +86,15 @@ class GenerateRequest:
     without_adapter: bool = False
     """The same without the adapter."""
 
+    def check_lengths(self, context_tokens: int) -> None:
+        """Raises ValueError without a prompt, and for a completion that may become longer than the model's context."""
+        prompt, limit = len(self.token_ids), self.params.max_completion_tokens
+        if not prompt or prompt + (0 if self.is_scored else limit) > context_tokens:
+            raise ValueError(
+                f"{prompt} prompt tokens and {limit} of a completion; together they must be at most {context_tokens}, "
+                f"and there must be a prompt"
+            )
+
 
 def request_body(
     token_ids: Sequence[int],

@@ -11,15 +11,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from oncurve.algorithm.rounding import seed_of
-from oncurve.core.draw import stream_keys
 from oncurve.core.errors import ConfigError, SamplerError
-from oncurve.core.records import USUAL_ROWS, Group, Prompt, SamplingParams
-from oncurve.core.sampler import end_token_ids, make_group
-from oncurve.core.scheduler import occurrence_indices
+from oncurve.core.records import USUAL_ROWS, Group, SamplingParams
+from oncurve.core.sampler import SamplingRequest, end_token_ids, make_group
 from oncurve.fleet.servers.adapter_proof import measure
 from oncurve.fleet.servers.children import ChildServers
 from oncurve.fleet.servers.local_vllm import VllmServers
@@ -89,7 +86,7 @@ class ServerSampler:
         )
         self._prepared: dict[int, Future[Manifest]] = {}  # by version
         self._coder = ThreadPoolExecutor(1, thread_name_prefix="codes-weights")
-        self._held_seconds, self._num_late = 0.0, 0
+        self._paused_seconds, self._num_late = 0.0, 0
         self._push, self._sleep, self._matrix_type = push, section.sleep, matrix_type
         self._merges = section.adapter == "merged"
         self._copies = Copies(self._store, trains_meanwhile=push is not None and section.staleness > 0)
@@ -138,7 +135,7 @@ class ServerSampler:
             else:
                 self._prepared[version] = Future()
                 self._prepared[version].set_result(self._write(policy, version))
-        self._held_seconds += time.perf_counter() - begin
+        self._paused_seconds += time.perf_counter() - begin
         return True
 
     def _published(self, policy: PublishedPolicy, version: int) -> Manifest:
@@ -150,7 +147,7 @@ class ServerSampler:
                 return prepared.result()
             begin = time.perf_counter()
             manifest = self._write(policy, version)
-            self._held_seconds += time.perf_counter() - begin
+            self._paused_seconds += time.perf_counter() - begin
             return manifest
 
     @contextmanager
@@ -242,7 +239,7 @@ class ServerSampler:
         """
         is_slow = policy.model.device.type == "cpu" and policy.device.type != "cpu"
         known = [server.adapter for server in self.pool.servers if server.adapter is not None]
-        if not (is_slow and any(one.is_known for one in known)):
+        if not (is_slow and any(share.is_known for share in known)):
             self.pool.proofs[label] = measure(policy)
         for old in list(self.pool.proofs)[:-MOST_PROOFS]:
             del self.pool.proofs[old]
@@ -264,57 +261,58 @@ class ServerSampler:
         if self._host is not None:
             await self._host.close()
 
-    def sample(
-        self, prompts: Sequence[Prompt], group_size: int, *, step: int = 0, params: SamplingParams | None = None
-    ) -> list[Group]:
+    def sample(self, request: SamplingRequest) -> list[Group]:
         """One group per prompt, all of the weights that were loaded last.
 
         Raises SamplerError if no server is left for too long, or if one says that a request is wrong.
         """
         if self._policy is None or self._manifest is None or self._loop is None:
             raise SamplerError("the servers have no weights yet; call load_weights before sample")
+        prompts = request.prompts
         if not prompts:
             return []
         if self._sleep and self.pool.asleep:
             self._wake()
-        is_measuring = params is not None
-        params, manifest, policy = params or self.params, self._manifest, self._policy
+        is_measuring = request.params is not None
+        params, manifest, policy = request.params or self.params, self._manifest, self._policy
         end_ids = end_token_ids(policy.model, policy.tokenizer)
-        indices = np.array(occurrence_indices(prompts, group_size))
         jobs = [
             PendingGroup(
                 manifest.label,
                 prompt.prompt_ids,
-                stream_keys(params.seed, step, np.full(group_size, prompt.index), places).tolist(),
+                keys,
                 params,
                 end_ids,
-                0 if is_measuring else step,
+                0 if is_measuring else request.step,
                 self.pool.versions,
                 manifest.version,
             )
-            for prompt, places in zip(prompts, indices, strict=True)
+            for prompt, keys in zip(prompts, request.stream_keys(params.seed).tolist(), strict=True)
         ]
         groups: dict[int, Group] = {}
 
-        def finish(place: int) -> None:
-            groups[place] = make_group(
-                prompts[place],
-                [(one.token_ids, one.logprobs, one.finish_reason) for one in jobs[place].completions],
+        def finish(index: int) -> None:
+            groups[index] = make_group(
+                prompts[index],
+                [
+                    (completion.token_ids, completion.logprobs, completion.finish_reason)
+                    for completion in jobs[index].completions
+                ],
                 tokenizer=policy.tokenizer,
                 end_ids=end_ids,
                 version=manifest.version,
             )
-            if (labels := jobs[place].labels) is not None:
-                groups[place] = _by_token(groups[place], jobs[place].completions, labels)
+            if (labels := jobs[index].labels) is not None:
+                groups[index] = _by_token(groups[index], jobs[index].completions, labels)
             if self.on_group is not None:
-                self.on_group(groups[place])
+                self.on_group(groups[index])
 
         self._num_late = sum(server.state in ("stale", "syncing") for server in self.pool.servers)
         with self._copies.still():
             self._loop.call(self.pool.sample(jobs, finish))
         if self._sleep and not is_measuring:  # measurements sample again, and nothing trains between them
             self._loop.call(self.pool.rest())
-        return [groups[place] for place in range(len(prompts))]
+        return [groups[index] for index in range(len(prompts))]
 
     def weight_metrics(self) -> dict[str, float]:
         """For what servers and trainer waited since this was last asked, and what was sent of the newest weights where
@@ -322,30 +320,30 @@ class ServerSampler:
         if self._loop is None or self._manifest is None:
             return {}
         have = [server for server in self.pool.servers if server.label == self._manifest.label]
-        held, self._held_seconds = self._held_seconds, 0.0
-        found = {
+        paused_seconds, self._paused_seconds = self._paused_seconds, 0.0
+        metrics = {
             "speed/server_idle_fraction": self._loop.call(self.pool.idle_fraction()),
-            "weights/held_seconds": held,
+            "weights/held_seconds": paused_seconds,
             "weights/stood_seconds": max((server.stood_seconds for server in have), default=0.0),
         }
         shares = [server.adapter for server in have if server.adapter is not None and server.adapter.is_known]
         if shares:
-            found["mismatch/adapter_fraction"] = min(one.fraction for one in shares)
+            metrics["mismatch/adapter_fraction"] = min(share.fraction for share in shares)
         if sent := self._store.metrics():
-            found |= sent
-            found["weights/sync_seconds"] = max((server.sync_seconds for server in have), default=0.0)
-            found["weights/late_servers"] = float(self._num_late)
-        return found
+            metrics |= sent
+            metrics["weights/sync_seconds"] = max((server.sync_seconds for server in have), default=0.0)
+            metrics["weights/late_servers"] = float(self._num_late)
+        return metrics
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> ServerTurns:
         """Turns of the weights that were loaded last."""
         if self._policy is None or self._manifest is None or self._loop is None:
             raise SamplerError("the servers have no weights yet; call load_weights before sample")
-        held = ExitStack()
-        held.enter_context(self._copies.still())
+        stack = ExitStack()
+        stack.enter_context(self._copies.still())
         end_ids = end_token_ids(self._policy.model, self._policy.tokenizer)
         weights = self._manifest
-        return ServerTurns(self._loop, self.pool, params, weights=weights, end_ids=end_ids, post=post, stack=held)
+        return ServerTurns(self._loop, self.pool, params, weights=weights, end_ids=end_ids, post=post, stack=stack)
 
     def close(self) -> None:
         """Let go of the servers, and remove the published weights."""
@@ -362,8 +360,8 @@ class ServerSampler:
 def _by_token(group: Group, sampled: Sequence[GeneratedCompletion], labels: Mapping[str, int]) -> Group:
     """The group with the versions of its completions, token by token where there are several."""
     dated = []
-    for one, found in zip(group.completions, sampled, strict=True):
+    for completion, generated in zip(group.completions, sampled, strict=True):
         spans = VersionSpans()
-        spans.add(0, found.dated(labels))
-        dated.append(replace(one, **spans.facts(one.policy_version)))
+        spans.add(0, generated.dated(labels))
+        dated.append(replace(completion, **spans.facts(completion.policy_version)))
     return replace(group, completions=tuple(dated))

@@ -107,14 +107,7 @@ class SamplingServer:
     async def generate(self, request: web.Request) -> web.Response:
         """Completions of one prompt, or its own log-probabilities; a caller that goes away ends them."""
         generate_request = protocol.read_request(await _json(request))
-        longest = len(generate_request.token_ids) + (
-            0 if generate_request.is_scored else generate_request.params.max_completion_tokens
-        )
-        if not generate_request.token_ids or longest > self.context_tokens:
-            raise ValueError(
-                f"{len(generate_request.token_ids)} prompt tokens and {generate_request.params.max_completion_tokens} "
-                f"of a completion; together they must be at most {self.context_tokens}, and there must be a prompt"
-            )
+        generate_request.check_lengths(self.context_tokens)
         if self.is_draining:
             return _say("the server is ending", 503)
         if generate_request.is_scored and generate_request.without_adapter:

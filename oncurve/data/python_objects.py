@@ -15,7 +15,6 @@ from typing import Any
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.data import stored_rows
-from oncurve.data.fingerprint import Fingerprint, fingerprint, rows_fingerprint
 from oncurve.data.settings import FILE_TYPES
 from oncurve.data.stored_rows import StoredTable
 
@@ -27,7 +26,7 @@ NAMELESS = "given"
 
 
 @dataclass(frozen=True)
-class Given:
+class PythonObjects:
     """Objects that a run gets from Python instead of from files. None of them is written into the run's folder."""
 
     rows: list[Row] | StoredTable | None = None
@@ -68,8 +67,10 @@ class Given:
                 "model: the one that was passed does not say whose tokenizer is its own. Pass tokenizer=..."
             )
 
-    def with_fingerprints(self) -> Given:
+    def with_fingerprints(self) -> PythonObjects:
         """The same with the fingerprints of everything in it, taken now."""
+        from oncurve.data.fingerprint import Fingerprint, fingerprint, rows_fingerprint  # lazy
+
         fingerprints = {
             f"{kind} {name}": fingerprint(item)
             for kind, ones in (
@@ -93,7 +94,7 @@ class Given:
         )
 
 
-NOTHING = Given()
+NOTHING = PythonObjects()
 """A run that gets everything from its recipe."""
 
 
@@ -104,7 +105,7 @@ def recipe_of(
     evaluation_data: Any = None,
     *,
     sections: Mapping[str, Mapping[str, Any]],
-) -> tuple[dict[str, Any], Given]:
+) -> tuple[dict[str, Any], PythonObjects]:
     """The recipe as a tree of keys, and what of it cannot be written down.
 
     ``data`` is a list or any iterable of dictionaries, a ``datasets.Dataset``, a data frame of pandas, a path, the
@@ -123,7 +124,7 @@ def recipe_of(
     rewards_by_name: dict[str, Any] = {}
     if rewards is not None:
         tree["rewards"] = [reward_section(reward, rewards_by_name) for reward in as_list(rewards)]
-    return tree, Given(rows, evaluation_rows, rewards_by_name).with_fingerprints()
+    return tree, PythonObjects(rows, evaluation_rows, rewards_by_name).with_fingerprints()
 
 
 def _needed(tree: Mapping[str, Any]) -> int | None:
@@ -136,7 +137,7 @@ def _needed(tree: Mapping[str, Any]) -> int | None:
     return steps * int(run.get("prompts_per_step", 16)) * 2 + sum(int(count) for count in held_out)
 
 
-def episodes_of(tree: dict[str, Any], objects: Given, tools: Any, environments: Any) -> Given:
+def episodes_of(tree: dict[str, Any], objects: PythonObjects, tools: Any, environments: Any) -> PythonObjects:
     """Put tools and environments of a Python program into the rollouts section, and the objects beside it.
 
     ``tools`` is one or a list of functions or names; ``environments`` is a class or function that makes one, a name, a
@@ -169,7 +170,7 @@ def episodes_of(tree: dict[str, Any], objects: Given, tools: Any, environments: 
     return replace(objects, tools=passed, environments=made).with_fingerprints()
 
 
-def agent_of(tree: dict[str, Any], objects: Given, agent: Any) -> Given:
+def agent_of(tree: dict[str, Any], objects: PythonObjects, agent: Any) -> PythonObjects:
     """Put the agent of a Python program into the rollouts section, and the function beside it.
 
     Raises ConfigError for what is none.

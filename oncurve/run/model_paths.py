@@ -1,6 +1,6 @@
 """The way by which a model is trained and sampled, in one line, and what would be faster.
 
-Also a program of its own, `python -m oncurve.run.ways CONFIG`, since whoever plans imports no torch: it reads a
+Also a program of its own, `python -m oncurve.run.model_paths CONFIG`, since whoever plans imports no torch: it reads a
 config.json and writes the sizes of the model and its ways as JSON.
 """
 
@@ -18,8 +18,6 @@ from oncurve.algorithm.precision import HALF, multiplies_bfloat16
 from oncurve.algorithm.rounding import seed_of
 from oncurve.core.errors import OncurveError
 from oncurve.core.policy import torch_type
-from oncurve.model.count_weights import count
-from oncurve.model.module_caches import cache_kind_of, reasons_of
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
@@ -31,13 +29,8 @@ from oncurve.recipe.schema import Config, RolloutSection
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
 
-SEEN_AT_ONCE = 1.5
-"""Updates from which on it is worth saying how long rounding to the nearest hides them."""
-USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
-"""Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
 
-
-def describe_ways(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
+def describe_paths(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
     return f"model: trained with {policy.scoring_path}; {_sampled(policy, rollouts)}"
 
@@ -112,45 +105,34 @@ def lost_updates(policy: TrainedPolicy, config: Config) -> str | None:
     """A warning of rounding that hides updates from the policy that samples; None where they are seen at once."""
     if policy.arrivals is None or config.policy.rounding == "dither":
         return None
-    steps = policy.arrivals.steps_until_seen(config.optimizer.learning_rate)
-    if steps is None or steps < SEEN_AT_ONCE:
-        return None
-    return (
-        f"warning: policy.rounding is nearest, and at optimizer.learning_rate={config.optimizer.learning_rate:g} it "
-        f"takes about {steps:.0f} updates in one direction until half of the weights that sample have changed. Set "
-        f"policy.rounding=dither, which loses no update"
-    )
+    return config.optimizer.hidden_warning(policy.arrivals.steps_until_seen)
 
 
 def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
     """A warning of a learning rate at which so few weights hardly move; None where it is at least a tenth of usual."""
-    if config.optimizer.type == "muon" or config.optimizer.learning_rate == 0:
-        return None
-    weights = sum(policy.backend.full_shape(one).numel() for one in trained_parameters(policy.model).values())
-    usual = 1e-5 if config.policy.lora is not None else next((r for n, r in USUAL_RATES if weights <= n), 0.0)
-    if config.optimizer.learning_rate > 0.1 * usual:
-        return None
-    return (
-        f"warning: at optimizer.learning_rate={config.optimizer.learning_rate:g} the {weights:,} trained weights may "
-        f"hardly move. It is a rate for a billion weights; begin with {usual:g}"
+    weights = sum(
+        policy.backend.full_shape(parameter).numel() for parameter in trained_parameters(policy.model).values()
     )
+    return config.optimizer.slow_warning(weights, is_adapter=config.policy.lora is not None)
 
 
-def foresee_ways(config: Config, model_config: PreTrainedConfig) -> str:
+def foresee_paths(config: Config, model_config: PreTrainedConfig) -> str:
     """The ways of training and sampling a recipe's model, as a small random model of its kind shows without weights.
 
     Raises CheckpointError or SamplerError for a kind that cannot be.
     """
-    found = ways_of_kind(model_config, packing=config.policy.packing, trust_remote_code=config.policy.trust_remote_code)
-    if found is None:
+    descriptions = paths_of_kind(
+        model_config, packing=config.policy.packing, trust_remote_code=config.policy.trust_remote_code
+    )
+    if descriptions is None:
         return "model: how it is trained and sampled is found when it is loaded; there is no small model of its kind"
     return (
-        f"model: trained with {found[0]}; sampled {_elsewhere(config.rollouts) or found[1]} (shown by a small model of "
-        f"its kind; the model itself is tried when it is loaded)"
+        f"model: trained with {descriptions[0]}; sampled {_elsewhere(config.rollouts) or descriptions[1]} (shown by a "
+        f"small model of its kind; the model itself is tried when it is loaded)"
     )
 
 
-def ways_of_kind(
+def paths_of_kind(
     config: PreTrainedConfig, *, packing: bool = True, trust_remote_code: bool = False
 ) -> tuple[str, str] | None:
     """The ways of training and sampling a small random model of a kind in this process; None where there is none.
@@ -168,7 +150,7 @@ def ways_of_kind(
     return str(find_scoring_path(small, packing=packing)), _in_engine(small)
 
 
-def has_one_policy(config: Config) -> bool:
+def has_single_policy(config: Config) -> bool:
     """The tokens of a step are drawn and trained with the same weights and without anything that changes their
     probabilities: both ends compute the same numbers, up to rounding."""
     rollouts, lora = config.rollouts, config.policy.lora
@@ -195,18 +177,22 @@ def _elsewhere(rollouts: RolloutSection | None) -> str | None:
 def _in_engine(model: PreTrainedModel) -> str:
     if supports(model):
         return "through our own layers"
-    way, reasons = cache_kind_of(model), reasons_of(model)
-    return f"through its modules with {way.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
+    from oncurve.model.module_caches import cache_kind_of, reasons_of  # lazy
+
+    kind, reasons = cache_kind_of(model), reasons_of(model)
+    return f"through its modules with {kind.name}" + (f", since {'; '.join(reasons)}" if reasons else "")
 
 
 def _described(path: str) -> dict[str, object]:
     """Sizes and ways of the model that a config.json describes. Raises ValueError for what is no such model."""
+    from oncurve.model.count_weights import count  # lazy
+
     sizes = count(path)
     try:
-        ways = ways_of_kind(AutoConfig.from_pretrained(path))
+        descriptions = paths_of_kind(AutoConfig.from_pretrained(path))
     except OncurveError as error:
-        ways = f"is refused when it is loaded: {error}", ""
-    return {**sizes, "ways": ways}
+        descriptions = f"is refused when it is loaded: {error}", ""
+    return {**sizes, "ways": descriptions}
 
 
 if __name__ == "__main__":
