@@ -18,6 +18,8 @@ Row = Mapping[str, Any]
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]
 Encode = Callable[[str], Sequence[int]]
 
+PROBED_ROWS = 20
+"""Rows on which every made-up completion is graded."""
 MAX_EXAMPLE_CHARACTERS = 160
 TRIED = 4
 """A reward that fails on so many right completions at the beginning is asked no more."""
@@ -127,7 +129,7 @@ def run_probes(
     *,
     gold: Callable[[Row], str],
     seed: int,
-    max_rows: int = 20,
+    max_rows: int = PROBED_ROWS,
     encode: Encode | None = None,
 ) -> list[ProbeResult]:
     """The rewards of the gold completions, and then of every probe, on a sample of the rows.

@@ -41,13 +41,14 @@ from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.probes import describe_probes, judge_probes, run_probes
+from oncurve.rewards.probes import PROBED_ROWS, PROBES, describe_probes, judge_probes, run_probes
 from oncurve.rewards.references import describe_references
 from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer
 from oncurve.run.builder import make_policy, make_rewards
 from oncurve.run.model_paths import describe_sampling, foresee_paths
 from oncurve.run.rendered import check_thinking, make_prompts, split_rows
+from oncurve.run.reward_cost import MeteredGrade
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox.tiers import describe_isolation
 from oncurve.wording import counted
@@ -154,6 +155,9 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays
     if not graded:
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)
         return True
+    is_paid_for = any(reward.is_paid_for for reward in config.rewards)
+    num_probed = 0 if is_paid_for else len(PROBES) * min(PROBED_ROWS, len(graded))
+    pays = MeteredGrade(pays, config, num_completions=len(graded) + num_probed, console=console)
     end_ids = _end_ids(config, section, tokenizer, console)
     form = _show_prompt(config, section, (graded, few_shot), tokenizer, end_ids, pays, console)
     findings = check_data(

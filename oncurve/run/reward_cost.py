@@ -1,0 +1,76 @@
+"""Cost of a reward that takes its time: measured on one completion, and what follows for a check, a step and a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.progress import Progress
+
+from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.recipe.schema import Config
+from oncurve.wording import counted, duration
+
+Grade = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
+
+SLOW_SECONDS = 0.1
+"""A reward that takes longer for one completion has its cost told, and its progress shown."""
+SLICE = 8
+"""Completions that a slow reward grades between two looks at its progress."""
+
+
+class MeteredGrade:
+    """Grading during a check: its first completion alone, to tell the cost before the others are graded.
+
+    The second completion is measured as well where the first is slow, since processes start with the first.
+    """
+
+    def __init__(self, grade: Grade, config: Config, *, num_completions: int, console: Console) -> None:
+        """``num_completions`` are graded by the whole check, about."""
+        self.grade, self.config, self.console = grade, config, console
+        self.num_completions, self.num_graded = num_completions, 0
+        self.seconds: float | None = None
+        """Of one completion; None before the first is graded."""
+
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """One reward per completion, as without the meter."""
+        rewards: list[Reward] = []
+        while self.seconds is None and len(rewards) < min(2, len(completions)):
+            started = time.perf_counter()
+            rewards += self.grade(prompts[len(rewards) :][:1], completions[len(rewards) :][:1])
+            seconds = time.perf_counter() - started
+            if seconds < SLOW_SECONDS or len(rewards) == min(2, len(completions)):
+                self.seconds = seconds
+                if seconds >= SLOW_SECONDS:
+                    self.console.print(self.describe(), markup=False, highlight=False, soft_wrap=True)
+        rest = slice(len(rewards), None)
+        graded = self._slowly if (self.seconds or 0.0) >= SLOW_SECONDS else self.grade
+        rewards += graded(prompts[rest], completions[rest])
+        self.num_graded += len(rewards)
+        return rewards
+
+    def describe(self) -> str:
+        """A sentence on what the reward costs."""
+        config, seconds = self.config, self.seconds or 0.0
+        step = config.algorithm.num_rows(config.run.prompts_per_step)
+        costs = (
+            f"this check {duration(seconds * self.num_completions)} ({counted(self.num_completions, 'completion')})",
+            f"a step {duration(seconds * step)} ({counted(step, 'completion')})",
+            f"the run {duration(seconds * step * config.run.steps)} ({counted(config.run.steps, 'step')})",
+        )
+        return (
+            f"the reward takes {seconds:.2g} s for one completion. If it grades one after the other, that is for "
+            f"{', '.join(costs[:2])} and {costs[2]}. data.limit=50 checks fewer rows"
+        )
+
+    def _slowly(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """Graded slice by slice, with progress and the time that is left."""
+        rewards: list[Reward] = []
+        with Progress(console=self.console, transient=True) as progress:
+            task = progress.add_task("grading", total=max(self.num_completions, self.num_graded + len(completions)))
+            for start in range(0, len(completions), SLICE):
+                progress.update(task, completed=self.num_graded + start)
+                part = slice(start, start + SLICE)
+                rewards += self.grade(prompts[part], completions[part])
+        return rewards
