@@ -21,7 +21,7 @@ from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.grading_failures import check_any_graded
-from oncurve.rewards.section import RewardSection
+from oncurve.rewards.section import RewardSection, RunLength
 from oncurve.run.builder import make_rewards
 from oncurve.wording import counted
 
@@ -166,7 +166,7 @@ def rewards_of(run: PastRun, other: str | Callable[..., Any] | None) -> tuple[Re
         )
     if callable(other):
         name = getattr(other, "__name__", type(other).__name__)
-        return from_function(other, name=name, total_steps=config.run.steps), config, name
+        return from_function(other, name=name, length=RunLength(config.run.steps)), config, name
     sections = _sections(config, other)
     changed = config.model_copy(update={"rewards": sections})
     return make_rewards(changed), changed, other

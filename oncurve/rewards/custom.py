@@ -16,6 +16,7 @@ from oncurve.core.records import NOT_APPLICABLE, RAW_ANSWER, SOURCE_ROW, Complet
 from oncurve.rewards.foreign_code import limited, run_async
 from oncurve.rewards.notes import Notes, state_at
 from oncurve.rewards.parameters import ANSWER_NAMES, OPTIONAL_COLUMNS, STATE_NAMES, completion_parameter
+from oncurve.rewards.section import UNKNOWN_LENGTH, RunLength
 from oncurve.user_code import contained
 from oncurve.wording import listed, shortened
 
@@ -40,7 +41,7 @@ def from_function(
     is_batched: bool | None = None,
     extras: Mapping[str, Any] | None = None,
     nan_is_none: bool = False,
-    total_steps: int | None = None,
+    length: RunLength = UNKNOWN_LENGTH,
 ) -> RewardFunction:
     """A reward function from whatever somebody wrote.
 
@@ -50,7 +51,7 @@ def from_function(
     "reward" and named parts. ``timeout_seconds`` is for one completion: so many times as long for a call with lists.
     ``is_batched`` says whether it is called with lists where its parameters do not; ``extras`` are further arguments of
     such a call. NaN is an error, or with ``nan_is_none`` the same as None. Each may ask for ``step``,
-    ``trainer_state``, ``log_metric`` and ``log_extra`` (``notes``); ``total_steps`` are those of the run.
+    ``trainer_state``, ``log_metric`` and ``log_extra`` (``notes``); ``length`` is that of the run.
     """
     if isinstance(function, RewardFunction) and not inspect.isfunction(function):
         return function
@@ -68,7 +69,7 @@ def from_function(
         timeout_seconds=timeout_seconds,
         extras=extras or {},
         nan_is_none=nan_is_none,
-        total_steps=total_steps,
+        length=length,
     )
 
 
@@ -111,13 +112,13 @@ class _Adapted:
         timeout_seconds: float,
         extras: Mapping[str, Any],
         nan_is_none: bool,
-        total_steps: int | None,
+        length: RunLength,
     ) -> None:
         self.name = name
         self.nan_is_none = nan_is_none
         self.function = self.__wrapped__ = function
         self.extras = extras
-        self.total_steps = total_steps
+        self.length = length
         self.completions_as: CompletionsAs = completions_as
         self.timeout_seconds = timeout_seconds
         self._parameters = parameters
@@ -211,7 +212,7 @@ class _Batched(_Adapted):
             for column in dict.fromkeys(column for row in rows for column in row)
             if column not in ("prompt", "prompts", "completion", "completions", "completion_ids")
         }
-        state = state_at(completions, self.total_steps)
+        state = state_at(completions, self.length)
         if "step" in self._parameters:
             arguments.setdefault("step", state.global_step)
         arguments |= {
@@ -280,7 +281,7 @@ class _PerSample(_Adapted):
         row = prompt.source_row if RAW_ANSWER in prompt.row else prompt.row
         answer = row.get("answer")
         absent = dict.fromkeys(OPTIONAL_COLUMNS)
-        state = state_at([completion], self.total_steps)
+        state = state_at([completion], self.length)
         known = {
             **absent,
             "step": state.global_step,

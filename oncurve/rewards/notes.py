@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oncurve.core.records import Completion, Mean, Reward
+from oncurve.rewards.section import RunLength
 from oncurve.rewards.weighted_sum import FIXED_PARTS
 from oncurve.wording import shortened
 
@@ -22,11 +23,15 @@ class TrainerState:
     """Steps that the policy had been trained when it sampled: 0 in the first step."""
     max_steps: int | None
     """Steps of the whole run; None where a function grades outside of one."""
+    epoch: float | None = None
+    """Passes over the training rows until then; None where the rows are not known."""
 
 
-def state_at(completions: Sequence[Completion], total_steps: int | None) -> TrainerState:
+def state_at(completions: Sequence[Completion], length: RunLength) -> TrainerState:
     """The state at the first of some completions that are graded together."""
-    return TrainerState(completions[0].policy_version if completions else 0, total_steps)
+    step = completions[0].policy_version if completions else 0
+    epoch = None if length.steps_per_epoch is None else step / length.steps_per_epoch
+    return TrainerState(step, length.steps, epoch)
 
 
 @dataclass

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import PositiveInt, model_validator
 
 from oncurve.core.grading import RewardFunction
 from oncurve.section import Fraction, NonNegative, Section
+
+
+class RunLength(NamedTuple):
+    """The length of a run, for functions that ask for the state of the run."""
+
+    steps: int | None = None
+    """Steps of the whole run; None where nothing is trained."""
+    steps_per_epoch: float | None = None
+    """Steps in which every training row comes once; None where the rows are not known."""
+
+
+UNKNOWN_LENGTH = RunLength()
 
 
 @dataclass(frozen=True)
@@ -20,8 +32,7 @@ class Surroundings:
     """Functions of a Python program by the names of their sections."""
     columns: Sequence[str] | None = None
     """Columns of the data, which functions of the user's may ask for; None checks nothing."""
-    total_steps: int | None = None
-    """Steps of the run; None where nothing is trained."""
+    length: RunLength = UNKNOWN_LENGTH
 
 
 class RewardSection(Section):

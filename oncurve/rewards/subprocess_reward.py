@@ -12,6 +12,7 @@ from typing import Any, Literal
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Prompt, Reward, Segment, ToolCall
 from oncurve.rewards.custom import from_function
+from oncurve.rewards.section import UNKNOWN_LENGTH, RunLength
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 from oncurve.user_code import load_function
 
@@ -37,10 +38,10 @@ class SubprocessReward:
         memory_gib: float = 4.0,
         workers: int = 1,
         nan_is_none: bool = False,
-        total_steps: int | None = None,
+        length: RunLength = UNKNOWN_LENGTH,
     ) -> None:
         module, _, function = location.rpartition(":")
-        self.name, self.nan_is_none, self.total_steps = name or function, nan_is_none, total_steps
+        self.name, self.nan_is_none, self.length = name or function, nan_is_none, length
         self.location = f"{Path(module).resolve()}:{function}" if module.endswith(".py") else location
         self._pool = WorkerPool(
             "oncurve.rewards.subprocess_reward:call",
@@ -55,7 +56,7 @@ class SubprocessReward:
         pairs = zip(prompts, completions, strict=True)
         items = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0].prompt_ids)]
         rows = ([[asdict(prompt), _fields(completion)] for prompt, completion in item] for item in items)
-        settings = {"location": self.location, "nan_is_none": self.nan_is_none, "total_steps": self.total_steps}
+        settings = {"location": self.location, "nan_is_none": self.nan_is_none, "length": self.length}
         outcomes = self._pool.map({**settings, "rows": listed} for listed in rows)
         return [
             reward for item, outcome in zip(items, outcomes, strict=True) for reward in _rewards_of(outcome, len(item))
@@ -77,13 +78,13 @@ def call(payload: dict[str, Any]) -> list[dict[str, Any]]:
     """The rewards of one item; runs in a grading process."""
     prompts = [_prompt_of(prompt) for prompt, _ in payload["rows"]]
     completions = [_completion_of(completion) for _, completion in payload["rows"]]
-    function = _loaded(payload["location"], payload["nan_is_none"], payload["total_steps"])
+    function = _loaded(payload["location"], payload["nan_is_none"], RunLength(*payload["length"]))
     return [asdict(reward) for reward in grade(function, prompts, completions)]
 
 
 @lru_cache(maxsize=8)
-def _loaded(location: str, nan_is_none: bool, total_steps: int | None) -> RewardFunction:
-    return from_function(load_function(location), nan_is_none=nan_is_none, total_steps=total_steps)
+def _loaded(location: str, nan_is_none: bool, length: RunLength) -> RewardFunction:
+    return from_function(load_function(location), nan_is_none=nan_is_none, length=length)
 
 
 def _prompt_of(fields: dict[str, Any]) -> Prompt:

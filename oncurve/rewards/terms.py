@@ -10,7 +10,7 @@ from oncurve.core.grading import RewardFunction
 from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.mathematics import Mathematics
 from oncurve.rewards.pipelined import PipelinedRewards
-from oncurve.rewards.section import RewardSection, Surroundings
+from oncurve.rewards.section import UNKNOWN_LENGTH, RewardSection, RunLength, Surroundings
 from oncurve.rewards.user_functions import CustomReward, PythonReward
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 
@@ -21,7 +21,7 @@ def make_reward_function(
     seed: int = 0,
     objects: Mapping[str, Any] | None = None,
     columns: Sequence[str] | None = None,
-    total_steps: int | None = None,
+    length: RunLength = UNKNOWN_LENGTH,
 ) -> RewardFunction:
     """The weighted sum of a recipe's rewards; those that rotate are one term of it, those held out are only logged.
 
@@ -32,7 +32,7 @@ def make_reward_function(
         raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
     if all(reward.weight == 0 for reward in rewards if not reward.held_out):
         raise ConfigError("rewards: the weight of every one is 0, so nothing pays. Give at least one another weight")
-    around = Surroundings(objects or {}, columns, total_steps)
+    around = Surroundings(objects or {}, columns, length)
     total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()
     for reward in rewards:

@@ -52,7 +52,7 @@ class CustomReward(RewardSection):
         _check_columns(function, self.function, around)
         options = self.options("function", "isolate", "correct_at")
         if not self.isolate:
-            return from_function(function, name=self.name, total_steps=around.total_steps, **options)
+            return from_function(function, name=self.name, length=around.length, **options)
         if asks_for(function, "environments"):
             raise ConfigError(
                 f"rewards: {self.function} asks for environments, which live in the trainer's process. Set "
@@ -60,7 +60,7 @@ class CustomReward(RewardSection):
             )
         from oncurve.rewards.subprocess_reward import SubprocessReward  # lazy
 
-        return SubprocessReward(self.function, name=self.name, total_steps=around.total_steps, **options)
+        return SubprocessReward(self.function, name=self.name, length=around.length, **options)
 
 
 class PythonReward(RewardSection):
@@ -99,7 +99,7 @@ class PythonReward(RewardSection):
             )
         _check_columns(around.objects[name], name, around)
         options = self.options("correct_at")
-        return from_function(around.objects[name], name=name, total_steps=around.total_steps, **options)
+        return from_function(around.objects[name], name=name, length=around.length, **options)
 
 
 def _check_columns(function: Any, location: str, around: Surroundings) -> None:

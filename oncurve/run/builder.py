@@ -52,6 +52,7 @@ from oncurve.policy.model_folder import add_end_token
 from oncurve.policy.sharding import Sharding, ZeroSettings
 from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 from oncurve.recipe.schema import Config
+from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function, part_weights, with_early_grading
 from oncurve.run.interruption import Interruption
 from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
@@ -105,7 +106,7 @@ def make_rewards(
     return make_reward_function(
         config.rewards,
         seed=config.run.seed,
-        total_steps=config.run.steps,
+        length=RunLength(config.run.steps, len(rows[0]) / config.run.prompts_per_step if rows and rows[0] else None),
         objects=objects.rewards,
         columns=None if rows is None else shared_columns(rows),
     )

@@ -31,7 +31,7 @@ class MeteredGrade:
         self.grade, self.config, self.console = grade, config, console
         self.num_completions, self.num_graded = num_completions, 0
         self.seconds: float | None = None
-        """Of one completion; None before the first is graded."""
+        """Seconds of one completion; None before the first is graded."""
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, as without the meter."""

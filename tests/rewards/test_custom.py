@@ -18,6 +18,7 @@ from oncurve.core.records import Reward
 from oncurve.data.datasets import adapt_python_rows
 from oncurve.rewards.custom import from_function, reads_answer, to_reward
 from oncurve.rewards.parameters import check_parameters
+from oncurve.rewards.section import RunLength
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.user_code import load_function
 
@@ -277,6 +278,7 @@ def of_one(completion: str, step: int, trainer_state: Any, log_metric: Any, log_
     log_metric("letters", len(completion))
     log_extra("read as", completion.upper())
     log_extra("words", completion.split())
+    assert trainer_state.epoch == 0.75
     return step + trainer_state.max_steps / 100
 
 
@@ -295,9 +297,9 @@ async def later(completion: str, step: int, log_extra: Any) -> float:
 def test_functions_know_the_step_and_what_they_log_is_kept() -> None:
     prompts = [prompt_of(row={"answer": "5"})] * 2
     texts = [replace(completion_of(text), policy_version=3) for text in ("ab", "cde")]
-    by_sample = from_function(of_one, total_steps=50)(prompts, texts)
-    many = from_function(of_lists, total_steps=50)(prompts, texts)
-    awaited = from_function(later, total_steps=50)(prompts, texts)
+    by_sample = from_function(of_one, length=RunLength(50, 4.0))(prompts, texts)
+    many = from_function(of_lists, length=RunLength(50, 4.0))(prompts, texts)
+    awaited = from_function(later, length=RunLength(50, 4.0))(prompts, texts)
     assert [reward.value for reward in (*by_sample, *many, *awaited)] == [3.5] * 6
     assert [reward.detail for reward in by_sample] == ["read as: AB; words: ['ab']", "read as: CDE; words: ['cde']"]
     for rewards in (many, awaited):

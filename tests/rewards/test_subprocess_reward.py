@@ -12,6 +12,7 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Reward
+from oncurve.rewards.section import RunLength
 from oncurve.rewards.subprocess_reward import SubprocessReward
 
 SOURCE = """
@@ -41,7 +42,7 @@ def longest(completions, **kwargs):
 
 def knows(completion, step, trainer_state, log_metric):
     log_metric("letters", len(completion))
-    return step + trainer_state.max_steps
+    return step + trainer_state.max_steps + trainer_state.epoch
 """
 
 
@@ -75,9 +76,9 @@ def test_rewards_come_back_with_their_parts(function: SubprocessReward) -> None:
 
 
 def test_it_knows_the_step_and_what_it_logs_comes_back(source: Path) -> None:
-    with closing(SubprocessReward(f"{source}:knows", total_steps=50)) as function:
+    with closing(SubprocessReward(f"{source}:knows", length=RunLength(50, 4.0))) as function:
         [reward] = function([prompt_of()], [replace(completion_of("abc"), policy_version=3)])
-    assert (reward.value, reward.parts) == (53.0, {"letters": 3.0})
+    assert (reward.value, reward.parts) == (53.75, {"letters": 3.0})
 
 
 @pytest.mark.proves("D54")
