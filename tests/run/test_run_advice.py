@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.policy.settings import OptimizerSettings
 from oncurve.run import model_paths
 
 SHORT = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "evaluation.num_prompts=2", "run.name=one")
@@ -67,6 +68,6 @@ def test_weights_of_which_each_process_has_a_part_count_as_a_whole(weights: int,
     empty = torch.nn.Linear(1, 1, bias=False)
     empty.weight.data = torch.empty(0)  # as ZeRO leaves it between passes
     policy: Any = SimpleNamespace(model=empty, backend=SimpleNamespace(full_shape=lambda weight: torch.Size([weights])))
-    optimizer = SimpleNamespace(type="adamw", learning_rate=1e-6)
+    optimizer = OptimizerSettings(learning_rate=1e-6)
     config: Any = SimpleNamespace(optimizer=optimizer, policy=SimpleNamespace(lora=None))
     assert (model_paths.slow_rate(policy, config) is not None) == is_said
