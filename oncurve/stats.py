@@ -36,7 +36,7 @@ def wilson_interval(successes: int, total: int, *, confidence: float = 0.95) -> 
 def share_interval(share: float, total: float, *, z: float = 1.96) -> tuple[float, float]:
     """Wilson's interval of a share that is known only as a number, over ``total`` examples; (0, 1) without any.
 
-        >>> tuple(round(end, 3) for end in share_interval(0.5, 100))
+    >>> tuple(round(end, 3) for end in share_interval(0.5, 100))
     (0.404, 0.596)
     """
     if total <= 0:

@@ -73,7 +73,6 @@ Verdict = Literal["right", "other", "nothing"]
 """The answer that a completion states, read beside the reference: the same, another one, or none."""
 
 
-@lru_cache(maxsize=4096)
 def verdict(text: str, answer: str) -> Verdict | None:
     """The stated answer beside the reference; None if the reference is neither a number nor a few words.
 
@@ -183,8 +182,8 @@ def signs(
         matching.append(disagreeing)
     is_honest = _share(is_right, paid) > MOST
     for detector in DETECTORS:
-        after = _share(detector.shows, paid)
-        is_rise = after >= detector.least and after - (before := _share(detector.shows, first)) >= detector.rise
+        before, after = _share(detector.shows, first), _share(detector.shows, paid)
+        is_rise = after >= detector.least and after - before >= detector.rise
         if is_rise and (detector.shows is touches_tests or not is_honest):
             example = next(sample for sample in paid if detector.shows(sample))
             matching.append((detector.what, _shares(detector.what, before, after, example)))
@@ -203,8 +202,7 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
     """
 
     def readable(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
-        verdicts = ((sample, verdict(sample.text, sample.answer)) for sample in samples)
-        return [(sample, read) for sample, read in verdicts if read is not None]
+        return [(sample, read) for sample in samples if (read := verdict(sample.text, sample.answer)) is not None]
 
     def share_of_wrong(samples: Sequence[Sample]) -> float:
         read = readable(samples)

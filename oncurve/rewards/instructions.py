@@ -347,8 +347,7 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         is_right, expected = value in get_args(kind), " | ".join(get_args(kind))
     elif get_origin(kind) is list:
-        is_right = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-        is_right, expected = is_right and all(isinstance(item, str) and item.strip() for item in value), "texts"
+        is_right, expected = _are_texts(value), "texts"
     elif kind is int:
         is_right, expected = isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a count"
     else:
@@ -356,6 +355,12 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     if not is_right:
         raise ValueError(f"{name}: {key} is {value!r}; give {expected}")
     return value
+
+
+def _are_texts(value: object) -> bool:
+    """A list of texts, at least one and none blank."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return is_list and all(isinstance(item, str) and item.strip() for item in value)
 
 
 class Instructions:

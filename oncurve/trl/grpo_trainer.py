@@ -18,6 +18,7 @@ from transformers.trainer_utils import TrainOutput
 from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.core.grading import score
 from oncurve.episodes.from_settings import give_rewards
+from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.builder import Parts, make_algorithm
 from oncurve.run.snapshot import is_trained_whole
@@ -412,7 +413,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             for section, (reward, _) in zip(config.rewards, self._script_rewards(), strict=False)
         }
         function = make_reward_function(
-            config.rewards, seed=config.run.seed, total_steps=config.run.steps, objects=functions
+            config.rewards, seed=config.run.seed, length=RunLength(config.run.steps), objects=functions
         )
         measured: dict[str, float] = {}
         self._mode = "eval"

@@ -23,7 +23,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.plan.find_shape import find_shape, known_shapes
 from oncurve.plan.shape import ModelShape, shape_of_config
-from oncurve.run import ways
+from oncurve.run import model_paths
 from oncurve.run_errors import CheckpointError
 
 SIZES = {
@@ -132,7 +132,7 @@ def test_a_family_without_a_formula_is_counted_on_its_modules(
     import transformers
 
     def count_here(command: list[str], **_: object) -> SimpleNamespace:
-        return SimpleNamespace(returncode=0, stdout=json.dumps(ways._described(command[-1])))
+        return SimpleNamespace(returncode=0, stdout=json.dumps(model_paths._described(command[-1])))
 
     if kind != "Mixtral":
         monkeypatch.setattr("oncurve.plan.shape.subprocess", SimpleNamespace(run=count_here))

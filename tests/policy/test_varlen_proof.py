@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oncurve.core.batch import Batch
 from oncurve.model.packing import Runs
-from oncurve.policy import forward, packed_attention, road, self_check
+from oncurve.policy import forward, packed_attention, scoring_path, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,7 +109,7 @@ def test_the_proof_leaves_no_gradient_and_no_hook(
 ) -> None:
     monkeypatch.setattr(self_check, "kernel_for", packed_attention.kernel_for)
     model = tiny_model()
-    assert road.find_scoring_path(model, torch.bfloat16).is_packed
+    assert scoring_path.find_scoring_path(model, torch.bfloat16).is_packed
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not model.get_input_embeddings()._forward_hooks
 

@@ -11,7 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
-from oncurve.run import ways
+from oncurve.policy.settings import OptimizerSettings
+from oncurve.run import model_paths
 
 SHORT = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "evaluation.num_prompts=2", "run.name=one")
 
@@ -29,7 +30,7 @@ def test_a_large_model_in_float32_on_a_processor_with_bfloat16(
     has_it: bool, weights: int, kind: str, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_it})
-    monkeypatch.setattr(ways, "WORTH_SAYING", weights)
+    monkeypatch.setattr(model_paths, "WORTH_SAYING", weights)
     words = ["train", "word_problems", f"run.folder={tmp_path}", "policy.device=cpu", f"policy.compute_type={kind}"]
     done = CliRunner().invoke(app, [*words, *SHORT], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -67,6 +68,6 @@ def test_weights_of_which_each_process_has_a_part_count_as_a_whole(weights: int,
     empty = torch.nn.Linear(1, 1, bias=False)
     empty.weight.data = torch.empty(0)  # as ZeRO leaves it between passes
     policy: Any = SimpleNamespace(model=empty, backend=SimpleNamespace(full_shape=lambda weight: torch.Size([weights])))
-    optimizer = SimpleNamespace(type="adamw", learning_rate=1e-6)
+    optimizer = OptimizerSettings(learning_rate=1e-6)
     config: Any = SimpleNamespace(optimizer=optimizer, policy=SimpleNamespace(lora=None))
-    assert (ways.slow_rate(policy, config) is not None) == is_said
+    assert (model_paths.slow_rate(policy, config) is not None) == is_said

@@ -149,7 +149,7 @@ def gpu_shares(
 ) -> list[str]:
     """Which GPUs each server sees: those behind the trainers' own, in order.
 
-    >>> gpu_shares(["0", "1", "2", "5"], trainers=1, servers=1, each=2)
+    >>> gpu_shares(["0", "1", "2", "5"], trainers=1, servers=1, gpus_per_server=2)
     ['1,2']
 
     Raises ConfigError if there are not so many; ``instead`` is what to type for sampling without servers.

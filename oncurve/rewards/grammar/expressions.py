@@ -293,8 +293,8 @@ _SEVERAL = frozenset(("max", "min", "gcd", "lcm"))
 def parse(tokens: Sequence[Token]) -> Tree:
     """The expression that all of the tokens write. Raises Unreadable.
 
-    >>> from oncurve.rewards.grammar.lexer import tokens
-    >>> parse(tokens(r"\\\\frac12")).parts[0].value
+    >>> from oncurve.rewards.grammar.lexer import tokenize
+    >>> parse(tokenize(r"\\\\frac12")).parts[0].value
     Fraction(1, 1)
     """
     _refuse_prose(tokens)

@@ -61,7 +61,7 @@ _BRACKETED = frozenset(("min", "max", "gcd", "lcm", "arg", "det", "dim", "tr", "
 def tokenize(text: str) -> list[Token]:
     """The tokens of an answer. Raises Unreadable for what is no sign of mathematics, or too much of it.
 
-    >>> [token.text for token in tokens(r"2\\text{ cm}")]
+    >>> [token.text for token in tokenize(r"2\\text{ cm}")]
     ['2', 'cm']
     """
     text = _RAISED.sub(lambda match: "^{" + "".join(SUPERSCRIPTS[sign] for sign in match.group()) + "}", text)

@@ -252,8 +252,8 @@ def _may_begin(tokens: Sequence[Token], start: int, *, with_letters: bool) -> bo
 def compose(tokens: Sequence[Token]) -> Unit | None:
     """The unit that tokens write; None if they write something else, such as a variable.
 
-    >>> from oncurve.rewards.grammar.lexer import tokens
-    >>> compose(tokens(r"\\text{ km/h}")).factor
+    >>> from oncurve.rewards.grammar.lexer import tokenize
+    >>> compose(tokenize(r"\\text{ km/h}")).factor
     Fraction(5, 18)
     """
     reader = _Reader()
