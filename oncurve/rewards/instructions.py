@@ -357,7 +357,7 @@ def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _are_texts(value: object) -> bool:
+def _are_texts(value: Any) -> bool:
     """A list of texts, at least one and none blank."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     return is_list and all(isinstance(item, str) and item.strip() for item in value)
