@@ -18,8 +18,7 @@ from oncurve.observe.lock import RunLock
 from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, write_text
 from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
-from oncurve.recipe.load import resolved, validate_tree
-from oncurve.recipe.run_folder import flat, read_run_config
+from oncurve.recipe.load import flat, read_run_config, resolved, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.builder import Parts, make_algorithm, make_parts, settle
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify

@@ -22,8 +22,8 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.from_settings import make_processes
 from oncurve.policy.settings import PolicySection
+from oncurve.recipe.load import read_run_config, run_folder_path
 from oncurve.recipe.preflight import check_algorithm
-from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
 from oncurve.run.builder import make_parts, settle
