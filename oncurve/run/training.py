@@ -183,10 +183,9 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
     from oncurve.run.resume import go_below_limit, resume  # lazy
 
     for _ in range(MAX_RETURNS):
-        step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
-        request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
-        changed = (f"algorithm.kl_coef={doubled!r}",)
-        again = replace(request, overrides=changed, strict=False, allow_change=True, new_config=None, after=None)
+        step, override = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
+        request.console.print(f"{alarm}. Going back to step {step} with {override}", highlight=False)
+        again = replace(request, overrides=(override,), strict=False, allow_change=True, new_config=None, after=None)
         try:
             return (yield from resume(again, processes))
         except KlAlarm as another:
