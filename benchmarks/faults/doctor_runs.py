@@ -428,8 +428,8 @@ def train(run: Planned, folder: Path) -> None:
 
 def examine(run: Planned, folder: Path) -> dict[str, Any]:
     """What the doctor says about a finished run, and which of it is right."""
+    from oncurve.doctor.case import read_case
     from oncurve.doctor.diagnose import diagnose  # the rewards above are imported by every run: keep that light
-    from oncurve.doctor.read import read_case
 
     findings = diagnose(read_case(folder / run.name))
     alarms = [finding for finding in findings if finding.severity != "note"]

@@ -213,10 +213,9 @@ def make(folder: Path, overrides: tuple[str, ...]) -> Path:
 
 def measure(run: Path) -> dict[str, Any]:
     """Right answers of the first and last step, what the doctor says of the last, and the step of the first alarm."""
-    from oncurve.doctor.diagnose import diagnose
+    from oncurve.doctor.case import read_case
+    from oncurve.doctor.diagnose import Watch, diagnose
     from oncurve.doctor.hacking import by_step, is_right
-    from oncurve.doctor.live import Watch
-    from oncurve.doctor.read import read_case
     from oncurve.history.past import open_run
 
     past, case = open_run(run), read_case(run)

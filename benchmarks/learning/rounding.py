@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import oncurve
-from oncurve.algorithm.rounding import key_of, narrow
+from oncurve.algorithm.precision import key_of, narrow
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Group, Prompt
 from oncurve.data.from_settings import shared_columns

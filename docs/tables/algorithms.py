@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from oncurve.algorithm import advantages, correction, kl, losses, normalize
+from oncurve.algorithm import advantages, correction, losses
 from oncurve.algorithm.pairings import RULES
 from oncurve.algorithm.table import CHOICES, PRESETS, Preset
 from oncurve.core import formulas, policy
@@ -54,19 +54,19 @@ SECTIONS: dict[str, tuple[str, dict[str, Piece]]] = {
         {
             "sequence_mean": formulas.sequence_mean,
             "token_mean": formulas.token_mean,
-            "constant": normalize.constant,
-            "prompt_mean": normalize.prompt_mean,
-            "sequence_sum": normalize.sequence_sum,
+            "constant": losses.constant,
+            "prompt_mean": losses.prompt_mean,
+            "sequence_sum": losses.sequence_sum,
         },
     ),
     "KL to a reference": (
         "`algorithm.kl_estimator`, with `kl_coef`, `kl_in`, `kl_importance` and `reference`.",
         {
-            "k1": kl.k1,
-            "k2": kl.k2,
+            "k1": losses.k1,
+            "k2": losses.k2,
             "k3": formulas.k3,
-            "absolute": kl.absolute,
-            "k1_reversed": kl.k1_reversed,
+            "absolute": losses.absolute,
+            "k1_reversed": losses.k1_reversed,
             "kl_importance": formulas.importance_corrected,
             "reference: refreshed, average": policy.move_reference,
         },

@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
-from oncurve.doctor.diagnose import CHECKS, Check
+from oncurve.doctor import grading, hacking, policy_health, rollouts, throughput
+from oncurve.doctor.diagnose import CHECKS, MIN_STEPS, QUIET_STEPS, Check
 from oncurve.doctor.hacking import DETECTORS, disagreement, follows_length, same_for_all
-from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS
 
 _HEAD = f"""# The doctor
 
@@ -32,10 +31,8 @@ steps; none fires in the first {MIN_STEPS - 1} steps.
 _SECTIONS = (
     ("Reward and grader", grading),
     ("Reward hacking", hacking),
-    ("Groups", groups),
-    ("Lengths", lengths),
+    ("Groups, lengths, tools and environments", rollouts),
     ("Policy", policy_health),
-    ("Tools and environments", tool_use),
     ("Time and memory", throughput),
 )
 

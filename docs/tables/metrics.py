@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.observe.metric import Metric
+from oncurve.observe.measure import Metric
 from oncurve.observe.metrics import GLOSSARY
 
 

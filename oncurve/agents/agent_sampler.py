@@ -177,7 +177,7 @@ class _Run:
     ) -> None:
         self.owner, self.setup, self.loop, self.endpoint, self.frames = owner, owner.setup, loop, endpoint, frames
         self.limits = SessionLimits(
-            loop.params.max_completion_tokens,
+            loop.params.room(0),
             self.setup.limits.max_turns,
             context_tokens,
             self.setup.limits.forks == "rows",

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from oncurve.algorithm.precision import wide_product
-from oncurve.algorithm.rounding import narrow
+from oncurve.algorithm.precision import narrow, wide_product
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""

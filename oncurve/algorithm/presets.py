@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from oncurve.algorithm import advantages, correction, kl, losses, normalize
+from oncurve.algorithm import advantages, correction, losses
 from oncurve.algorithm.table import LOSSES, PRESETS, RATIO_CAP, Preset, resolve
 from oncurve.core import formulas
 from oncurve.core.algorithm import Algorithm, KLTerm, Normalizer, TokenLoss, Weights
@@ -23,11 +23,11 @@ __all__ = ["PRESETS", "build"]
 Advantage = Callable[[Rewards], Float[Tensor, "P G"]]
 
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": kl.k1,
-    "k2": kl.k2,
+    "k1": losses.k1,
+    "k2": losses.k2,
     "k3": formulas.k3,
-    "absolute": kl.absolute,
-    "k1_reversed": kl.k1_reversed,
+    "absolute": losses.absolute,
+    "k1_reversed": losses.k1_reversed,
 }
 NUM_ARGUMENTS = 4
 """Arguments that every token loss has: logprobs, old_logprobs, advantages and mask."""
@@ -152,9 +152,9 @@ def find_normalizer(row: Preset, max_completion_tokens: int) -> Normalizer:
     functions: dict[str, Normalizer] = {
         "sequence_mean": formulas.sequence_mean,
         "token_mean": formulas.token_mean,
-        "constant": partial(normalize.constant, tokens_per_row=max_completion_tokens),
-        "prompt_mean": normalize.prompt_mean,
-        "sequence_sum": normalize.sequence_sum,
+        "constant": partial(losses.constant, tokens_per_row=max_completion_tokens),
+        "prompt_mean": losses.prompt_mean,
+        "sequence_sum": losses.sequence_sum,
     }
     return functions[row.normalize]
 

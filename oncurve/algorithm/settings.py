@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from oncurve.algorithm.presets import Advantage
     from oncurve.core.algorithm import Algorithm, TokenLoss
 
+KL_RAISED = "Raise algorithm.kl_coef"
+"""Advice where the policy drifts away from the reference."""
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
 
 
@@ -169,6 +171,10 @@ class AlgorithmSection(Section):
     def measures_kl(self) -> bool:
         """There is a KL term, whose other side is not the policy that sampled; of a resolved recipe."""
         return bool(self.kl_coef) and self.reference != "old"
+
+    def with_doubled_kl(self) -> str:
+        """The override of a recipe that doubles the weight of its KL term."""
+        return f"algorithm.kl_coef={2 * self.row().kl_coef!r}"
 
     def with_row(self, name: str) -> AlgorithmSection:
         """Another row of the table as it is, for groups of this size. Nothing is checked."""

@@ -51,8 +51,8 @@ def examine_run(run: Path, out: TextIO, *, as_json: bool) -> bool:
 
     Raises DataError if the folder holds no run, or files that are broken.
     """
+    from oncurve.doctor.case import read_case  # lazy
     from oncurve.doctor.diagnose import CHECKS, diagnose  # lazy
-    from oncurve.doctor.read import read_case  # lazy
 
     case = read_case(run)
     findings = diagnose(case)

@@ -30,8 +30,11 @@ def evaluate(
     """
     from oncurve.observe.run_model import is_run, locate_model, resolve_model  # lazy
     from oncurve.recipe.files import find_recipe  # lazy
-    from oncurve.recipe.load import load_config, read_text  # lazy
-    from oncurve.recipe.run_folder import read_run_config  # lazy
+    from oncurve.recipe.load import (  # lazy
+        load_config,
+        read_run_config,  # lazy
+        read_text,
+    )
 
     if benchmark is not None:
         if model is not None:

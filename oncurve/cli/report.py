@@ -30,7 +30,7 @@ def report(
     """
     from oncurve.observe.record import json_if_there  # lazy
     from oncurve.observe.summary import summarize  # lazy
-    from oncurve.report.lineage import stage_lines  # lazy
+    from oncurve.report.overview import stage_lines  # lazy
     from oncurve.report.write import read_run, write_report  # lazy
 
     out = console()

@@ -43,9 +43,12 @@ def train(
     Example: `oncurve train word_problems run.steps=20 run.seed=1`
     """
     from oncurve.recipe.files import find_recipe  # lazy
-    from oncurve.recipe.load import load_config, read_text  # lazy
+    from oncurve.recipe.load import (  # lazy
+        load_config,
+        read_text,
+        run_folder_path,  # lazy
+    )
     from oncurve.recipe.preflight import check_cheaply  # lazy
-    from oncurve.recipe.run_folder import run_folder_path  # lazy
     from oncurve.run.checkpoint_manifest import clear_unbegun, progress_of  # lazy
 
     path = find_recipe(recipe)
@@ -89,7 +92,7 @@ def train(
 
 def _refuse_more(folder: Path, config: Config) -> None:
     """Raises ConfigError where a finished run is asked for with another recipe than it had."""
-    from oncurve.recipe.run_folder import read_run_config  # lazy
+    from oncurve.recipe.load import read_run_config  # lazy
     from oncurve.run.builder import settle  # lazy
     from oncurve.run.identity import recorded  # lazy
     from oncurve.run.rendered import with_epochs  # lazy

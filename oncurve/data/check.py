@@ -14,8 +14,8 @@ from oncurve.data.leaks import leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
-from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.probes import TRIED
+from oncurve.rewards.weighted_sum import categorize
 from oncurve.wording import shortened
 
 Grade = Callable[[Sequence[Prompt], Sequence[Completion]], Sequence[Reward]]

@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import RAW_ANSWER
-from oncurve.data.conversations import MESSAGES, read_messages, text_of_messages
-from oncurve.data.sources import MAKERS, Row, open_stored, read_generated
-from oncurve.data.stored_rows import StoredRows
+from oncurve.data.chat_template import MESSAGES, read_messages, text_of_messages
+from oncurve.data.sources import MAKERS, Row, StoredRows, open_stored, read_generated
 from oncurve.rewards.answer_locations import last_boxed
 from oncurve.rewards.grammar.choices import LETTERS
 from oncurve.wording import counted, did_you_mean, listed

@@ -9,7 +9,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW
 from oncurve.data.datasets import Adapt, adapt_python_rows, adapter_of_python_rows, load_rows
 from oncurve.data.settings import DataSection, DemonstrationsData, PythonData
-from oncurve.data.stored_rows import StoredRows, StoredTable
+from oncurve.data.sources import StoredRows, StoredTable
 from oncurve.rewards.parameters import columns_of
 
 Rows = Sequence[dict[str, Any]]

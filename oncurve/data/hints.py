@@ -8,7 +8,7 @@ from typing import Any
 
 from oncurve.core.errors import DataError
 from oncurve.core.records import SOURCE_ROW
-from oncurve.data.conversations import MESSAGES
+from oncurve.data.chat_template import MESSAGES
 from oncurve.wording import listed
 
 COLUMN = re.compile(r"\{(\w+)\}")

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from oncurve.core.records import Prompt
-from oncurve.data.chat_template import Chat, missing_header
-from oncurve.data.conversations import MESSAGES
+from oncurve.data.chat_template import MESSAGES, Chat, missing_header
 from oncurve.data.data_finding import DataFinding
 from oncurve.data.prompts import Template, Tokenizer
 from oncurve.wording import shortened

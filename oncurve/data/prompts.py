@@ -12,6 +12,7 @@ from typing import Any
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import SOURCE_ROW, Prompt
 from oncurve.data.chat_template import (
+    MESSAGES,
     Chat,
     Message,
     TemplateRefusal,
@@ -22,7 +23,6 @@ from oncurve.data.chat_template import (
     write_chats,
     write_conversations,
 )
-from oncurve.data.conversations import MESSAGES
 from oncurve.wording import did_you_mean, listed
 
 logger = logging.getLogger(__name__)

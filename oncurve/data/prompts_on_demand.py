@@ -9,8 +9,7 @@ from functools import lru_cache
 from oncurve.core.errors import DataError
 from oncurve.core.records import Prompt
 from oncurve.data.demonstrations import Demonstration
-from oncurve.data.sources import Row
-from oncurve.data.stored_rows import StoredRows
+from oncurve.data.sources import Row, StoredRows
 
 MAX_TRIES = 1_000
 """Rows in a row that may be too long."""

@@ -14,9 +14,9 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
-from oncurve.data import stored_rows
+from oncurve.data import sources
 from oncurve.data.settings import FILE_TYPES
-from oncurve.data.stored_rows import StoredTable
+from oncurve.data.sources import StoredTable
 
 Row = dict[str, Any]
 MOST_ROWS = 1_000_000
@@ -216,7 +216,7 @@ def data_section(
     if isinstance(data, Iterable):
         if not isinstance(data, Sized):
             data = _read_at_most(data, limit)
-        if type(data).__module__ == "datasets.arrow_dataset" and len(data) > stored_rows.MANY_ROWS:
+        if type(data).__module__ == "datasets.arrow_dataset" and len(data) > sources.MANY_ROWS:
             return {"type": "given", **more}, StoredTable(data, "the rows that were passed")
         rows = [dict(row) if isinstance(row, Mapping) else _no_row(index, row) for index, row in enumerate(data)]
         if not rows:

@@ -3,22 +3,134 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from glob import escape
 from importlib import import_module
 from inspect import isclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, overload
+
+import numpy as np
 
 from oncurve.core.errors import ConfigError, DataError, Failure, attempt
-from oncurve.data import stored_rows
-from oncurve.data.stored_rows import Source
 from oncurve.wording import counted, did_you_mean, listed
 
 Row = dict[str, Any]
+MANY_ROWS = 1_000_000
+"""Rows of a file above which each is read and rendered when a step asks for it."""
+_BLOCK_BYTES = 1 << 26
+
+
+class Source(Protocol):
+    """Raw rows that are read one by one."""
+
+    fingerprint: str
+    """Fingerprint of all that is stored."""
+
+    def __len__(self) -> int: ...
+    def __call__(self, index: int) -> tuple[str, Row]:
+        """The row at a place, counted from 0, with that place for messages."""
+        ...
+
+
+class StoredRows(Sequence[Row]):
+    """Rows of a file or table that stay there; ``adapt`` puts a raw one into our columns.
+
+    Equal questions are not looked for: whoever holds rows out takes some of the indices.
+    """
+
+    def __init__(
+        self, source: Source, adapt: Callable[[str, Row], Row], indices: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        self._source, self._adapt = source, adapt
+        self._indices = np.arange(len(source)) if indices is None else indices
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of all that is stored, whichever rows of it these are."""
+        return self._source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> StoredRows: ...
+    def __getitem__(self, index: int | slice) -> Row | StoredRows:
+        """One row, or rows that are still not read."""
+        if isinstance(index, slice):
+            return self._at(self._indices[index])
+        return self._adapt(*self._source(int(self._indices[index])))
+
+    def split(self, count: int, *, seed: int) -> tuple[StoredRows, list[Row]]:
+        """The rows without ``count`` of them, and those, drawn by the seed and in their order."""
+        drawn = np.random.default_rng(seed).choice(len(self), count, replace=False, shuffle=False)
+        is_held_out = np.zeros(len(self), dtype=bool)
+        is_held_out[drawn] = True
+        return self._at(self._indices[~is_held_out]), list(self._at(self._indices[is_held_out]))
+
+    def _at(self, indices: np.ndarray[Any, Any]) -> StoredRows:
+        return StoredRows(self._source, self._adapt, indices)
+
+
+class JsonLines:
+    """The lines of a file, by the places where they begin and end; blank ones are passed over."""
+
+    def __init__(self, path: Path, parse: Callable[[str, bytes], Row]) -> None:
+        self.path, self._parse = path, parse
+        self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
+        digest, ends, start = hashlib.sha256(), [], 0
+        while block := self._file.read(_BLOCK_BYTES):
+            digest.update(block)
+            ends.append(np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 0x0A) + start)
+            start += len(block)
+        stops = np.concatenate([*ends, np.array([start])])
+        starts = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1] + 1])
+        self.numbers = np.flatnonzero(stops - starts > 1)
+        self._spans = np.stack([starts[self.numbers], stops[self.numbers]], axis=1)
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __call__(self, index: int) -> tuple[str, Row]:
+        """The object on the line at an index."""
+        start, stop = (int(end) for end in self._spans[index])
+        line = os.pread(self._file.fileno(), stop - start, start).removeprefix(b"\xef\xbb\xbf")
+        where = f"{self.path}, line {int(self.numbers[index]) + 1}"
+        if len(line) < stop - start - 3:
+            raise DataError(f"{where}: the file has become shorter. Leave data alone while a run reads them.")
+        return where, self._parse(where, line)
+
+
+class StoredTable:
+    """The rows of a data set of the ``datasets`` library, which stay on the disk."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self._rows, self._name = rows, name
+        path = Path(name)
+        if path.is_file():
+            with path.open("rb") as file:
+                self.fingerprint = hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            self.fingerprint = str(rows._fingerprint)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __call__(self, index: int) -> tuple[str, Row]:
+        """The row at an index."""
+        return f"{self._name}, row {index + 1}", self._rows[index]
+
+
 Located = tuple[str, Row]
 """A row and where it stands, for example "data/train.jsonl, line 3"."""
 
@@ -190,18 +302,18 @@ def open_stored(
         if file is None:
             names = listed(sorted(entry.name for entry in local.glob("*.jsonl")))
             raise DataError(f"{local}: this folder has no {split}.jsonl, it has {names}. Name the file itself.")
-        is_large = file.is_file() and file.stat().st_size > stored_rows.MANY_ROWS * LEAST_BYTES
+        is_large = file.is_file() and file.stat().st_size > MANY_ROWS * LEAST_BYTES
         if is_large and not _begins_as_array(_head(file)):
-            stored = stored_rows.JsonLines(file, _parsed)
-            if len(stored) > stored_rows.MANY_ROWS:
+            stored = JsonLines(file, _parsed)
+            if len(stored) > MANY_ROWS:
                 return stored
         return read_json_lines(file)
     if local.suffix in CSV_ENDINGS and (type == "csv" or local.is_file()):
         return read_csv(local)
     name = str(local) if local.exists() else str(path)
     rows = _from_hugging_face(name, split=split, subset=subset, revision=revision)
-    if len(rows) > stored_rows.MANY_ROWS:
-        return stored_rows.StoredTable(rows, name)
+    if len(rows) > MANY_ROWS:
+        return StoredTable(rows, name)
     return [(f"{name}, {split} row {number}", row) for number, row in enumerate(rows.to_list(), 1)]
 
 

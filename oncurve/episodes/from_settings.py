@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW, Prompt
-from oncurve.data.chat_template import template_arguments
-from oncurve.data.conversations import MESSAGES
+from oncurve.data.chat_template import MESSAGES, template_arguments
 from oncurve.data.prompts import ToolsOf, chosen_chat, find_template, render_prompts
 from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.data.settings import DataSection

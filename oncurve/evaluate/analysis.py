@@ -7,7 +7,7 @@ from statistics import fmean
 
 from oncurve import tables
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
-from oncurve.rewards.grading_failures import Category
+from oncurve.rewards.weighted_sum import Category
 from oncurve.wording import counted
 
 TITLES = {

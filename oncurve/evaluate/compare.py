@@ -15,8 +15,7 @@ from rich.text import Text
 
 from oncurve import tables
 from oncurve.core.errors import DataError
-from oncurve.evaluate.evaluation import Evaluation, Example
-from oncurve.evaluate.paired import ComparisonRow, RewardChange, reward_change, share_change
+from oncurve.evaluate.evaluation import ComparisonRow, Evaluation, Example, RewardChange, reward_change, share_change
 from oncurve.observe.record import write_json, write_lines, write_text
 from oncurve.wording import counted, decimals, interval, p_text, percent, points, signed_decimals, signed_points
 

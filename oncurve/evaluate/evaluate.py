@@ -12,9 +12,8 @@ from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.evaluate.evaluation import Evaluation, Example
-from oncurve.observe.episode_metrics import episode_row
-from oncurve.rewards.grading_failures import categorize
-from oncurve.rewards.weighted_sum import FIXED_PARTS
+from oncurve.observe.measure import episode_row
+from oncurve.rewards.weighted_sum import FIXED_PARTS, categorize
 
 
 class ExampleStore:

@@ -22,7 +22,7 @@ from oncurve.core.scheduler import RowScheduler
 from oncurve.history.past import PastRun
 from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.ops_native import NativeOps, operations
-from oncurve.model.row_memory import RowMemory
+from oncurve.model.row_budget import RowMemory
 from oncurve.model.weights import supports
 from oncurve.observe.step_record import read_step
 from oncurve.policy.trained_policy import TrainedPolicy

@@ -18,7 +18,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
-from oncurve.recipe.run_folder import read_run_config
+from oncurve.recipe.load import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.run.builder import make_algorithm
 from oncurve.run.rendered import split_rows

@@ -20,8 +20,8 @@ from oncurve.recipe.load import load_config
 from oncurve.recipe.messages import explain
 from oncurve.recipe.schema import Config
 from oncurve.rewards.custom import from_function
-from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.section import RewardSection, RunLength
+from oncurve.rewards.weighted_sum import check_any_graded
 from oncurve.run.builder import make_rewards
 from oncurve.wording import counted
 

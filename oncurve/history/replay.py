@@ -32,9 +32,9 @@ from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import METRICS, read_manifest, write_lines
 from oncurve.observe.step_record import read_step
 from oncurve.policy.distributed import Processes
-from oncurve.recipe.run_folder import read_run_config
+from oncurve.recipe.load import read_run_config
 from oncurve.recipe.schema import Config
-from oncurve.rewards.grading_failures import check_any_graded
+from oncurve.rewards.weighted_sum import check_any_graded
 from oncurve.run.builder import Parts, make_algorithm, make_parts, make_rewards, make_sampler
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify
 from oncurve.run.interruption import Interruption

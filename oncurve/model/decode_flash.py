@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.precision import HALF
-from oncurve.model.agreement import KERNEL_FAILURES
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers, RecordingPlan, power
 from oncurve.model.decode_torch import Layer
 from oncurve.model.forward_backward import Angles
 from oncurve.model.packing import HEAD_STEP, LARGEST_HEAD
+from oncurve.model.stand_in import KERNEL_FAILURES
 from oncurve.model.weights import AttentionSizes, LayerParameters, LayerWeights
 
 log = logging.getLogger(__name__)

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.chunked_head import from_hidden
-from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision
-from oncurve.algorithm.rounding import dithered_casts
+from oncurve.algorithm.precision import arithmetic_type, dithered_casts, head_type, in_full_precision
 from oncurve.core.errors import Shortage, first_line, is_out_of_memory, release
 from oncurve.core.logprobs import from_logits
 from oncurve.core.sampler import PolicyView
-from oncurve.model.agreement import KERNEL_FAILURES, agreement, mean, worst_step
 from oncurve.model.decode_memory import GROWTH
 from oncurve.model.decoding import LayerDecoder
+from oncurve.model.stand_in import KERNEL_FAILURES, agreement, mean, worst_step
 from oncurve.model.weights import Backbone, backbone_of, body_of, head_key, head_matrix
 
 log = logging.getLogger(__name__)

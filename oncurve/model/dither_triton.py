@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.rounding import KERNELS, Kernel, dithered_by_torch
+from oncurve.algorithm.precision import KERNELS, Kernel, dithered_by_torch
 from oncurve.core.errors import first_line, is_out_of_memory
 from oncurve.model.stand_in import FAILURES
 

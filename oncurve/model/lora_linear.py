@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oncurve.algorithm.precision import is_slow, product
-from oncurve.algorithm.rounding import narrow, weight_key
+from oncurve.algorithm.precision import is_slow, narrow, product, weight_key
 
 ADAPTER = "default"
 """The name that peft gives to a model's only adapter."""

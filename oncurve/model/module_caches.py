@@ -15,8 +15,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from oncurve.algorithm.precision import arithmetic_type, head_type, in_full_precision, wide_product
-from oncurve.algorithm.rounding import dithered_casts, narrow, weight_key
+from oncurve.algorithm.precision import (
+    arithmetic_type,
+    dithered_casts,
+    head_type,
+    in_full_precision,
+    narrow,
+    weight_key,
+    wide_product,
+)
 from oncurve.core.decoder import KEYS_AND_VALUES, CacheKind, ModuleForward, cached_inputs, left_pad
 from oncurve.core.errors import SamplerError, first_line
 from oncurve.model.lora_linear import linear_layers

@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.precision import wide_product
-from oncurve.algorithm.rounding import narrow
+from oncurve.algorithm.precision import narrow, wide_product
 from oncurve.model.packing import Layout
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

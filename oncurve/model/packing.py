@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from oncurve.core.batch import Batch
-from oncurve.model.length_rounding import whole_tokens
+from oncurve.model.context import whole_tokens
 
 Run = tuple[int, int]
 """First index of some tokens that lie side by side, and the index behind the last."""

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.precision import HALF, arithmetic_type, linear, product
-from oncurve.algorithm.rounding import narrow, weight_key
+from oncurve.algorithm.precision import HALF, arithmetic_type, linear, narrow, product, weight_key
 from oncurve.constants import STATIC_ROTARY
 from oncurve.model.decode_memory import OWN_FAMILIES
 from oncurve.model.lora_linear import LoraDelta, Matrix, is_matrix, matrix_of

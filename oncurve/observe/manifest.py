@@ -1,21 +1,117 @@
-"""The start of a run on record: machine, code version and command."""
+"""The start of a run on record: machine, code version and command, without tokens and keys; and the sums of its files.
+
+Nothing but the standard library is needed here, because vLLM's environment imports it too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import oncurve
+
+HIDDEN = "[hidden]"
+_SHAPES = re.compile(
+    r"hf_[A-Za-z0-9]{16,}"  # the hub
+    r"|sk-[A-Za-z0-9_-]{16,}"  # endpoints for chat
+    r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}"
+    r"|AKIA[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|xox[abpr]-[A-Za-z0-9-]{10,}"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{12,}=*"
+    r"|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"  # user:password@host
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+_NAMES = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_SHORTEST = 8
+"""Shorter values of such variables are words like "true", and would be hidden everywhere."""
+
+
+def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Values of the environment variables whose names say that they are secret, longest first."""
+    variables = os.environ if environment is None else environment
+    values = {value for name, value in variables.items() if _NAMES.search(name) and len(value) >= _SHORTEST}
+    return sorted((value for value in values if not os.path.exists(value)), key=lambda value: (-len(value), value))
+
+
+def redact(text: str, *, environment: Mapping[str, str] | None = None) -> str:
+    """A text without what looks like a key and without the secret values of the environment.
+
+    >>> redact("hub_token: hf_abcdefghijklmnopqrstuvwx", environment={})
+    'hub_token: [hidden]'
+    """
+    for value in secret_values(environment):
+        text = text.replace(value, HIDDEN)
+    return _SHAPES.sub(HIDDEN, text)
+
+
+def redact_tree(value: Any, *, environment: Mapping[str, str] | None = None) -> Any:
+    """The same for every text inside mappings and lists."""
+    if isinstance(value, str):
+        return redact(value, environment=environment)
+    if isinstance(value, Mapping):
+        return {key: redact_tree(item, environment=environment) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_tree(item, environment=environment) for item in value]
+    return value
+
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """A file's entry in a manifest."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, *, flush: bool = False) -> FileSum:
+        """Read a file, flushed to the disk before if asked for. Other threads work meanwhile: large pieces are read and
+        summed without Python's lock. Raises OSError."""
+        digest, size, buffer = hashlib.sha256(), 0, bytearray(CHUNK)
+        with path.open("rb", buffering=0) as file:
+            if flush:
+                os.fsync(file.fileno())
+            while count := file.readinto(buffer):
+                digest.update(memoryview(buffer)[:count])
+                size += count
+        return cls(size, digest.hexdigest())
+
+    def entry(self) -> dict[str, Any]:
+        """As it stands in a manifest."""
+        return asdict(self)
+
+    def mismatch(self, expected: Mapping[str, Any]) -> str | None:
+        """The first difference from a manifest; None if there is none."""
+        if self.size != expected["size"]:
+            return f"has {self.size} bytes, {expected['size']} were written"
+        if self.sha256 != expected["sha256"]:
+            return "its content changed since it was written (SHA-256 differs)"
+        return None
+
+
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "sympy", "trl", "vllm")
 _PATIENCE_SECONDS = 10

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncurve.observe.episode_metrics import EPISODE, EPISODE_TIME
-from oncurve.observe.metric import Metric
+from oncurve.observe.measure import EPISODE, EPISODE_TIME, Metric
 
 _REWARD = (
     Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily", label="reward"),

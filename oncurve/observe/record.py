@@ -18,9 +18,9 @@ import yaml
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Group, Numbers, Reward
-from oncurve.observe.episode_metrics import episode_row
 from oncurve.observe.lock import RunLock
-from oncurve.observe.redact import redact, redact_tree
+from oncurve.observe.manifest import redact, redact_tree
+from oncurve.observe.measure import episode_row
 from oncurve.observe.sinks import Tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.run_errors import CheckpointError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncurve.model.length_rounding import whole_tokens
+from oncurve.model.context import whole_tokens
 from oncurve.plan import constants
 from oncurve.plan.planned_run import PlannedRun
 

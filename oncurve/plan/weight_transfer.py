@@ -63,7 +63,7 @@ def sent_share(rate: float, parameters: float) -> float:
 
 
 def _log_share(rate: float, measured: Sequence[tuple[float, float]]) -> float:
-    points = [(math.log(learning_rate), math.log(share)) for learning_rate, share in measured]
+    points = [(math.log(measured_rate), math.log(share)) for measured_rate, share in measured]
     index = min(max(bisect([x for x, _ in points], math.log(rate)), 1), len(points) - 1)
     (x, y), (far, high) = points[index - 1 : index + 1]
     return y + (high - y) * (math.log(rate) - x) / (far - x)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from oncurve.algorithm.rounding import dithered_casts
+from oncurve.algorithm.precision import dithered_casts
 from oncurve.core.errors import TrainingError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from oncurve.algorithm.rounding import narrow_by, parameter_keys, thresholds_at
+from oncurve.algorithm.precision import narrow_by, parameter_keys, thresholds_at
 from oncurve.core.records import Mean
 from oncurve.policy.dithered_parts import plain
 from oncurve.policy.sharding import own_rows_of

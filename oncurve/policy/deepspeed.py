@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.core.errors import ConfigError
-from oncurve.policy.backend import Piece, Scorers, decayed, trained_parameters
+from oncurve.policy.backend import Piece, Scorers, TensorFiles, decayed, trained_parameters
 from oncurve.policy.deepspeed_settings import resolve
 from oncurve.policy.distributed import join_alone
 from oncurve.policy.sharding import Reader, ReplicaLocation, Room, ZeroSettings, fill
-from oncurve.policy.tensor_files import TensorFiles
 from oncurve.policy.unread_model import fill_copy, make_replica
 
 if TYPE_CHECKING:

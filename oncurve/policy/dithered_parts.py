@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from oncurve.algorithm.rounding import narrow, weight_key
+from oncurve.algorithm.precision import narrow, weight_key
 
 aten = torch.ops.aten
 _STAYS = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from oncurve.algorithm.rounding import SavedCopies
+from oncurve.algorithm.precision import SavedCopies
 from oncurve.policy.model_folder import is_converted, save_model, write_around
 from oncurve.policy.trained_policy import TrainedPolicy
 
@@ -65,7 +65,7 @@ class Streamed:
 
     def save_pretrained(self, folder: str | Path, /) -> None:
         """Write it; no more than one weight is in memory."""
-        from oncurve.policy.tensor_files import tensor_writer  # lazy
+        from oncurve.policy.backend import tensor_writer  # lazy
 
         groups = _groups(self.described)
         names = [SAFE_WEIGHTS_NAME]

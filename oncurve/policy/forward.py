@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oncurve.algorithm.chunked_head import HeadOps, from_hidden
-from oncurve.algorithm.precision import arithmetic_type, head_type
-from oncurve.algorithm.rounding import dithered_casts, weight_key
+from oncurve.algorithm.precision import arithmetic_type, dithered_casts, head_type, weight_key
 from oncurve.core.batch import Batch, Size
 from oncurve.core.errors import TrainingError
 from oncurve.core.logprobs import from_logits, join_rows, spread

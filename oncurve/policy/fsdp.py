@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.rounding import like
+from oncurve.algorithm.precision import like
 from oncurve.policy.activation_checkpointing import recomputable_layers
 from oncurve.policy.backend import DataParallel, Scorers, trained_parameters
 from oncurve.policy.distributed import Processes

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from oncurve.algorithm.rounding import narrow, weight_key
+from oncurve.algorithm.precision import narrow, weight_key
 from oncurve.model.lora_linear import linear_layers
 
 M = TypeVar("M", bound=nn.Module)

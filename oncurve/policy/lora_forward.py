@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
-from oncurve.algorithm.precision import HALF, arithmetic_type
-from oncurve.algorithm.rounding import use_key
+from oncurve.algorithm.precision import HALF, arithmetic_type, use_key
 from oncurve.model.lora_linear import ADAPTER
 from oncurve.model.lora_weights import AnotherModel, LoraWeights
 

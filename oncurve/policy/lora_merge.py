@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from oncurve.algorithm.rounding import key_of, narrow, saved_name, weight_key
+from oncurve.algorithm.precision import key_of, narrow, saved_name, weight_key
 from oncurve.core.errors import ConfigError
 from oncurve.model.lora_weights import LoraWeights, fingerprint
 

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from oncurve.algorithm.rounding import SavedCopies, use_dither
+from oncurve.algorithm.precision import SavedCopies, use_dither
 from oncurve.constants import MODEL_FILES
 from oncurve.observe.run_model import base_of, is_adapter, locate_model
 from oncurve.run_errors import CheckpointError

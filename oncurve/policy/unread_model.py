@@ -20,16 +20,16 @@ from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from oncurve.algorithm.rounding import narrow, parameter_keys
+from oncurve.algorithm.precision import narrow, parameter_keys
 from oncurve.model.lora_linear import linear_layers
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import set_trust, trust_of
+from oncurve.policy.backend import TensorFiles
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
 from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.sharding import ReplicaLocation, fill
-from oncurve.policy.tensor_files import TensorFiles
 
 
 class NotByParts(Exception):

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from oncurve import __version__
 from oncurve.observe.record import json_if_there, write_pieces
-from oncurve.report.blocks import pack
 from oncurve.report.curves import CurveTable, block_size
-from oncurve.report.page import pieces
+from oncurve.report.page import pack, pieces
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,14 +22,13 @@ from typing import Any
 
 from oncurve import tables
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.doctor.read import read_case
+from oncurve.doctor.case import read_case
 from oncurve.evaluate.compare import compare
-from oncurve.evaluate.evaluation import Evaluation, read_evaluation
-from oncurve.evaluate.paired import RewardChange
+from oncurve.evaluate.evaluation import Evaluation, RewardChange, read_evaluation
 from oncurve.observe.columns import Columns
 from oncurve.observe.manifest import commit_text
 from oncurve.observe.metrics import metric
-from oncurve.recipe.run_folder import flat
+from oncurve.recipe.load import flat
 from oncurve.report.overview import overview
 from oncurve.stats import bootstrap_interval
 from oncurve.wording import decimals, duration, interval, p_text, percent, points, signed_decimals, signed_points, whole

@@ -23,10 +23,9 @@ from oncurve import __version__
 from oncurve.constants import LOOPBACK
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import METRICS
-from oncurve.report.blocks import TEXT_BUDGET, TOKEN_BUDGET, as_json
 from oncurve.report.comparing import OWN_KEYS, compare_runs, comparison_page
 from oncurve.report.overview import modified, state
-from oncurve.report.page import render
+from oncurve.report.page import TEXT_BUDGET, TOKEN_BUDGET, as_json, render
 from oncurve.report.seeds import SEED, recipes_block
 from oncurve.report.write import Reading, read_run, report_page
 from oncurve.wording import counted

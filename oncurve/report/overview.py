@@ -1,25 +1,201 @@
-"""Everything in a page besides curves and completions, as plain data."""
+"""Everything in a page besides curves and completions, as plain data: state, use of time and money, earlier stages."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oncurve.doctor.case import Case
+from oncurve.core.errors import DataError
+from oncurve.doctor.case import Case, read_case, read_config
 from oncurve.doctor.diagnose import CHECKS, diagnose
-from oncurve.doctor.read import read_case
-from oncurve.observe.columns import Columns
+from oncurve.observe.columns import Columns, read_columns
 from oncurve.observe.lock import writer_lives
-from oncurve.observe.manifest import commit_text, gpu_names
+from oncurve.observe.manifest import commit_text, gpu_names, processor_text
+from oncurve.observe.metrics import PHASES
 from oncurve.observe.record import METRICS, json_if_there, read_json
+from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import batch_arithmetic
-from oncurve.report.blocks import finite
-from oncurve.report.lineage import stages
-from oncurve.report.usage import phases, spending
+from oncurve.report.page import finite
+from oncurve.wording import percent
+
+if TYPE_CHECKING:
+    from oncurve.plan.hardware import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The total of one phase of the steps."""
+
+    name: str
+    seconds: float
+    tokens: float | None
+    """Sampled or trained tokens; None for a phase that moves none."""
+
+
+def phases(metrics: Columns) -> list[Phase]:
+    """Time and tokens by phase, and the rest of the steps as "other"; phases that took no time are left out."""
+    spent: list[Phase] = []
+    for name in PHASES:
+        seconds = metrics.total(f"time/{name}_seconds")
+        moved = {"sample": "tokens/sampled", "train": "tokens/trained"}.get(name)
+        if seconds > 0:
+            spent.append(Phase(name, seconds, metrics.total(moved) if moved else None))
+    inside = sum(phase.seconds for phase in spent if phase.name not in ("evaluate", "save"))
+    if (other := metrics.total("time/step_seconds") - inside) > 0.01:
+        spent.append(Phase("other", other, None))
+    return spent
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Money, as far as it is known."""
+
+    device: str
+    """The run's hardware, in words."""
+    count: int
+    """Devices."""
+    hours: float
+    usd_per_hour: float | None
+    """Price of all devices together; None: no price is known."""
+    basis: str
+    """Origin of the price, or the reason why there is none."""
+
+    @property
+    def usd(self) -> float | None:
+        """So far."""
+        return None if self.usd_per_hour is None else self.hours * self.usd_per_hour
+
+
+def spending(metrics: Columns, manifest: Mapping[str, Any], *, usd_per_hour: float | None = None) -> Spending:
+    """Hours times the price of the planner's table, or ``usd_per_hour`` for all devices together.
+
+    A run of several processes has one device each. Steps that a crash lost, and the measurement after training, are not
+    in the metrics and not in the sum.
+    """
+    gpus = gpu_names(manifest)
+    hours = metrics.elapsed_seconds() / 3600
+    device = gpus[0] if gpus else processor_text(manifest)
+    count = int(manifest.get("processes") or 1) if gpus else 1
+    if usd_per_hour is not None:
+        return Spending(device, count, hours, usd_per_hour, f"{usd_per_hour:g} USD per hour, as given")
+    priced = None
+    if gpus:
+        from oncurve.plan.hardware import load_devices  # lazy
+
+        priced = priced_device(gpus[0], load_devices())
+    if priced is None or priced.on_demand is None:
+        return Spending(device, count, hours, None, "no price of this device is known; give it with --usd-per-hour")
+    dated = f", {priced.priced}" if priced.priced else ""
+    basis = f"{count} x {priced.on_demand:g} USD per hour on demand ({priced.source or 'unnamed source'}{dated})"
+    return Spending(device, count, hours, count * priced.on_demand, basis)
+
+
+def priced_device(name: str, devices: Mapping[str, Device]) -> Device | None:
+    """The row of the table for what a driver calls its GPU: the longest row whose every word is in the name.
+
+    >>> from oncurve.plan.hardware import load_devices
+    >>> priced_device("NVIDIA A100-SXM4-80GB", load_devices()).name
+    'A100-80GB'
+    """
+    words = set(_words(name))
+    fitting = [device for device in devices.values() if device.is_gpu and set(_words(device.name)) <= words]
+    return max(fitting, key=lambda device: len(_words(device.name)), default=None)
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+
+
+MAX_STAGES = 8
+"""Runs that are followed back, at most."""
+
+
+def stages(run: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs before this one, the earliest first, and the run itself; empty where its model is not that of a run.
+
+    Each with its accuracy before and after, on the test problems of its own.
+    """
+    earlier: list[Path] = []
+    here = run
+    while len(earlier) < MAX_STAGES and (before := _run_behind(here, config)) is not None and before not in earlier:
+        earlier.append(before)
+        here = before
+        try:
+            config = read_config(before)
+        except DataError:
+            break
+    return [_stage(stage, run) for stage in (*reversed(earlier), run)] if earlier else []
+
+
+def stage_lines(stages_of_run: list[dict[str, Any]]) -> list[str]:
+    """The same as lines of text."""
+    if not stages_of_run:
+        return []
+    width = max(len(stage["name"]) for stage in stages_of_run)
+    return [
+        "Stages",
+        *(f"  {stage['name']:<{width}}  {stage['what']:<12} {_change(stage)}".rstrip() for stage in stages_of_run),
+    ]
+
+
+def _change(stage: Mapping[str, Any]) -> str:
+    shares = [stage[key]["fraction"] for key in ("before", "after") if stage[key]]
+    return " to ".join(map(percent, shares)) + (" correct" if shares else "")
+
+
+def _run_behind(run: Path, config: Mapping[str, Any]) -> Path | None:
+    """The folder of the run whose final model or checkpoint this one began with."""
+    named = str(config.get("model") or "")
+    if not named or named == "embedded":
+        return None
+    model = Path(named).expanduser()
+    for root in (Path(), *run.resolve().parents):
+        path = root / model
+        # the run itself, its folder "model", or one of its checkpoints, runs/a/checkpoints/step_000010
+        for folder in (path, *list(path.parents)[:2]):
+            holds = folder == path or path.name == MODEL or path.parent.name == "checkpoints"
+            if holds and os.path.isfile(folder / METRICS) and folder.resolve() != run.resolve():
+                return folder
+    return None
+
+
+def _stage(run: Path, page_folder: Path) -> dict[str, Any]:
+    """A run in a few facts."""
+    try:
+        config, status = read_config(run), json_if_there(run / "status.json")
+        done = status.get("step") if status else max(read_columns(run).steps, default=0)
+    except DataError:
+        config, done = {}, 0
+    kind = "supervised" if config.get("sft") is not None else str((config.get("algorithm") or {}).get("type") or "-")
+    is_own = run.resolve() == page_folder.resolve()
+    page = run / "report.html"
+    return {
+        "name": run.name or run.resolve().name,
+        "what": kind,
+        "steps": done,
+        "is_own": is_own,
+        "path": str(run.resolve()),
+        "href": os.path.relpath(page.resolve(), page_folder.resolve()) if page.is_file() and not is_own else None,
+        "before": _accuracy(run, "base"),
+        "after": _accuracy(run, "trained"),
+    }
+
+
+def _accuracy(run: Path, name: str) -> dict[str, Any] | None:
+    """Correct test problems with their interval; None where they were not measured."""
+    measured = json_if_there(run / "evaluations" / f"{name}.json")
+    share = measured.get("correct")
+    if not isinstance(share, dict):
+        return None
+    return {**{key: share.get(key) for key in ("fraction", "low", "high")}, "num_prompts": measured.get("num_prompts")}
+
 
 _LOG_LINES = 40
 

@@ -6,19 +6,21 @@ from typing import Annotated
 
 from pydantic import Field
 
-from oncurve.rewards.environment_reward import EnvironmentSection
 from oncurve.rewards.formats import BoxedFormatReward, FormatReward, HashFormatReward, StepFormatReward
 from oncurve.rewards.late_graders import (
+    CosineLengthReward,
     InstructionsReward,
     JsonSchemaReward,
     JudgeReward,
+    LengthReward,
+    OverlongReward,
     ProgramsReward,
+    RepetitionReward,
     ToolCallsReward,
 )
 from oncurve.rewards.mathematics import MathematicsReward
 from oncurve.rewards.r1_zero import R1ZeroReward
-from oncurve.rewards.shaping import CosineLengthReward, LengthReward, OverlongReward, RepetitionReward
-from oncurve.rewards.user_functions import CustomReward, PythonReward
+from oncurve.rewards.user_functions import CustomReward, EnvironmentSection, PythonReward
 
 Reward = Annotated[
     R1ZeroReward

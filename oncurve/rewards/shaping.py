@@ -5,19 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
-
-from pydantic import PositiveInt
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.late_graders import ProgramsReward
-from oncurve.rewards.mathematics import MathematicsReward
-from oncurve.rewards.r1_zero import R1ZeroReward
-from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.weighted_sum import Term, WeightedSum
-from oncurve.section import NonNegative
 
 
 class _PerCompletion:
@@ -163,81 +155,3 @@ def correctness_format_length(
             Term(length, weights[2], only_if_correct=only_if_correct),
         ]
     )
-
-
-class LengthReward(RewardSection):
-    """1 while a completion has between min and max tokens, less outside."""
-
-    type: Literal["length"] = "length"
-    min_tokens: NonNegative = 0
-    """Shortest length with full reward."""
-    max_tokens: PositiveInt = 512
-    """Longest length with full reward."""
-
-    is_form: ClassVar[bool] = True
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return LengthWindow(self.min_tokens, self.max_tokens)
-
-
-class OverlongReward(RewardSection):
-    """DAPO's soft penalty: 0 down to -1 over the last tokens before the limit."""
-
-    type: Literal["overlong"] = "overlong"
-    max_tokens: PositiveInt = 512
-    """The limit."""
-    buffer_tokens: PositiveInt = 128
-    """Tokens before the limit over which the reward falls to -1."""
-
-    punishes_length: ClassVar[bool] = True
-    is_form: ClassVar[bool] = True
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return Overlong(self.max_tokens, self.buffer_tokens)
-
-
-class RepetitionReward(RewardSection):
-    """A penalty for repeated passages."""
-
-    type: Literal["repetition"] = "repetition"
-
-    is_form: ClassVar[bool] = True
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades."""
-        return Repetition()
-
-
-class CosineLengthReward(RewardSection):
-    """Correctness and length together (arXiv:2502.03373); it replaces the term for correctness."""
-
-    type: Literal["cosine_length"] = "cosine_length"
-    correctness: Literal["mathematics", "r1_zero", "programs"] = "mathematics"
-    """The type that decides what is correct, with its defaults."""
-    answer_from: Literal["marked", "boxed", "answer_tag", "hash", "prose"] = "marked"
-    """correctness mathematics: where the answer is."""
-    max_tokens: PositiveInt = 512
-    """A completion of this length gets ``exceeded``."""
-    correct: tuple[float, float] = (1.0, 0.5)
-    """Reward of a correct answer at length 0 and at max_tokens."""
-    wrong: tuple[float, float] = (-1.0, -0.5)
-    """Reward of a wrong answer at length 0 and at max_tokens."""
-    exceeded: float = -1.0
-    """Reward at the limit."""
-
-    gives_correct: ClassVar[bool] = True
-
-    def can_be_negative(self) -> bool:
-        """Whether a wrong or a long completion may earn less than zero."""
-        return min(*self.wrong, self.exceeded) < 0 or super().can_be_negative()
-
-    def make(self, around: Surroundings) -> RewardFunction:
-        """The function that grades, around one that says whether the answer is right."""
-        inner = {
-            "mathematics": MathematicsReward(answer_from=self.answer_from),
-            "r1_zero": R1ZeroReward(),
-            "programs": ProgramsReward(),
-        }[self.correctness]
-        return CosineLength(inner.make(around), **self.options("correctness", "answer_from"))

@@ -16,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve.algorithm.precision import HALF
+from oncurve.algorithm.precision import HALF, like, use_dither
 from oncurve.algorithm.presets import Advantage
-from oncurve.algorithm.rounding import like, use_dither
 from oncurve.algorithm.settings import AlgorithmSection
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.batch import Rewards

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from oncurve import __version__
-from oncurve.observe.checksums import FileSum, flush
+from oncurve.observe.manifest import FileSum, flush
 from oncurve.observe.record import METRICS
 from oncurve.run_errors import CheckpointError
 

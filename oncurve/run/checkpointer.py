@@ -17,8 +17,7 @@ from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
 from oncurve.run.settings import RunSection
-from oncurve.run.snapshot import Snapshot, capture
-from oncurve.run.state import restore, write
+from oncurve.run.state import Snapshot, capture, restore, write
 from oncurve.run_errors import CheckpointError
 
 DAY_SECONDS = 86_400.0

@@ -32,14 +32,14 @@ from oncurve.data.prompts import (
 )
 from oncurve.data.python_objects import NOTHING
 from oncurve.data.settings import DataSection
-from oncurve.data.stored_rows import StoredRows
+from oncurve.data.sources import StoredRows
 from oncurve.episodes.from_settings import make_tools_of
 from oncurve.model.context import context_of
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
+from oncurve.recipe.load import read_run_config
 from oncurve.recipe.preflight import check_algorithm
-from oncurve.recipe.run_folder import read_run_config
 from oncurve.recipe.schema import Config
 from oncurve.rewards.probes import PROBED_ROWS, PROBES, describe_probes, judge_probes, run_probes
 from oncurve.rewards.references import describe_references

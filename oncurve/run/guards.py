@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from oncurve.algorithm.settings import KL_RAISED
 from oncurve.core.batch import Batch
 from oncurve.core.errors import TrainingError, is_out_of_memory, release
 from oncurve.core.policy import DevicePolicy
@@ -125,7 +126,7 @@ class Guards:
         elif kl > KL_GROWTH * before and "kl" not in self.alarms:
             message = (
                 f"step {step}: the KL to the reference is {kl:.3g} nats, and was {before:.3g} {ago} records ago. "
-                f"Raise algorithm.kl_coef, or lower optimizer.learning_rate"
+                f"{KL_RAISED}, or lower optimizer.learning_rate"
             )
             self.alarms.add("kl")
             self._tell(message)

@@ -17,8 +17,7 @@ import torch
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW, Prompt
-from oncurve.observe.manifest import describe_run
-from oncurve.observe.redact import redact_tree
+from oncurve.observe.manifest import describe_run, redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config

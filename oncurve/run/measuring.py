@@ -25,8 +25,7 @@ from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
 from oncurve.observe.record import RunFolder
 from oncurve.observe.run_model import is_run
-from oncurve.recipe.load import load_config, read_tree
-from oncurve.recipe.run_folder import read_run_config
+from oncurve.recipe.load import load_config, read_run_config, read_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_correct, make_lenient_reward
 from oncurve.run.builder import make_policy, make_rewards, make_sampler, prompts_for

@@ -14,8 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from oncurve.algorithm.precision import HALF, multiplies_bfloat16
-from oncurve.algorithm.rounding import seed_of
+from oncurve.algorithm.precision import HALF, multiplies_bfloat16, seed_of
 from oncurve.core.errors import OncurveError
 from oncurve.core.policy import torch_type
 from oncurve.model.stand_in import FAILURES, stand_in

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.observe.redact import redact, redact_tree
+from oncurve.observe.manifest import redact, redact_tree
 from oncurve.observe.run_model import base_of, is_adapter, resolve_model
 from oncurve.policy.model_folder import merge_adapter
 from oncurve.run_errors import CheckpointError

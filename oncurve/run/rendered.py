@@ -16,7 +16,7 @@ from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
 from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.data.settings import DataSection, DemonstrationsData, SftSection
-from oncurve.data.stored_rows import StoredRows
+from oncurve.data.sources import StoredRows
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import have_right_answer
 from oncurve.rewards.thinking import refuse_unknown_marks

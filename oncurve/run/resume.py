@@ -18,10 +18,9 @@ from oncurve.observe.lock import RunLock
 from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, write_text
 from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
-from oncurve.recipe.load import resolved, validate_tree
-from oncurve.recipe.run_folder import flat, read_run_config
+from oncurve.recipe.load import flat, read_run_config, resolved, validate_tree
 from oncurve.recipe.schema import Config
-from oncurve.run.builder import Parts, make_algorithm, make_parts, settle
+from oncurve.run.builder import Parts, make_parts, settle
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
 from oncurve.run.guards import KL_LIMIT, KlAlarm
 from oncurve.run.identity import identity, recorded
@@ -237,8 +236,8 @@ def requested_config(
     return config.model_copy(update={"run": config.run.model_copy(update=location)})
 
 
-def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
-    """Put checkpoints of a KL above the limit aside; the step to go back to, and twice the coefficient.
+def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, str]:
+    """Put checkpoints of a KL above the limit aside; the step to go back to, and the override that doubles the KL.
 
     Raises the alarm again if there is no checkpoint below it.
     """
@@ -253,7 +252,7 @@ def go_below_limit(path: Path, alarm: KlAlarm) -> tuple[int, float]:
             raise alarm
         step, manifest = good[-1]
         quarantine(root, after=step)
-        return step, 2 * make_algorithm(Config.model_validate(manifest["config"])).kl.coefficient
+        return step, Config.model_validate(manifest["config"]).algorithm.with_doubled_kl()
 
 
 def finished(path: Path, step: int, *, requested_steps: int = 0, is_of_program: bool = False) -> str:

@@ -18,19 +18,19 @@ from oncurve.core.grading import RewardFunction
 from oncurve.core.loop import train
 from oncurve.core.records import Prompt, Reward, SamplingParams
 from oncurve.core.sampler import Sampler, SamplingRequest
-from oncurve.doctor.live import Watch
+from oncurve.doctor.diagnose import Watch
 from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
+from oncurve.observe.manifest import redact_tree
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics
-from oncurve.observe.redact import redact_tree
 from oncurve.observe.sinks import open_tracker
 from oncurve.observe.tokens import TokenRecord
 from oncurve.policy.final_model import MODEL_TYPES, write_model
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.rewards.grading_failures import check_any_graded
 from oncurve.rewards.terms import describe_correct, make_lenient_reward
+from oncurve.rewards.weighted_sum import check_any_graded
 from oncurve.run.builder import Parts
 from oncurve.run.checkpointer import Checkpointer
 from oncurve.run.guards import Guards

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from oncurve.core.errors import TrainingError
 from oncurve.core.records import Group, Mean, Reward, html_table
-from oncurve.doctor.live import Watch
+from oncurve.doctor.diagnose import Watch
 from oncurve.observe.measure import age_metrics, rollout_metrics, supervised_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder
 from oncurve.policy.device_memory import gpu_memory, peak_gib, start_peak, together
 from oncurve.policy.distributed import ALONE, Processes
-from oncurve.rewards.grading_failures import check_any_graded, check_errors, describe_failures
+from oncurve.rewards.weighted_sum import check_any_graded, check_errors, describe_failures
 from oncurve.run.checkpointer import Checkpointer
 
 

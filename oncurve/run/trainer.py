@@ -25,8 +25,7 @@ from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.recipe.load import validate_tree
-from oncurve.recipe.run_folder import run_folder_path
+from oncurve.recipe.load import run_folder_path, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.builder import Parts, make_parts, make_policy, make_rewards, prompts_for, with_episodes
 from oncurve.run.identity import weights_checksum

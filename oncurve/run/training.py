@@ -22,8 +22,8 @@ from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.from_settings import make_processes
 from oncurve.policy.settings import PolicySection
+from oncurve.recipe.load import read_run_config, run_folder_path
 from oncurve.recipe.preflight import check_algorithm
-from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
 from oncurve.run.builder import make_parts, settle
@@ -183,10 +183,9 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
     from oncurve.run.resume import go_below_limit, resume  # lazy
 
     for _ in range(MAX_RETURNS):
-        step, doubled = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
-        request.console.print(f"{alarm}. Going back to step {step} with algorithm.kl_coef={doubled:g}", highlight=False)
-        changed = (f"algorithm.kl_coef={doubled!r}",)
-        again = replace(request, overrides=changed, strict=False, allow_change=True, new_config=None, after=None)
+        step, override = processes.broadcast_from_main(partial(go_below_limit, request.path, alarm))
+        request.console.print(f"{alarm}. Going back to step {step} with {override}", highlight=False)
+        again = replace(request, overrides=(override,), strict=False, allow_change=True, new_config=None, after=None)
         try:
             return (yield from resume(again, processes))
         except KlAlarm as another:

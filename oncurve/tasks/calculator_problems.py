@@ -16,8 +16,7 @@ from zlib import crc32
 
 from oncurve.core.errors import DataError
 from oncurve.tasks.program_problems import PROMPT
-from oncurve.tasks.stories import NAMES, STORIES, THINGS, Source
-from oncurve.tasks.word_problems import MIXTURE, SOURCES, SPLIT_OF_TENTH, Split
+from oncurve.tasks.word_problems import MIXTURE, NAMES, SOURCES, SPLIT_OF_TENTH, STORIES, THINGS, Source, Split
 
 TAGS = ("<tool>", "</tool>", "<result>", "</result>")
 """Tags of calls and their answers, besides those of every small tokenizer."""

@@ -21,7 +21,7 @@ from oncurve.episodes.from_settings import give_rewards
 from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.builder import Parts, make_algorithm
-from oncurve.run.snapshot import is_trained_whole
+from oncurve.run.state import is_trained_whole
 from oncurve.run.step_log import Step
 from oncurve.run.trainer import Trainer
 from oncurve.run.training_request import ProgramObjects, request_of_tree

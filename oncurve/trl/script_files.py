@@ -16,8 +16,8 @@ from rich.console import Console
 from transformers import PreTrainedModel, TrainerState
 
 from oncurve.observe.run_model import is_run, resolve_model
+from oncurve.policy.backend import narrow_files
 from oncurve.policy.model_folder import stored_type
-from oncurve.policy.tensor_files import narrow_files
 from oncurve.run.publish import push
 from oncurve.run.trainer import Trainer
 from oncurve.run_errors import CheckpointError

@@ -8,7 +8,7 @@ import slow
 import torch
 from torch import Tensor
 
-from oncurve.algorithm.kl import absolute, k1, k1_reversed, k2
+from oncurve.algorithm.losses import absolute, k1, k1_reversed, k2
 from oncurve.core.formulas import importance_corrected, k3, per_completion
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute, "k1_reversed": k1_reversed}

@@ -4,7 +4,7 @@ import pytest
 import slow
 import torch
 
-from oncurve.algorithm.normalize import constant, masked_mean
+from oncurve.algorithm.losses import constant, masked_mean
 from oncurve.core.batch import Size
 from oncurve.core.formulas import sequence_mean, token_mean
 

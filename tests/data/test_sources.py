@@ -76,7 +76,7 @@ def test_one_array_of_rows_is_read_as_rows(
     rows = [{"question": f"{k}?", "answer": str(k)} for k in range(20)]
     path = tmp_path / "a.json"
     path.write_bytes(mark + json.dumps(rows, indent=indent).encode())
-    monkeypatch.setattr("oncurve.data.stored_rows.MANY_ROWS", 5 if is_large else 1_000_000)
+    monkeypatch.setattr("oncurve.data.sources.MANY_ROWS", 5 if is_large else 1_000_000)
     assert list(load_rows("jsonl", path=path)) == rows
     path.write_bytes(mark + json.dumps([*rows, 5], indent=indent).encode())
     with pytest.raises(DataError, match=r"a\.json, row 21: the value 5, not an object"):

@@ -13,11 +13,11 @@ import oncurve
 from oncurve.core import order
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
-from oncurve.data import stored_rows
+from oncurve.data import sources
 from oncurve.data.datasets import hold_out, load_rows
 from oncurve.data.from_settings import make_rows
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand, PromptsOnDemand
-from oncurve.data.stored_rows import StoredRows
+from oncurve.data.sources import StoredRows
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.recipe.load import parse_config
 from oncurve.run.rendered import make_prompts
@@ -27,7 +27,7 @@ ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "extra": "ä" * 
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_rows, "MANY_ROWS", 100)
+    monkeypatch.setattr(sources, "MANY_ROWS", 100)
     monkeypatch.setattr(order, "LONG_ORDER", 100)
 
 
@@ -51,7 +51,7 @@ def test_rows_are_the_same_as_those_that_are_read_at_once(
 ) -> None:
     path = make(tmp_path)
     waiting = load_rows(type, path=path, columns={"label": "answer"}, limit=150)
-    monkeypatch.setattr(stored_rows, "MANY_ROWS", 1000)
+    monkeypatch.setattr(sources, "MANY_ROWS", 1000)
     assert isinstance(waiting, StoredRows)
     assert list(waiting) == load_rows(type, path=path, columns={"label": "answer"}, limit=150)
     assert len(waiting) == 150
@@ -130,13 +130,13 @@ def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"problem": row["question"], "label": row["answer"]} for row in ROWS])
     read_rows: list[int] = []
-    read = stored_rows.StoredTable.__call__
+    read = sources.StoredTable.__call__
 
     def counted(self: Any, index: int) -> Any:
         read_rows.append(index)
         return read(self, index)
 
-    monkeypatch.setattr(stored_rows.StoredTable, "__call__", counted)
+    monkeypatch.setattr(sources.StoredTable, "__call__", counted)
     monkeypatch.setattr("oncurve.data.from_settings.FIRST_ROWS", 5)
 
     def trainer(name: str, rows: Any) -> oncurve.Trainer:
@@ -189,7 +189,7 @@ def test_a_supervised_stage_reads_rows_when_a_step_takes_them_and_learns_the_sam
     monkeypatch.setattr("oncurve.data.prompts_on_demand.NUM_CACHED", 4)
     waiting = stage("waiting")
     assert "each is read when a step takes it" in capsys.readouterr().out
-    monkeypatch.setattr(stored_rows, "MANY_ROWS", 1000)
+    monkeypatch.setattr(sources, "MANY_ROWS", 1000)
     at_once = stage("at once")
     assert "each is read when a step takes it" not in capsys.readouterr().out
     weights, others = (load_file(run.folder / "model" / "model.safetensors") for run in (waiting, at_once))

@@ -13,7 +13,7 @@ from typing import Any
 import tasks
 import torch
 
-from oncurve.algorithm import rounding
+from oncurve.algorithm import precision
 from oncurve.policy import dithered_parts
 from oncurve.policy.distributed import Processes
 from oncurve.policy.model_folder import load_tokenizer
@@ -21,8 +21,7 @@ from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.load import parse_config
 from oncurve.run.builder import make_policy
 from oncurve.run.checkpoint_manifest import verify
-from oncurve.run.snapshot import capture
-from oncurve.run.state import restore, write
+from oncurve.run.state import capture, restore, write
 
 RECIPE = """
 model: {model}
@@ -206,7 +205,7 @@ def logprobs(
     """Log-probabilities of the batch of these tests under a policy as the recipe makes it; ``planted``: with a mistake
     in the index of a part's numbers."""
     if planted:
-        dithered_parts.narrow = lambda part, dtype, key, first: rounding.narrow(part, dtype, key, 0)
+        dithered_parts.narrow = lambda part, dtype, key, first: precision.narrow(part, dtype, key, 0)
     policy = recipe_policy(processes, model, compute_type=compute_type)
     policy.tokens_per_microbatch = tokens
     found = policy.annotate(tasks.batch_of(one_row=False), old=True, entropy=False, reference=True)

@@ -12,8 +12,8 @@ from tiny_models import make_trained_policy
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from oncurve.algorithm.precision import use_dither
 from oncurve.algorithm.presets import build
-from oncurve.algorithm.rounding import use_dither
 from oncurve.core.batch import Batch, collate
 from oncurve.core.records import Completion, Group, Mean, Prompt
 from oncurve.policy.distributed import Processes

@@ -14,7 +14,7 @@ import workers
 from lanes import gate
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from oncurve.algorithm.rounding import dithered, key_of
+from oncurve.algorithm.precision import dithered, key_of
 from oncurve.policy.distributed import ALONE
 from oncurve.policy.model_folder import load_tokenizer
 from oncurve.run.checkpoint_manifest import checkpoints_in, verify

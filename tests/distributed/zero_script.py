@@ -20,14 +20,13 @@ import tasks
 import workers
 from safetensors.torch import save_file
 
-from oncurve.algorithm.rounding import set_dither
+from oncurve.algorithm.precision import set_dither
 from oncurve.core.errors import ConfigError
+from oncurve.policy.backend import TensorFiles
 from oncurve.policy.deepspeed_settings import read_settings
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.sharding import ZeroSettings
-from oncurve.policy.tensor_files import TensorFiles
-from oncurve.run.snapshot import capture
-from oncurve.run.state import restore
+from oncurve.run.state import capture, restore
 
 FILE = {
     "train_batch_size": "auto",

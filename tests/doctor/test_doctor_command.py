@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.doctor.case import Case
+from oncurve.doctor.case import Case, read_case
 from oncurve.doctor.diagnose import diagnose
-from oncurve.doctor.read import read_case
 from oncurve.observe.record import write_lines
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tables.doctor import doctor_markdown
 
-from oncurve.doctor import grading, groups, hacking, lengths, policy_health, throughput, tool_use
+from oncurve.doctor import grading, hacking, policy_health, rollouts, throughput
 from oncurve.doctor.diagnose import CHECKS, check_names
 from oncurve.observe.metrics import GLOSSARY
 from oncurve.recipe.messages import known_keys
@@ -21,7 +21,7 @@ RESULTS = [ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("doctor
 def constants() -> set[str]:
     """Every string in the checks, parts of joined strings included."""
     found: set[str] = set()
-    for module in (grading, groups, hacking, lengths, policy_health, throughput, tool_use):
+    for module in (grading, hacking, policy_health, rollouts, throughput):
         tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
         found |= {
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -82,5 +82,5 @@ def test_the_results_are_shown_with_their_counts() -> None:
 
 
 def test_all_checks_are_found_in_a_section_of_the_page() -> None:
-    modules = {module.__name__ for module in (grading, groups, hacking, lengths, policy_health, throughput, tool_use)}
+    modules = {module.__name__ for module in (grading, hacking, policy_health, rollouts, throughput)}
     assert {check.function.__module__ for check in CHECKS} == modules

@@ -5,7 +5,7 @@ from __future__ import annotations
 from doctor_cases import CONFIG, case, paid
 
 from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.doctor.live import MIN_STEPS, QUIET_STEPS, Alarms, alarm_text, examples_of
+from oncurve.doctor.diagnose import MIN_STEPS, QUIET_STEPS, Alarms, alarm_text, examples_of
 
 
 def watch(alarms: Alarms, metrics: list[dict[str, float]]) -> list[tuple[int, str, str]]:

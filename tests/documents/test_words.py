@@ -11,7 +11,7 @@ import typer
 from offenders import assert_none, at, line_of
 
 from oncurve.cli.app import app
-from oncurve.doctor import grading, groups, lengths, policy_health, throughput
+from oncurve.doctor import grading, policy_health, rollouts, throughput
 from oncurve.recipe.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def described(node: object) -> Iterator[str]:
 
 
 def test_findings_are_written_in_the_words_of_the_field() -> None:
-    for module in (grading, groups, lengths, policy_health, throughput):
+    for module in (grading, policy_health, rollouts, throughput):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         said = re.findall(r'(?:what|do)="([^"]+)"', source)
         assert said

@@ -24,7 +24,7 @@ from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.episodes.settings import EpisodeSection
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.rewards.environment_reward import EnvironmentReward
+from oncurve.rewards.user_functions import EnvironmentReward
 
 MakePrompts = Callable[..., list[Prompt]]
 

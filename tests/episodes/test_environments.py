@@ -29,7 +29,7 @@ from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.rewards.custom import from_function
-from oncurve.rewards.environment_reward import EnvironmentReward
+from oncurve.rewards.user_functions import EnvironmentReward
 from oncurve.rewards.weighted_sum import Term, WeightedSum
 from oncurve.sample.engine import InProcessEngine
 

@@ -15,7 +15,7 @@ from scripted import make_sampler, one
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Group, Prompt
 from oncurve.core.sampler import SamplingRequest
-from oncurve.observe.episode_metrics import episode_metrics
+from oncurve.observe.measure import episode_metrics
 from oncurve.policy.trained_policy import TrainedPolicy
 
 MakePrompts = Callable[..., list[Prompt]]

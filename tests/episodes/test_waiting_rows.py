@@ -21,7 +21,7 @@ from oncurve.episodes.settings import EpisodeSection
 from oncurve.model import layer_decoders
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.ops_native import NativeOps, operations
-from oncurve.model.row_memory import RowMemory
+from oncurve.model.row_budget import RowMemory
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 

@@ -6,7 +6,7 @@ import pytest
 
 from oncurve.evaluate.analysis import TITLES, analysis_markdown
 from oncurve.evaluate.evaluation import CATEGORIES, Evaluation, Example
-from oncurve.rewards.grading_failures import Category
+from oncurve.rewards.weighted_sum import Category
 
 
 def example(index: int, category: Category, text: str, *, anyway: bool | None = None) -> Example:

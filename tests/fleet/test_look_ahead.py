@@ -25,7 +25,7 @@ from past_runs import recorded_recipe, recorded_run  # noqa: E402
 
 from oncurve.history.past import open_run  # noqa: E402
 from oncurve.history.replay import replay  # noqa: E402
-from oncurve.model.build import library  # noqa: E402
+from oncurve.model.ops_native import library  # noqa: E402
 from oncurve.observe.step_record import read_step, step_path, write_step  # noqa: E402
 from oncurve.policy.distributed import ALONE  # noqa: E402
 from oncurve.recipe.schema import Config  # noqa: E402

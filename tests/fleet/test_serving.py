@@ -17,7 +17,7 @@ import pytest
 import torch
 from served import FAST, LocalServer, ThroughServers, make_server_sampler, move
 
-from oncurve.algorithm.rounding import key_of, narrow, use_dither
+from oncurve.algorithm.precision import key_of, narrow, use_dither
 from oncurve.core.decoder import ModuleDecoder
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import Prompt, SamplingParams
@@ -32,7 +32,7 @@ from oncurve.fleet.weights.weight_manifest import describe_files
 from oncurve.fleet.weights.weight_stream import make_shipment
 from oncurve.model import decode_proof as proof
 from oncurve.model.decoding import LayerDecoder
-from oncurve.observe.checksums import FileSum
+from oncurve.observe.manifest import FileSum
 from oncurve.policy.lora import add_adapter
 from oncurve.policy.settings import LoraSettings
 from oncurve.policy.trained_policy import TrainedPolicy

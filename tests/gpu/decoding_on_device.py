@@ -21,7 +21,7 @@ from pretend.counting import counting
 
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.sampler import SamplingRequest
-from oncurve.model import ahead_batch, decode_flash, recordings
+from oncurve.model import decode_flash, layer_decoders, recordings
 from oncurve.model import decode_proof as proof
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decode_flash import FlashLayers
@@ -187,7 +187,7 @@ def engine_ahead() -> dict[str, Any]:
     """Drawn completions: by steps that start before the tokens of the one before were seen, and one after another."""
     model, params = model_of("qwen3"), SamplingParams(max_completion_tokens=40, seed=3)
     ahead = sampled(model, params)
-    with patch.object(ahead_batch.AheadBatch, "_ahead", lambda *_: None):
+    with patch.object(layer_decoders.AheadBatch, "_ahead", lambda *_: None):
         after = sampled(model, params)
     return {"ahead": ahead, "after": after}
 

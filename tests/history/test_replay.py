@@ -21,7 +21,7 @@ from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.history.opened import cosine
 from oncurve.history.replay import replay
-from oncurve.model.build import library
+from oncurve.model.ops_native import library
 from oncurve.observe.step_record import read_step, step_path, write_step
 from oncurve.run.checkpoint_manifest import write_checkpoint_manifest
 

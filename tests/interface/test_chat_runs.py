@@ -17,7 +17,7 @@ import oncurve
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError
 from oncurve.data import chat_template
-from oncurve.recipe.run_folder import read_run_config
+from oncurve.recipe.load import read_run_config
 from oncurve.run.trainer import Trainer
 
 MakeModel = Callable[..., PreTrainedModel]

@@ -13,8 +13,8 @@ import pytest
 
 import oncurve
 from oncurve.core.errors import RewardError
+from oncurve.doctor.case import read_case
 from oncurve.doctor.diagnose import diagnose
-from oncurve.doctor.read import read_case
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.record import read_metrics
 from oncurve.report.comparing import compare_runs

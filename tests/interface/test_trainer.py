@@ -22,7 +22,7 @@ from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import read_tree
 from oncurve.run.trainer import Trainer
 
-MOST_OF_THE_COMMAND, MOST_OF_A_RUN = 10, 215
+MOST_OF_THE_COMMAND, MOST_OF_A_RUN = 10, 180
 """Modules of oncurve that the command loads before it knows what it is to do, and that a run of the demo loads."""
 ROWS = [{"question": f"How much is {a} + {b}?", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
 SMALL: dict[str, Any] = {

@@ -16,7 +16,7 @@ from oncurve.core.batch import collate
 from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decoding
-from oncurve.model.build import library
+from oncurve.model.ops_native import library
 from oncurve.policy import trained_policy as policy_module
 from oncurve.sample import engine as engine_module
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oncurve.model import decode_torch, ops_torch
-from oncurve.model.build import library
 from oncurve.model.decode_native import NativeLayers
 from oncurve.model.decoding import LayerDecoder
-from oncurve.model.ops_native import NativeOps
+from oncurve.model.ops_native import NativeOps, library
 from oncurve.model.weights import Backbone
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]

@@ -12,10 +12,9 @@ from torch import Tensor
 from oncurve.algorithm.chunked_head import TorchHeadOps
 from oncurve.core.draw import draw
 from oncurve.core.records import SamplingParams
-from oncurve.model import build, ops_torch
-from oncurve.model.build import library
+from oncurve.model import ops_native, ops_torch
 from oncurve.model.forward_backward import Angles
-from oncurve.model.ops_native import NativeOps
+from oncurve.model.ops_native import NativeOps, library
 from oncurve.model.packing import Block, Layout
 from oncurve.model.weights import AttentionSizes
 
@@ -222,6 +221,6 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
 def test_without_a_compiler_everything_still_works(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "/bin/false")
-    assert build.library.__wrapped__() is None
-    monkeypatch.setenv(build.SWITCH, "0")
-    assert build.library.__wrapped__() is None
+    assert ops_native.library.__wrapped__() is None
+    monkeypatch.setenv(ops_native.SWITCH, "0")
+    assert ops_native.library.__wrapped__() is None

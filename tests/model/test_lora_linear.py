@@ -14,10 +14,10 @@ from torch import Tensor
 from oncurve.core.batch import Batch
 from oncurve.core.policy import compute_context
 from oncurve.model import decode_torch, decoding, ops_torch
-from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
 from oncurve.model.lora_linear import Matrix
+from oncurve.model.ops_native import library
 from oncurve.model.weights import Backbone, _apart, backbone_of, project, supports
 from oncurve.policy.forward import completion_logprobs, row_logprobs
 from oncurve.policy.lora import Adapter, add_adapter

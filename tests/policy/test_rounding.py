@@ -11,8 +11,8 @@ import torch
 from tiny_models import make_trained_policy
 from torch import Tensor, nn
 
-from oncurve.algorithm import rounding
-from oncurve.algorithm.rounding import KERNELS, dithered, dithered_casts, key_of, narrow, saved_name, use_dither
+from oncurve.algorithm import precision
+from oncurve.algorithm.precision import KERNELS, dithered, dithered_casts, key_of, narrow, saved_name, use_dither
 from oncurve.core.batch import collate
 from oncurve.policy.arrivals import Arrivals
 from oncurve.policy.final_model import write_model
@@ -251,7 +251,7 @@ def test_a_tied_head_has_one_copy_under_the_name_that_is_saved(tiny_model: MakeM
     model = tiny_model("qwen2", tie_word_embeddings=True)
     model.tie_weights()
     use_dither(model, 7)
-    assert rounding.weight_key(model.get_output_embeddings()) == key_of(7, "model.embed_tokens.weight")
+    assert precision.weight_key(model.get_output_embeddings()) == key_of(7, "model.embed_tokens.weight")
 
 
 def test_a_final_model_in_bfloat16_is_the_policy_that_was_measured(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oncurve.core.batch import Batch
 from oncurve.model.packing import Runs
-from oncurve.policy import forward, packed_attention, scoring_path, self_check
+from oncurve.policy import forward, packed_attention, scoring_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ def test_a_right_kernel_is_proven_and_used_in_the_compute_type(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(self_check, "kernel_for", packed_attention.kernel_for)
+    monkeypatch.setattr(scoring_path, "kernel_for", packed_attention.kernel_for)
     policy = make_policy(architecture, compute_type=compute_type)
     assert policy.is_packed
     assert not [record for record in caplog.records if record.name.startswith("oncurve")]
@@ -88,7 +88,7 @@ def test_a_kernel_that_fails_or_differs_is_left_for_blocks_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wrong = Wrong(fault)
-    for module in (packed_attention, self_check):
+    for module in (packed_attention, scoring_path):
         monkeypatch.setattr(module, "kernel_for", lambda device, kind: wrong)
     policy = make_policy(compute_type="bfloat16")
     assert policy.is_packed
@@ -107,7 +107,7 @@ def test_a_kernel_that_fails_or_differs_is_left_for_blocks_with_a_warning(
 def test_the_proof_leaves_no_gradient_and_no_hook(
     tiny_model: MakeModel, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_check, "kernel_for", packed_attention.kernel_for)
+    monkeypatch.setattr(scoring_path, "kernel_for", packed_attention.kernel_for)
     model = tiny_model()
     assert scoring_path.find_scoring_path(model, torch.bfloat16).is_packed
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -12,9 +12,8 @@ import yaml
 
 from oncurve.core.errors import ConfigError
 from oncurve.data.settings import Gsm8kData, WordProblemsData
-from oncurve.recipe.load import config_yaml, load_config, parse_config
+from oncurve.recipe.load import config_yaml, load_config, parse_config, read_run_config, run_folder_path
 from oncurve.recipe.messages import known_keys
-from oncurve.recipe.run_folder import read_run_config, run_folder_path
 from oncurve.rewards.settings import FormatReward, MathematicsReward
 
 BASE = "model: embedded\ndata: {type: word_problems, levels: [1]}\n"

@@ -11,7 +11,7 @@ import yaml
 
 from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams, Segment, ToolCall
 from oncurve.evaluate.evaluation import Evaluation, Example
-from oncurve.observe.episode_metrics import episode_metrics, episode_row
+from oncurve.observe.measure import episode_metrics, episode_row
 from oncurve.observe.record import RunFolder
 from oncurve.observe.tokens import TokenRecord
 

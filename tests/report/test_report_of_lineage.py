@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.report.dashboard import Site
-from oncurve.report.lineage import stages
-from oncurve.report.overview import overview
+from oncurve.report.overview import overview, stages
 from oncurve.report.write import write_report
 
 MakeRun = Callable[..., Path]

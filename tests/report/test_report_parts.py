@@ -23,12 +23,20 @@ from oncurve.observe.columns import Columns
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
-from oncurve.report.blocks import MAX_EPISODE_CHARACTERS, episode_texts, make_blocks, pack, read_step, shorten, spread
 from oncurve.report.curves import PANELS, CurveTable, block_size, glossary
-from oncurve.report.examples import example_groups, packed_examples
-from oncurve.report.overview import overview, state
-from oncurve.report.page import in_markup, render
-from oncurve.report.usage import phases, priced_device, spending
+from oncurve.report.overview import overview, phases, priced_device, spending, state
+from oncurve.report.page import (
+    MAX_EPISODE_CHARACTERS,
+    episode_texts,
+    in_markup,
+    make_blocks,
+    pack,
+    read_step,
+    render,
+    shorten,
+    spread,
+)
+from oncurve.report.write import example_groups, packed_examples
 
 MakeRun = Callable[..., Path]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncurve.observe.redact import HIDDEN, redact, redact_tree
+from oncurve.observe.manifest import HIDDEN, redact, redact_tree
 
 KEYS = [
     "hf_" + "aB3x" * 8,

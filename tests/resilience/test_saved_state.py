@@ -23,8 +23,7 @@ from oncurve.run.checkpoint_manifest import verify
 from oncurve.run.checkpointer import Checkpointer, best_interval
 from oncurve.run.guards import Guards
 from oncurve.run.settings import RunSection
-from oncurve.run.snapshot import capture
-from oncurve.run.state import checksum, from_plain, restore, to_plain, write
+from oncurve.run.state import capture, checksum, from_plain, restore, to_plain, write
 from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics, Scale
 from oncurve.rewards.r1_zero import R1Zero
+from oncurve.rewards.weighted_sum import categorize
 
 TIMEOUT_SECONDS = 1.0
 

@@ -12,8 +12,8 @@ import pytest
 from oncurve.core.grading import RewardFunction, grading, score
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.core.sampler import SamplingRequest
-from oncurve.rewards.pipelined import PipelinedRewards
 from oncurve.rewards.subprocess_reward import SubprocessReward
+from oncurve.rewards.terms import PipelinedRewards
 
 MakeGroups = Callable[..., list[Group]]
 SOON = 30.0

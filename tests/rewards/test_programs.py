@@ -14,10 +14,9 @@ from reward_records import completion_of, prompt_of
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Reward
-from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.late_graders import ProgramsReward
 from oncurve.rewards.programs import Programs
-from oncurve.rewards.weighted_sum import Term, WeightedSum
+from oncurve.rewards.weighted_sum import Term, WeightedSum, categorize
 from oncurve.sandbox.failures import SandboxDied
 from oncurve.sandbox.limits import Limits
 from oncurve.sandbox.pool import SandboxPool

@@ -13,8 +13,7 @@ from reward_records import completion_of, prompt_of
 from oncurve.core.errors import ConfigError, RewardError
 from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.records import Completion, Prompt, Reward
-from oncurve.rewards.grading_failures import categorize, check_errors
-from oncurve.rewards.weighted_sum import Term, WeightedSum
+from oncurve.rewards.weighted_sum import Term, WeightedSum, categorize, check_errors
 
 
 class Fixed:

@@ -17,7 +17,6 @@ from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.formats import BoxedFormat, HashFormat, StepFormat, TagFormat
-from oncurve.rewards.grading_failures import categorize
 from oncurve.rewards.instructions import Instructions
 from oncurve.rewards.json_schema import JsonSchema
 from oncurve.rewards.late_graders import InstructionsReward, JudgeReward
@@ -27,7 +26,7 @@ from oncurve.rewards.r1_zero import R1Zero
 from oncurve.rewards.rotation import HeldOut, Rotating
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length
 from oncurve.rewards.tool_calls import ToolCalls
-from oncurve.rewards.weighted_sum import Term, WeightedSum
+from oncurve.rewards.weighted_sum import Term, WeightedSum, categorize
 
 ONE = Term(from_function(lambda completion: 1.0, name="one"))
 BOXED, TAGGED, HASHED = r"So \boxed{5}", "<think> a </think> <answer> 5 </answer>", "a\n#### 5"

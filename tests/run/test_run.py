@@ -19,7 +19,7 @@ from oncurve.core.records import Completion, Group, Mean, Prompt, Reward, Sampli
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics, read_rollouts
-from oncurve.rewards.pipelined import PipelinedRewards
+from oncurve.rewards.terms import PipelinedRewards
 from oncurve.run.interruption import Interrupted
 from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog

@@ -6,8 +6,8 @@ import pytest
 
 from oncurve.model import decode_proof as proof
 from oncurve.model import decode_torch, decoding, ops_torch
-from oncurve.model.build import library
 from oncurve.model.decode_cuda_graph import RecordedLayers
+from oncurve.model.ops_native import library
 
 WAYS = ("kernels", "torch", "recorded", "module")
 

@@ -18,10 +18,10 @@ from oncurve.core.records import Group, Prompt, SamplingParams
 from oncurve.core.sampler import SamplingRequest
 from oncurve.model import decode_proof as proof
 from oncurve.model import decode_torch, decoding, ops_torch
-from oncurve.model.build import library
 from oncurve.model.caches import LayerCache
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.decoding import LayerDecoder
+from oncurve.model.ops_native import library
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.sample.engine import InProcessEngine
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from oncurve.core.draw import StopStrings
-from oncurve.model.stop_table import BYTE_OF, REPLACEMENT, ending_tokens, token_table
+from oncurve.model.layer_decoders import BYTE_OF, REPLACEMENT, ending_tokens, token_table
 from oncurve.observe.run_model import locate
 
 if TYPE_CHECKING:

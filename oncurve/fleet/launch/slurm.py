@@ -13,8 +13,7 @@ from typing import Any
 from oncurve.core.errors import ConfigError
 from oncurve.fleet.launch.placement import serve_settings
 from oncurve.observe.record import write_text
-from oncurve.recipe.load import load_config
-from oncurve.recipe.run_folder import run_folder_path
+from oncurve.recipe.load import load_config, run_folder_path
 from oncurve.recipe.schema import Config
 from oncurve.run_errors import LostProcess
 

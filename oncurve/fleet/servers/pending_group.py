@@ -44,7 +44,7 @@ class PendingGroup:
     @property
     def cost_tokens(self) -> int:
         """Tokens that are left to do, at most."""
-        return len(self.prompt_ids) + len(self.missing) * self.params.max_completion_tokens
+        return len(self.prompt_ids) + len(self.missing) * self.params.room(0)
 
     def fill(self, indices: list[int], answers: list[GeneratedCompletion]) -> tuple[int, int]:
         """Take the answers that are whole and of the right weights; how many were cut off, how many were of others."""

@@ -296,7 +296,7 @@ class ServerPool:
             takes_keys=server.takes_keys,
             has_adapter=self._target is not None and self._target.adapter is not None,
         )
-        limit = self.deadlines.answer_seconds(job.params.max_completion_tokens)
+        limit = self.deadlines.answer_seconds(job.params.room(0))
         read = partial(protocol.read_response, request_id=name, count=len(indices))
         request = asyncio.ensure_future(server.client.generate(body, within=limit, read=read))
         server.tasks.add(request)

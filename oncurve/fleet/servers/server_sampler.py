@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from oncurve.algorithm.rounding import seed_of
+from oncurve.algorithm.precision import seed_of
 from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import USUAL_ROWS, Group, SamplingParams
 from oncurve.core.sampler import SamplingRequest, end_token_ids, make_group

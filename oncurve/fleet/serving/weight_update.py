@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from oncurve.algorithm.rounding import narrow, parameter_keys, set_dither
+from oncurve.algorithm.precision import narrow, parameter_keys, set_dither
 from oncurve.fleet.weights.fetch import Fetcher
 from oncurve.model.lora_weights import AnotherModel, LoraWeights, check_base, read_thin
 from oncurve.policy.lora_forward import base_state, check_shapes, put_adapter, remove_adapter

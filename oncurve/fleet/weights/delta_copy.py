@@ -25,7 +25,7 @@ import numpy as np
 from oncurve.fleet.weights.delta import DELTA, Bytes, apply
 from oncurve.fleet.weights.file_download import download, side_by_side
 from oncurve.fleet.weights.weight_manifest import NAME, Link, WeightFile, check
-from oncurve.observe.checksums import FileSum
+from oncurve.observe.manifest import FileSum
 
 COPY_VARIABLE = "ONCURVE_WEIGHTS_COPY"
 """Environment variable with the folder of the copy. A server that is started again goes on from what is there."""

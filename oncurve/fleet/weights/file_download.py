@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oncurve.fleet.weights.weight_manifest import SIDE_BY_SIDE, check
-from oncurve.observe.checksums import CHUNK, FileSum
+from oncurve.observe.manifest import CHUNK, FileSum
 
 FETCH_SECONDS = 60.0
 """A trainer that sends nothing for so long while a file is fetched is lost."""

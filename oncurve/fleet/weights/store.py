@@ -17,7 +17,7 @@ from oncurve.core.errors import SamplerError
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.weight_manifest import Manifest, WeightFile, label_of
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
-from oncurve.observe.checksums import flush
+from oncurve.observe.manifest import flush
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oncurve.observe.checksums import FileSum
+from oncurve.observe.manifest import FileSum
 
 NAME = "manifest.json"
 SIDE_BY_SIDE = 8

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from oncurve.algorithm.rounding import SavedCopies
+from oncurve.algorithm.precision import SavedCopies
 
 if TYPE_CHECKING:
     from oncurve.core.sampler import PolicyView
