@@ -4,7 +4,7 @@ Short runs of the demo's recipe, recorded: fifteen rewards with a hole and six h
 two seeds, and eleven runs with honest rewards. Seed 0 was in view when the bounds of the detectors were chosen, seed 1
 was not.
 
-    python benchmarks/faults/reward_holes.py --folder /tmp/holes         makes the runs that are missing, and measures
+    python benchmarks/bench.py reward_holes --folder /tmp/holes         makes the runs that are missing, and measures
 """
 
 from __future__ import annotations

@@ -236,8 +236,71 @@ def code_breakers() -> Study:
     )  # fmt: skip
 
 
+def arrivals(run: Path) -> dict[str, Any]:
+    """By step: rewards, the part of the updates that arrived in the copies, and tokens per second."""
+    keys = ("reward/mean", "policy/arrived", "policy/moved_fraction")
+    keys += ("speed/sampled_tokens_per_second", "speed/trained_tokens_per_second")
+    steps = steps_of(run)
+    return {key: {row["step"]: round(row[key], 4) for row in steps if key in row} for key in keys}
+
+
+def write_grid(folder: Path) -> None:
+    """The model in the package with its weights on bfloat16's grid, as those of a published model are."""
+    from rounding import embedded_on_grid  # lazy
+
+    embedded_on_grid(folder / "grid")
+
+
+def modes(*settings: str, recipe: str, model: str) -> tuple[Cell, ...]:
+    """The three ways to round, with the same settings."""
+    ways = {"float32": "{compute_type: float32}"}
+    ways |= {name: f"{{compute_type: bfloat16, rounding: {name}}}" for name in ("dither", "nearest")}
+    return tuple(
+        Cell(name, (f"model={model}", f"policy={policy}", *settings), recipe=recipe) for name, policy in ways.items()
+    )
+
+
+SIXTEEN = ("run.steps=16", "run.prompts_per_step=16", "run.save_every_steps=0", "evaluation.every_steps=4")
+
+
+def rounding() -> Study:
+    held_out = ("evaluation.data.limit=400", "evaluation.num_prompts=300", "evaluation.num_prompts_during=300")
+    learning = ("optimizer.learning_rate=2e-5", "optimizer.warmup_updates=2", "data.limit=4096")
+    cells = modes(*learning, *held_out, recipe="word_problems", model="{runs}/../grid")
+    about = "What rounding the copies of the weights does to learning, on the embedded model."
+    return Study(about, cells, (accuracy, arrivals), SIXTEEN, write=write_grid, draw=draw_rounding)
+
+
+def rounding_sums() -> Study:
+    from fetch_models import PLACE  # lazy
+
+    cells = modes("optimizer.learning_rate=1e-5", recipe=str(HERE / "sums.yaml"), model=str(PLACE / "smollm2-135m"))
+    about = "The same on sums with SmolLM2-135M; `bench.py fetch_models smollm2-135m` fetches it."
+    return Study(about, cells, (accuracy, arrivals), SIXTEEN)
+
+
+def draw_rounding(rows: list[dict[str, Any]]) -> None:
+    """Held-out accuracy and what arrives, step by step: docs/pictures/precision.png."""
+    from matplotlib.figure import Figure
+
+    colors = {"float32": "#4c78a8", "dither": "#54a24b", "nearest": "#e45756"}
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for row in rows:
+        label = row["cell"] if row["seed"] == rows[0]["seed"] else None
+        points = [(point["step"], point["correct"]) for point in row["curve"]]
+        left.plot(*zip(*points, strict=True), color=colors[row["cell"]], label=label)
+        arrived = row["policy/arrived"]
+        right.plot([int(step) for step in arrived], list(arrived.values()), color=colors[row["cell"]])
+    left.set(xlabel="step", ylabel="correct, 300 held-out problems")
+    right.set(xlabel="step", ylabel="policy/arrived", ylim=(0, 1.1))
+    left.legend(frameon=False)
+    figure.savefig(HERE.parents[1] / "docs" / "pictures" / "precision.png", dpi=110)
+
+
 MAKERS: dict[str, Callable[[], Study]] = {
     "demo": demo, "presets": presets, "staleness": staleness, "roman": roman_rates, "distil": distil,
-    "warm_start": warm_start, "episodes": episodes, "code_breaker": code_breakers,
+    "warm_start": warm_start, "episodes": episodes, "code_breaker": code_breakers, "rounding": rounding,
+    "rounding_sums": rounding_sums,
 }  # fmt: skip
 STUDIES: dict[str, Study] = {name: make() for name, make in MAKERS.items()}
