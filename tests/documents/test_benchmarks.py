@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import bench
 import pytest
@@ -52,6 +54,18 @@ def test_rows_are_saved_as_they_come_and_resumed(record: Record) -> None:
     assert not again.has(cell="one", seed=1)
     with pytest.raises(SystemExit, match="another result"):
         Record("another", {}, record.path, command=[]).resume()
+
+
+def test_ctrl_c_keeps_the_rows_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(asked: object, record: Record) -> None:
+        record.rows.append({"row": 1})
+        raise KeyboardInterrupt
+
+    module = ModuleType("stopped", "A benchmark that is stopped.")
+    monkeypatch.setattr(module, "bench", stopped, raising=False)
+    monkeypatch.setitem(sys.modules, "stopped", module)
+    assert bench.run("stopped", ["--output", str(tmp_path)]) == bench.INTERRUPTED
+    assert read_result(tmp_path / "stopped.json")["rows"] == [{"row": 1}]
 
 
 def test_both_forms_of_a_result_are_read_alike(record: Record, tmp_path: Path) -> None:
