@@ -17,6 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from record import read_result
 from tables.algorithms import algorithms_markdown
 from tables.doctor import doctor_markdown
 from tables.metrics import glossary_markdown
@@ -33,7 +36,7 @@ def readme() -> str:
     """The README with the figures as they were measured."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     if DEMO.is_file():
-        demo = json.loads(DEMO.read_text(encoding="utf-8"))
+        demo = read_result(DEMO, rows="seeds")
         text = _fill(text, "demo", f"```text\n{demo['seeds'][0]['table'].strip()}\n```")
         text = _fill(text, "results", _results(demo))
     return text
@@ -108,7 +111,7 @@ def evidence() -> str:
 
 def doctor() -> str:
     """The page on the doctor's checks, with the runs made sick on purpose where they were measured."""
-    found = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in (DOCTOR, HOLES))
+    found = (read_result(path, rows="runs") if path.is_file() else None for path in (DOCTOR, HOLES))
     return doctor_markdown(*found)
 
 

@@ -4,9 +4,9 @@ Each run trains 24 steps of 8 prompts as `oncurve train` would. A finding above 
 explains it, a consequence if the doctor itself says that it follows from another finding, and else a false alarm. A run
 whose folder is complete is not repeated.
 
-    python benchmarks/faults/doctor_runs.py                      # all runs, then the table; about an hour on two cores
-    python benchmarks/faults/doctor_runs.py --only rate_x100     # some of them
-    python benchmarks/faults/doctor_runs.py --diagnose           # read the finished runs again, train nothing
+    python benchmarks/bench.py doctor_runs --detach              # all runs, then the table; about an hour on two cores
+    python benchmarks/bench.py doctor_runs --only rate_x100      # some of them
+    python benchmarks/bench.py doctor_runs --diagnose            # read the finished runs again, train nothing
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ import time
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from oncurve.rewards.answer_locations import find_answer
 
+if TYPE_CHECKING:  # every run imports the rewards below: that stays light
+    from record import Record
+
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "doctor_runs.json"
 MINE = "benchmarks/faults/doctor_runs.py"
 BUDGET = (
     "run.steps=24",
@@ -458,27 +460,22 @@ def by_check(runs: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return dict(sorted(table.items()))
 
 
-def main() -> None:
-    from oncurve.observe.manifest import describe_run
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/doctor"), help="where the runs are kept")
-    parser.add_argument("--only", nargs="+", default=[run.name for run in PLAN], choices=[run.name for run in PLAN])
+def options(parser: argparse.ArgumentParser) -> None:
+    names = [run.name for run in PLAN]
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "doctor", help="where the runs are kept")
+    parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="RUN", help=", ".join(names))
     parser.add_argument("--diagnose", action="store_true", help="train nothing, read the finished runs")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
     folder = asked.folder.absolute()
-    for run in () if asked.diagnose else (run for run in PLAN if run.name in asked.only):
+    chosen = () if asked.diagnose else tuple(run for run in PLAN if run.name in asked.only)
+    for number, run in enumerate(chosen, start=1):
         train(run, folder)
-        sys.stdout.write(f"{run.name} finished\n")
-        sys.stdout.flush()
-    runs = [examine(run, folder) for run in PLAN if (folder / run.name / "done").is_file()]
-    for run in runs:
+        print(f"{run.name} finished", flush=True)
+        record.progress(number, len(chosen))
+    record.rows = [examine(run, folder) for run in PLAN if (folder / run.name / "done").is_file()]
+    for run in record.rows:
         mark = "FALSE" if run["false_alarms"] else "ok" if run["is_found"] or not run["expected"] else "MISSED"
-        sys.stdout.write(f"{mark:7}{run['run']:24}{run['exit_code']} {', '.join(run['found'])}\n")
-    record = {"budget": BUDGET, "runs": runs, "checks": by_check(runs), "run": describe_run()}
-    asked.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{mark:7}{run['run']:24}{run['exit_code']} {', '.join(run['found'])}")
+    record.facts |= {"budget": list(BUDGET), "checks": by_check(record.rows)}

@@ -1,6 +1,6 @@
-"""A code breaker in two letters: why one base learns it and another does not.
+"""A code breaker in two letters: its environment, its demonstrations, and how its turns are played.
 
-    python benchmarks/learning/code_breaker.py --seeds 0 1 2 --output benchmarks/results/code_breaker.json
+The study is `python benchmarks/bench.py study code_breaker --seeds 0 1 2`.
 
 The policy has three guesses at a code of two letters out of four, and is told after each how many letters are in place
 and how many elsewhere: perfect play finds 13 of 16 codes. The three bases are trained from random weights on 8,000
@@ -10,24 +10,14 @@ or who do look, in demonstrations whose answers lack the line break that the env
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 from collections import defaultdict
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
-
-import oncurve
-from oncurve.cli.coldstart import prepare_own
-from oncurve.recipe.load import load_config, read_text
-from oncurve.run.result import finish
-from oncurve.run.step_log import Step
-from oncurve.run.training import recipe_steps
 
 LETTERS = "abcd"
 CODES = [a + b for a in LETTERS for b in LETTERS]
@@ -88,18 +78,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def make_base(folder: Path, looks: float, before: str) -> Path:
-    """A nano model that was shown 8,000 games, four times."""
-    rng = Random(7)
-    shown = [{"prompt": f"Game {rng.randrange(1000)}:", "turns": game(rng, looks, before)} for _ in range(8000)]
-    data = write_rows(folder.with_suffix(".jsonl"), shown)
-    words = ["sft.epochs=4", "rollouts.max_completion_tokens=4", "evaluation.every_steps=0"]
-    recipe, given = prepare_own(folder, data, size="nano", like=None, layers=None, seed=0, overrides=words)
-    finish(recipe_steps(load_config(recipe, [*given, *words]), read_text(Path(recipe))))
-    return folder
-
-
-def measured(step: Step) -> dict[str, Any]:
+def measured(step: Any) -> dict[str, Any]:
     """Of every turn: the mean advantage of its completions, how often it is a guess, and how often a possible one."""
     advantages, guesses, possibles = defaultdict(list), defaultdict(list), defaultdict(list)
     for group, graded in zip(step.groups, step.rewards, strict=True):
@@ -122,14 +101,35 @@ def measured(step: Step) -> dict[str, Any]:
     return {"step": step.number, "reward": round(step.metrics["reward/mean"], 4), **turns}
 
 
-def train(base: Path, seed: int, steps: int, scratch: Path) -> list[dict[str, Any]]:
-    """GRPO from a base; what is measured of every tenth step."""
+def turns(run: Path) -> dict[str, Any]:
+    """The recorded steps of a run, turn by turn."""
+    from oncurve.history.past import open_run  # lazy: every run imports the environment above
+
+    past = open_run(run)
+    return {"turns": [measured(past.step(number)) for number in past.steps]}
+
+
+COLDSTARTS = {
+    name: (
+        "--data", f"{name}.jsonl", "--size", "nano", "sft.epochs=4", "rollouts.max_completion_tokens=4",
+        "evaluation.every_steps=0",
+    )
+    for name in BASES
+}  # fmt: skip
+
+
+def write(folder: Path) -> None:
+    """8,000 games of each kind, the prompts, and the recipe."""
+    for name, (looks, before) in BASES.items():
+        rng = Random(7)
+        shown = [{"prompt": f"Game {rng.randrange(1000)}:", "turns": game(rng, looks, before)} for _ in range(8000)]
+        write_rows(folder / f"{name}.jsonl", shown)
     trained = [{"question": f"Game {n}:", "code": CODES[(n * 7) % 16], "answer": "x"} for n in range(960)]
     held = [{"question": f"Game {n}:", "code": CODES[n % 16], "answer": "x"} for n in range(1000, 1160)]
     data = {"type": "jsonl", "template": "as_is"}
     recipe = {
-        "model": str(base),
-        "data": {**data, "path": str(write_rows(scratch / "train.jsonl", trained))},
+        "model": "embedded",
+        "data": {**data, "path": str(write_rows(folder / "train.jsonl", trained))},
         "rewards": [{"type": "environment"}],
         "algorithm": {"type": "grpo", "group_size": 16},
         "rollouts": {
@@ -138,36 +138,11 @@ def train(base: Path, seed: int, steps: int, scratch: Path) -> list[dict[str, An
             "environments": {"game": f"{Path(__file__).resolve()}:CodeBreaker"},
         },
         "optimizer": {"learning_rate": 5e-4, "schedule": "constant"},
-        "run": {"steps": steps, "prompts_per_step": 16, "seed": seed, "folder": str(scratch / "runs"), "track": []},
+        "run": {"steps": 150, "prompts_per_step": 16, "track": []},
         "evaluation": {
             "num_prompts": 160,
             "temperature": 1.0,
-            "data": {**data, "path": str(write_rows(scratch / "held.jsonl", held))},
+            "data": {**data, "path": str(write_rows(folder / "held.jsonl", held))},
         },
     }
-    path = scratch / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    every = [measured(step) for step in oncurve.Trainer.from_recipe(str(path)).steps()]
-    return [row for row in every if row["step"] % 10 == 1 or row["step"] == steps]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--bases", nargs="+", default=list(BASES), choices=list(BASES))
-    parser.add_argument("--output", type=Path, required=True)
-    asked = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found: dict[str, Any] = {"best_possible": 13 / 16, "steps": asked.steps, "runs": []}
-    with TemporaryDirectory() as place:
-        for number, name in enumerate(asked.bases):
-            base = make_base(Path(place) / f"base{number}", *BASES[name])
-            for seed in asked.seeds:
-                curve = train(base, seed, asked.steps, Path(place))
-                found["runs"].append({"base": name, "seed": seed, "curve": curve})
-                asked.output.write_text(json.dumps(found) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    (folder / "code_breaker.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Pictures and table of docs/watching.md: curves of healthy and of sick runs, from results/curves.json.
 
-python benchmarks/learning/curves.py
+python benchmarks/bench.py curves
 """
 
 from __future__ import annotations

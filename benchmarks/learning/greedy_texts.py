@@ -1,6 +1,6 @@
 """Greedy completions of one model by transformers or by vLLM, as JSON: each engine runs in its own Python.
 
-    python benchmarks/learning/greedy_texts.py MODEL PROMPTS.json --engine vllm --tokens 64 --output TEXTS.json
+    python benchmarks/bench.py greedy_texts MODEL PROMPTS.json --engine vllm --tokens 64 --output TEXTS.json
 
 PROMPTS.json is a list of texts, which are read as they are. Arithmetic is in float32, so that the engines differ in
 nothing but the order of their sums.

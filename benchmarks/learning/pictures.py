@@ -3,7 +3,7 @@
 Two recipes of the embedded model over three seeds each. A run that is in the folder already is not made again. Needs
 Chromium and playwright.
 
-    python benchmarks/learning/pictures.py            # a few minutes on two cores, then the pictures
+    python benchmarks/bench.py pictures            # a few minutes on two cores, then the pictures
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a pretrained model of 135M learns on a laptop: sums by GRPO, GSM8K by a supervised stage and GRPO.
 
-    python benchmarks/learning/real_model.py FOLDER --data GSM8K --detach        everything, in the background
-    python benchmarks/learning/real_model.py FOLDER --data GSM8K --stages sums trl
-    python benchmarks/learning/real_model.py FOLDER --data GSM8K --stages choose     then base sft grpo control
-    python benchmarks/learning/real_model.py FOLDER --report --output benchmarks/results/real_model.json
+    python benchmarks/bench.py real_model FOLDER --data GSM8K --detach        everything, in the background
+    python benchmarks/bench.py real_model FOLDER --data GSM8K --stages sums trl
+    python benchmarks/bench.py real_model FOLDER --data GSM8K --stages choose     then base sft grpo control
+    python benchmarks/bench.py real_model FOLDER --report --output benchmarks/results/real_model.json
 
 The model is SmolLM2-135M-Instruct of ``fetch_models.py``: weights of four bits turned into bfloat16, not the published
 ones. GSM8K is a folder with gsm8k_train.jsonl and gsm8k_test.jsonl. Runs, evaluations and FOLDER/log.txt are written
@@ -33,6 +33,9 @@ from random import SystemRandom
 from typing import Any
 
 from fetch_models import PLACE, fetch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from record import read_result
 
 from oncurve.observe.manifest import describe_run
 from oncurve.observe.record import read_json, read_metrics, read_rows, write_json
@@ -159,7 +162,7 @@ def sums(study: Study) -> None:
 
 def trl(study: Study) -> None:
     """The same sums, model and settings under oncurve and TRL: every seed computed alike, one in TRL's fastest way."""
-    script = HERE.parent / "speed" / "time_to_accuracy.py"
+    script = HERE.parent / "bench.py"
     kind = "" if study.trl_compute == "bfloat16" else f"_{study.trl_compute}"
     ways = [(f"alike{kind}", study.trl_settings[:1], study.seeds)]
     ways += [(f"fastest{kind}", study.trl_settings, study.seeds[:1])] if len(study.trl_settings) > 1 else []
@@ -167,7 +170,8 @@ def trl(study: Study) -> None:
         found = beside_trl(study.folder, name)
         if found is None or len(found["runs"]) < 2 * len(seeds):
             study.command(
-                script, "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", study.trl_compute,
+                script, "time_to_accuracy",
+                "--recipe", SUMS, "--overrides", f"model={study.model}", "--compute", study.trl_compute,
                 "--new-tokens", 16, "--accuracy", 2, "--problems", 99, "--every-steps", 2,
                 "--max-steps", study.trl_steps, "--seeds", *seeds, "--trl", *settings,
                 "--output", study.folder / "trl" / name,
@@ -177,7 +181,7 @@ def trl(study: Study) -> None:
 def beside_trl(folder: Path, name: str) -> dict[str, Any] | None:
     """What was measured beside TRL so far, computed alike or in TRL's fastest way, in bfloat16 or as the name says."""
     written = folder / "trl" / name / "time_to_accuracy.json"
-    return read_json(written) if written.exists() else None
+    return read_result(written, rows="runs") if written.exists() else None
 
 
 def base(study: Study) -> None:

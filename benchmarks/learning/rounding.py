@@ -1,31 +1,25 @@
-"""What rounding the copies of the weights does to learning: float32, bfloat16 with a dither, bfloat16 to the nearest.
+"""What rounding copies of the weights to bfloat16 loses: what arrives of a change, final models, and the time it takes.
 
-    python benchmarks/learning/rounding.py arrive                  what float32 taught, and the share that copies show
-    python benchmarks/learning/rounding.py learn --seeds 0 1 2     three runs each on the embedded model
-    python benchmarks/learning/rounding.py learn --sums FOLDER     the same on sums, with SmolLM2-135M (fetch_models.py)
-    python benchmarks/learning/rounding.py final                   models saved in bfloat16, read by plain transformers
-    python benchmarks/learning/rounding.py speed [--sums FOLDER]   seconds of a step, the three in turn on one work
-    python benchmarks/learning/rounding.py picture                 the figure of docs/precision.md
+    python benchmarks/bench.py rounding arrive                  what float32 taught, and the share that copies show
+    python benchmarks/bench.py rounding arrive --sums FOLDER    the same on sums, with SmolLM2-135M (fetch_models.py)
+    python benchmarks/bench.py rounding final --steps 8         models saved in bfloat16, read by plain transformers
+    python benchmarks/bench.py rounding speed --steps 64        seconds of a step, the three in turn on one work
 
-A finished run is kept in the folder of --runs and not made again. ``learn`` trains every mode with one seed before the
-next seed, each run in a process of its own.
+What it does to learning is `python benchmarks/bench.py study rounding`, and `study rounding_sums`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from record import ROOT, Record
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -43,17 +37,9 @@ from oncurve.policy.forward import row_logprobs
 from oncurve.rewards.terms import make_reward_function
 from oncurve.run.rendered import make_prompts, split_rows
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 MODES = ("float32", "dither", "nearest")
 STEPS = (1, 2, 4, 8, 16)
 """Steps after which what has arrived is measured."""
-
-
-def has_bfloat16() -> bool:
-    """This machine multiplies bfloat16 in hardware."""
-    known = torch.cpu.get_capabilities()
-    return torch.cuda.is_available() or bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
 def embedded_on_grid(place: Path) -> Path:
@@ -110,57 +96,18 @@ def make_trainer(
     )  # fmt: skip
 
 
-def run_one(mode: str, seed: int, runs: Path, sums: Path | None) -> None:
-    """Train one run in this process and write what it learned beside it."""
-    trainer = make_trainer(mode, seed, runs, sums)
-    begin = time.perf_counter()
-    for _ in trainer.steps():
-        pass
-    seconds = time.perf_counter() - begin
-    if trainer.result is None or trainer.result.is_interrupted:
-        raise SystemExit(f"{trainer.folder}: stopped before its end. Remove it, and call this again")
-    (runs / f"{Path(trainer.folder).name}.json").write_text(json.dumps({"seconds": round(seconds, 1)}))
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """What a finished run measured of itself, step by step."""
-    rows = [json.loads(line) for line in (path.with_suffix("") / "metrics.jsonl").read_text().splitlines()]
-    name, mode, seed = path.stem.split("_")
-    keys = {
-        "rewards": "reward/mean",
-        "correct": "evaluation/correct_fraction",
-        "arrived": "policy/arrived",
-        "moved": "policy/moved_fraction",
-        "sampled_tokens_per_second": "speed/sampled_tokens_per_second",
-        "trained_tokens_per_second": "speed/trained_tokens_per_second",
-    }
-    columns = {said: {row["step"]: round(row[key], 4) for row in rows if key in row} for said, key in keys.items()}
-    return {"task": name, "mode": mode, "seed": int(seed), **json.loads(path.read_text()), **columns}
-
-
-def learn(seeds: list[int], runs: Path, sums: Path | None) -> None:
-    """Every mode with every seed, each in a process of its own, in turn; the results side by side."""
-    name = "embedded" if sums is None else "sums"
-    for seed in seeds:
-        for mode in MODES:
-            if not (runs / f"{name}_{mode}_{seed}.json").is_file():
-                extra = [] if sums is None else ["--sums", str(sums)]
-                command = [sys.executable, __file__, "one", "--mode", mode, "--seeds", str(seed), "--runs", str(runs)]
-                subprocess.run([*command, *extra], check=True)
-    found = [read_run(path) for path in sorted(runs.glob(f"{name}_*_[0-9].json"))]
-    write(f"rounding_{name}.json", {"runs": found})
-
-
-def arrive(seeds: list[int], runs: Path, sums: Path | None) -> None:
+def arrive(asked: argparse.Namespace, record: Record) -> None:
     """Train in float32; after some steps compare the change of log-probabilities with the one that copies show.
 
     With d the change of the log-probabilities of the first step's completions, and c that of a model whose matrices are
     copies: the share c d / d d that arrives, with its standard error over completions, and what else the copies change,
     |c - share d| / |d|.
     """
-    name, rows = "embedded" if sums is None else "sums", []
-    for seed in seeds:
-        trainer = make_trainer("float32", seed, runs, sums, name=f"{name}_arrive_{seed}_{time.time_ns()}")
+    runs, sums = asked.folder, asked.sums
+    due = [step for step in STEPS if step <= asked.steps]
+    record.total = 2 * len(due) * len(asked.seeds)
+    for seed in asked.seeds:
+        trainer = make_trainer("float32", seed, runs, sums, name=f"arrive_{time.time_ns()}", steps=asked.steps)
         base = make_trainer("float32", seed, runs, sums).policy.model
         texts: list[Tensor] = []
         for step in trainer.steps():
@@ -171,10 +118,9 @@ def arrive(seeds: list[int], runs: Path, sums: Path | None) -> None:
                     for one in group.completions[:4]
                 ]
                 before = logprobs(base, texts)
-            if step.number in STEPS:
-                rows += arrived(trainer.policy.model, texts, before, seed, step.number)
-                print(*rows[-2:], sep="\n", flush=True)
-        write(f"rounding_arrived_{name}.json", {"rows": rows})
+            if step.number in due:
+                for row in arrived(trainer.policy.model, texts, before, seed, step.number):
+                    record.add(row)
 
 
 def logprobs(model: Any, texts: list[Tensor]) -> list[Tensor]:
@@ -241,15 +187,16 @@ def greedy(folder: Path, prompts: list[Prompt], most: int) -> list[Group]:
     return groups
 
 
-def final(seeds: list[int], runs: Path, steps: int = 8) -> None:
+def final(asked: argparse.Namespace, record: Record) -> None:
     """Models saved in bfloat16 after few steps, by the dither and to the nearest, beside the policy that was measured.
 
     Plain transformers reads them and writes 300 held-out completions, greedy and in float32, so that it differs from
     the run in its weights and the rounding of its activations alone.
     """
-    rows = []
-    for seed in seeds:
-        trainer = make_trainer("dither", seed, runs, None, name=f"final_{seed}_{time.time_ns()}", steps=steps)
+    record.total = len(asked.seeds)
+    for seed in asked.seeds:
+        name = f"final_{seed}_{time.time_ns()}"
+        trainer = make_trainer("dither", seed, asked.folder, None, name=name, steps=asked.steps)
         for _ in trainer.steps():
             pass
         folder = Path(trainer.folder)
@@ -259,7 +206,8 @@ def final(seeds: list[int], runs: Path, steps: int = 8) -> None:
         for weight in trainer.policy.model.parameters():
             weight.data = weight.data.bfloat16().float()
         write_model(trainer.policy, folder / "nearest", torch.bfloat16)
-        row: dict[str, Any] = {"seed": seed, "steps": steps, "evaluated": sum(one.is_correct for one in measured)}
+        record.facts["problems"] = len(measured)
+        row: dict[str, Any] = {"seed": seed, "steps": asked.steps, "evaluated": sum(one.is_correct for one in measured)}
         for mode in MODES[1:]:
             groups = greedy(folder / mode, prompts, most=96)
             same = sum(g.completions[0].text == one.completion for g, one in zip(groups, measured, strict=True))
@@ -267,92 +215,54 @@ def final(seeds: list[int], runs: Path, steps: int = 8) -> None:
                 "same_texts": same,
                 "correct": sum(one.is_correct for one in grade_groups(groups, reward_function)),
             }
-        rows.append(row)
-        print(row, flush=True)
-    write("rounding_final.json", {"problems": len(measured), "rows": rows})
+        record.add(row)
 
 
-def speed(seeds: list[int], runs: Path, sums: Path | None) -> None:
+def speed(asked: argparse.Namespace, record: Record) -> None:
     """Tokens per second of the three ways, which take their steps in turn in one process.
 
     The rate is so low that no float32 weight moves: the copies of a model on the grid are the same by either rounding,
     so both ways sample and train the same tokens and differ in what the rounding costs.
     """
-    name = "embedded" if sums is None else "sums"
-    loops = {}
+    loops, num_steps, seed = {}, asked.steps, asked.seeds[0]
     for mode in MODES:
-        run_name, num_steps = f"{name}_speed_{mode}_{time.time_ns()}", 64 if sums is None else 10
-        loops[mode] = make_trainer(mode, seeds[0], runs, sums, rate=1e-30, name=run_name, steps=num_steps)
+        name = f"speed_{mode}_{time.time_ns()}"
+        loops[mode] = make_trainer(mode, seed, asked.folder, asked.sums, rate=1e-30, name=name, steps=num_steps)
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     steps = {mode: trainer.steps() for mode, trainer in loops.items()}
     for turn in range(num_steps):
         for mode in sorted(MODES, key=lambda mode: (MODES.index(mode) + turn) % len(MODES)):
             step = next(steps[mode])
             found[mode].append({key: step.metrics[f"speed/{key}_tokens_per_second"] for key in ("sampled", "trained")})
+    skipped = min(2, num_steps - 1)
     medians = {
-        mode: {key: median(row[key] for row in rows[2:]) for key in ("sampled", "trained")}
+        mode: {key: median(row[key] for row in rows[skipped:]) for key in ("sampled", "trained")}
         for mode, rows in found.items()
     }
     ratios = {
-        key: median(a[key] / b[key] for a, b in zip(found["dither"][2:], found["nearest"][2:], strict=True))
+        key: median(a[key] / b[key] for a, b in zip(found["dither"][skipped:], found["nearest"][skipped:], strict=True))
         for key in ("sampled", "trained")
     }
     print(medians, ratios)
-    write(f"rounding_speed_{name}.json", {"medians": medians, "dither_by_nearest": ratios, "steps": found})
+    record.facts |= {"medians": medians, "dither_by_nearest": ratios}
+    record.rows = [{"mode": mode, **row} for mode, rows in found.items() for row in rows]
 
 
-def picture() -> None:
-    """Held-out accuracy and what arrives, step by step, of every run of ``rounding_embedded.json``."""
-    import matplotlib.pyplot as plt
-
-    found = json.loads((RESULTS / "rounding_embedded.json").read_text())["runs"]
-    colors = dict(zip(MODES, ("#4c78a8", "#54a24b", "#e45756"), strict=True))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for run in found:
-        first = run["seed"] == found[0]["seed"]
-        for axis, key in ((left, "correct"), (right, "arrived")):
-            steps = sorted(map(int, run[key]))
-            label = run["mode"] if first and key == "correct" else None
-            axis.plot(steps, [run[key][str(step)] for step in steps], color=colors[run["mode"]], label=label)
-    left.set(xlabel="step", ylabel="correct, 300 held-out problems")
-    right.set(xlabel="step", ylabel="policy/arrived", ylim=(0, 1.1))
-    left.legend(frameon=False)
-    figure.savefig(ROOT / "docs" / "pictures" / "precision.png", dpi=110)
+PARTS = {"arrive": arrive, "final": final, "speed": speed}
 
 
-def write(name: str, found: dict[str, Any]) -> None:
-    """A result with the machine that it is of."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    processor = next((line.split(":")[1].strip() for line in info.splitlines() if "model name" in line), "")
-    machine = {"processor": processor or platform.processor(), "torch": torch.__version__, "bfloat16": has_bfloat16()}
-    found = {"machine": machine, "commit": commit.stdout.strip(), **found}
-    (RESULTS / name).write_text(json.dumps(found, indent=1) + "\n")
-
-
-def main() -> None:
-    """Choose one of the studies."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=("arrive", "learn", "final", "speed", "picture", "one"))
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--mode", choices=MODES, help="of one run")
+    parser.add_argument("--steps", type=int, default=STEPS[-1], help="of a run")
     parser.add_argument("--sums", type=Path, help="folder of SmolLM2-135M: train on sums")
-    parser.add_argument("--runs", type=Path, default=Path("rounding_runs"), help="folder of the runs")
-    given = parser.parse_args()
-    given.runs.mkdir(parents=True, exist_ok=True)
-    if given.study == "one":
-        run_one(given.mode, given.seeds[0], given.runs, given.sums)
-    elif given.study == "learn":
-        learn(given.seeds, given.runs, given.sums)
-    elif given.study == "arrive":
-        arrive(given.seeds, given.runs, given.sums)
-    elif given.study == "final":
-        final(given.seeds, given.runs)
-    elif given.study == "speed":
-        speed(given.seeds, given.runs, given.sums)
-    elif given.study == "picture":
-        picture()
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "rounding", help="of the runs")
 
 
-if __name__ == "__main__":
-    main()
+def name_of(asked: argparse.Namespace) -> str:
+    return f"rounding_{asked.part}_{'embedded' if asked.sums is None else 'sums'}"
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    PARTS[asked.part](asked, record)

@@ -1,21 +1,19 @@
 """The same script, model and rows under TRL and under `oncurve trl`, with forced completions: losses, rewards, time.
 
-    python benchmarks/learning/trl_beside.py --output benchmarks/results/trl_beside.json
+    python benchmarks/bench.py trl_beside
 
 Every step takes all prompts, so that the order of rows does not matter, and completion g of a prompt in step s is a
 function of (prompt, g, s) in both. What is compared is everything behind sampling: rewards, advantages, the loss, its
 gradient, AdamW and the schedule, since each step starts from weights that the steps before it made. With --sampled
 completions are drawn, and the time of a step is that of sampling and training together; losses are then not comparable:
 
-    python benchmarks/learning/trl_beside.py --sampled --repeats 3 --output benchmarks/results/trl_beside_speed.json
+    python benchmarks/bench.py trl_beside --sampled --repeats 3
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import subprocess
 import sys
@@ -23,9 +21,10 @@ import tempfile
 import time
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from record import ROOT, Record
 
 PROMPTS, GROUP, LENGTH = 4, 4, 24
 SCRIPT = f"""
@@ -51,44 +50,36 @@ trainer.train()
 LOSSES = (("dapo", 0.0), ("grpo", 0.04), ("dr_grpo", 0.0), ("bnpo", 0.04))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output", type=Path)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--sampled", action="store_true", help="draw completions, for the time of a whole step")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each side, taking turns; times are medians")
-    parser.add_argument("--side", choices=["trl", "oncurve"], help="run one side in this process")
-    parser.add_argument("--loss", default="dapo")
-    parser.add_argument("--beta", type=float, default=0.0)
-    asked = parser.parse_args()
-    if asked.side:
+    parser.add_argument("--child", choices=["trl", "oncurve"], help=argparse.SUPPRESS)
+    parser.add_argument("--loss", default="dapo", help=argparse.SUPPRESS)
+    parser.add_argument("--beta", type=float, default=0.0, help=argparse.SUPPRESS)
+
+
+def name_of(asked: argparse.Namespace) -> str:
+    return "trl_beside_speed" if asked.sampled else "trl_beside"
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    if asked.child:
         one_side(asked)
         return
-    compared = []
+    record.facts["completions_per_step"] = PROMPTS * GROUP
     for loss, beta in LOSSES[:1] if asked.sampled else LOSSES:
         runs: dict[str, list[Any]] = {"trl": [], "oncurve": []}
         for _ in range(asked.repeats):
             for side in runs:
                 runs[side].append(apart(asked, side, loss, beta))
-        compared.append(beside(loss, beta, runs))
-    facts = {"steps": asked.steps, "sampled": asked.sampled, "repeats": asked.repeats, "machine": machine()}
-    result = {**facts, "completions_per_step": PROMPTS * GROUP, "losses": compared}
-    text = json.dumps(result, indent=1)
-    if asked.output:
-        asked.output.write_text(text + "\n")
-    sys.stdout.write(text + "\n")
-
-
-def machine() -> str:
-    """The processor by its name, and how many there are."""
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
+        record.add(beside(loss, beta, runs))
 
 
 def apart(asked: argparse.Namespace, side: str, loss: str, beta: float) -> list[dict[str, float]]:
     """One run of a side in a process of its own: a row for each step."""
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), "--side", side, "--loss", loss]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "bench.py")]
+    command += ["trl_beside", "--child", side, "--loss", loss]
     command += ["--beta", str(beta), "--steps", str(asked.steps), *(["--sampled"] if asked.sampled else [])]
     with tempfile.TemporaryDirectory() as place:
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=1800)
@@ -122,7 +113,7 @@ def run_side(asked: argparse.Namespace, stack: ExitStack) -> None:
     """The same, with what it changes in this process put back at the end."""
     from oncurve.observe.run_model import EMBEDDED
 
-    if asked.side == "oncurve":
+    if asked.child == "oncurve":
         from oncurve.trl.names import trl_resolved
 
         stack.enter_context(trl_resolved())
@@ -176,7 +167,10 @@ def force_theirs() -> None:
 def force_ours() -> None:
     """The engine gives forced completions in the place of sampling."""
     from oncurve.core.records import Completion, Group
+    from oncurve.run import guards
     from oncurve.sample.engine import InProcessEngine
+
+    guards.MISMATCH_LIMIT = float("inf")  # the model finds forced tokens unlikely, which ends a real run
 
     def sample(self: Any, request: Any) -> list[Group]:
         tokenizer = self._policy.tokenizer
@@ -197,7 +191,3 @@ def force_ours() -> None:
         return groups
 
     InProcessEngine.sample = sample
-
-
-if __name__ == "__main__":
-    main()

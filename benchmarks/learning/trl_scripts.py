@@ -1,6 +1,6 @@
 """Public scripts for TRL through `oncurve trl`, unchanged, with models and data replaced from outside.
 
-    python benchmarks/learning/trl_scripts.py FOLDER --beside --output benchmarks/results/trl_scripts.json
+    python benchmarks/bench.py trl_scripts FOLDER --beside
 
 FOLDER holds the scripts, which are not ours and not in this repository, and an index.json: a list of {"source":
 "repository and path", "commit": "...", "file": "name.py", "arguments": [...], "characters": as counted at the
@@ -32,60 +32,47 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from record import Record
 from script_box import Box
 from script_watch import STEPS, Watched, differences, short_arguments, watch
 from trl_stand_ins import UnslothUnderTrl, forget_older_names, model_here, replace_everything
-
-from oncurve.observe.manifest import describe_run
 
 RAN = "ran two steps"
 MARK, SEEN = "ASKED ", "SEEN "
 ENTRY = "TRL_SCRIPT_ENTRY"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path)
     parser.add_argument("--keep", action="store_true", help="keep results of other scripts in the output")
     parser.add_argument("--only", help="run the scripts whose source holds this text")
     parser.add_argument("--limit-seconds", type=int, default=900, help="for each script")
     parser.add_argument("--beside", action="store_true", help="run each script under TRL too, and compare")
-    asked = parser.parse_args()
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
     index = json.loads((asked.folder / "index.json").read_text())
     index = [entry for entry in index if asked.only is None or asked.only in entry["source"]]
-    results = []
     if asked.keep:
+        record.resume()
         mine = {entry["source"] for entry in index}
-        before = json.loads(asked.output.read_text())["scripts"]
-        results = [result for result in before if result["source"] not in mine]
+        record.rows = [row for row in record.rows if row["source"] not in mine]
     boxes = {library: Box(library) for library in (("oncurve", "trl") if asked.beside else ("oncurve",))}
+    record.total = len(record.rows) + len(index)
     for entry in index:
-        result = judged(asked.folder.resolve(), entry, asked.limit_seconds, boxes)
-        results.append(result)
-        sys.stdout.write(f"{entry['source']}: {result['outcome']}: {result['detail'][:150]}\n")
-        sys.stdout.flush()
-        if asked.output:
-            asked.output.write_text(summary(results) + "\n")
+        record.rows.append(judged(asked.folder.resolve(), entry, asked.limit_seconds, boxes))
+        record.facts |= summary(record.rows)
+        record.add(record.rows.pop())
     for box in boxes.values():
         box.close()
-    sys.stdout.write(summary(results)[:300] + "\n")
 
 
-def summary(results: list[dict[str, Any]]) -> str:
-    """Everything that was found so far, with counts, as JSON."""
+def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many ended in which way, and options that were dropped silently."""
     counts = {kind: sum(r["outcome"] == kind for r in results) for kind in sorted({r["outcome"] for r in results})}
     silent = [f"{r['source']}: {name}" for r in results for name, fate in r["options"].items() if fate == "silent"]
     pairs = Counter(f"TRL: {r['under_trl']}; here: {r['outcome']}" for r in results if "under_trl" in r)
-    made = describe_run(["python", "benchmarks/learning/trl_scripts.py", "FOLDER", "--beside"])
-    found = {
-        "made_by": made,
-        "counts": counts,
-        "beside_trl": dict(pairs.most_common()),
-        "silent": silent,
-        "scripts": results,
-    }
-    return json.dumps(found, indent=1, ensure_ascii=False)
+    return {"counts": counts, "beside_trl": dict(pairs.most_common()), "silent": silent}
 
 
 def judged(folder: Path, entry: dict[str, Any], limit_seconds: int, boxes: dict[str, Box]) -> dict[str, Any]:
@@ -338,7 +325,3 @@ def fates(model: Any, reward_funcs: Any, args: Any, more: tuple[Any, ...], named
         if not changed and option is not None and (key in values or value in (None, [], False)):
             found[name] = f"taken: {key} = {values.get(str(key))}"
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -5,15 +5,14 @@ runs: median 24 tokens, the longest ten times that. The server draws each from t
 that every setting samples the same. The ideal is max(sampling, training) per step: sampling as one large batch, in
 which stragglers cost nothing, training as it is without look-ahead.
 
-    python benchmarks/speed/ahead.py                     # some twelve minutes on two idle cores
-    python benchmarks/speed/ahead.py --steps 6 --rounds 1 --staleness 0 2 --out /tmp/try.json
+    python benchmarks/bench.py ahead                     # some twelve minutes on two idle cores
+    python benchmarks/bench.py ahead --steps 6 --rounds 1 --staleness 0 2
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from socket import socket
 from typing import Any
 
 import numpy as np
-from machine import RESULTS, describe_machine
+from record import ROOT, Record
 
 from oncurve.core.requests import Rows
 from oncurve.observe.ahead import seconds_ahead
@@ -82,7 +81,17 @@ def server(core: int) -> Iterator[str]:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     process = subprocess.Popen(
-        ["taskset", "-c", str(core), sys.executable, __file__, "--serve", str(port)], stdout=subprocess.DEVNULL
+        [
+            "taskset",
+            "-c",
+            str(core),
+            sys.executable,
+            str(ROOT / "benchmarks" / "bench.py"),
+            "ahead",
+            "--child",
+            str(port),
+        ],
+        stdout=subprocess.DEVNULL,
     )
     try:
         yield f"http://127.0.0.1:{port}"
@@ -153,32 +162,24 @@ def table(runs: list[dict[str, Any]]) -> Iterator[str]:
         yield f"| {staleness} | {'yes' if in_flight else 'no'} | {' | '.join(cells)} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--steps", type=int, default=24, help="that count; those before them fill the look-ahead")
     parser.add_argument("--skip", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs=2, default=[0, 1], help="of the trainer and of the server")
-    parser.add_argument("--out", type=Path, default=RESULTS / "ahead.json")
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.serve is not None:
-        return serve(chosen.serve)
-    runs: list[dict[str, Any]] = []
-    for number in range(chosen.rounds):
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    if asked.child is not None:
+        return serve(asked.child)
+    record.facts |= {"group_size": GROUP, "server_rows": ROWS, "median_tokens": MEDIAN, "longest_tokens": LONGEST}
+    record.total = asked.rounds * (1 + 2 * sum(number > 0 for number in asked.staleness))
+    for number in range(asked.rounds):
         with tempfile.TemporaryDirectory(prefix="oncurve-speed-") as place:
-            for found in one_round(Path(place), chosen):
-                runs.append({"round": number, **found})
-                print(json.dumps(runs[-1]), flush=True)
-    asked = {key: getattr(chosen, key) for key in ("prompts", "steps", "skip", "rounds")}
-    asked |= {"group_size": GROUP, "server_rows": ROWS, "median_tokens": MEDIAN, "longest_tokens": LONGEST}
-    record = {"machine": describe_machine(), **asked, "runs": runs}
-    chosen.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(table(runs)))
+            for found in one_round(Path(place), asked):
+                record.add({"round": number, **found})
+    print("\n".join(table(record.rows)))
     return None
-
-
-if __name__ == "__main__":
-    main()

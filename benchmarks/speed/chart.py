@@ -1,11 +1,11 @@
 """The tables and the picture of docs/performance.md, made from the committed measurements alone.
 
-python benchmarks/speed/chart.py
+python benchmarks/bench.py chart                   the page and its picture
+python benchmarks/bench.py chart phases memory     tables that are on no page, printed
 """
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 import sys
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from record import RESULTS, read_result  # noqa: E402
+
 PAGE = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "pictures" / "performance.png"
 MIB = 2**20
@@ -27,7 +30,7 @@ Record = Mapping[str, Any]
 
 def load(results: Path, kind: str, needs: str) -> list[Record]:
     """The records whose file names begin with a word and that have a key, in the order of their names."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob(f"{kind}*.json"))]
+    records = [read_result(path, rows="runs") for path in sorted(results.glob(f"{kind}*.json"))]
     return [record for record in records if needs in record]
 
 
@@ -229,9 +232,10 @@ def machines(results: Path) -> str:
     """Which machines and which versions the figures come from."""
     found: dict[str, list[str]] = {}
     for path in sorted(results.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        run = record.get("run", {})
-        if "flags" not in run or not path.name.startswith(KINDS):
+        if not path.name.startswith(KINDS):
+            continue
+        run = read_result(path).get("run", {})
+        if "flags" not in run:
             continue
         hardware, versions = run["hardware"], run["libraries"]
         text = (

@@ -1,7 +1,7 @@
 """Answers and small programs graded per second, by kind of answer and by isolation.
 
-    python benchmarks/speed/grading_speed.py                       # 4,000 answers, 2,000 programs, two processors
-    python benchmarks/speed/grading_speed.py --answers 200 --programs 40 --output /tmp/grading.json
+    python benchmarks/bench.py grading_speed                               # 4,000 answers, 2,000 programs, two cores
+    python benchmarks/bench.py grading_speed --answers 200 --programs 40
 
 Answers are those of tests/golden, each with a number of its own at the end so that no verdict is remembered; they are
 graded in batches of 256 as in training, on ``--workers`` processes. Programs are short functions with five tests each.
@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
+
+from record import ROOT, Record
 
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
@@ -25,7 +25,6 @@ from oncurve.rewards.programs import Programs
 from oncurve.sandbox.pool import SandboxPool
 from oncurve.sandbox.tiers import describe_isolation
 
-ROOT = Path(__file__).resolve().parents[2]
 BATCH = 256
 NUMBERS, EXPRESSIONS = "numbers, ranges, units, words", "expressions"
 EXPRESSION_KINDS = ("roots", "constants", "complex numbers", "expressions", "inequalities", "intervals", "matrices")
@@ -85,27 +84,20 @@ def rate(
     }
 
 
-def main() -> None:
-    """Measures, prints and writes JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answers", type=int, default=4000)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/grading_speed.json")
-    options = parser.parse_args()
-    found: dict[str, Any] = {"processors": len(os.sched_getaffinity(0)), "workers": options.workers}
-    checker = AnswerChecker(workers=options.workers)
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    checker = AnswerChecker(workers=asked.workers)
     for kind in (NUMBERS, EXPRESSIONS):
-        found[f"answers: {kind}"] = rate(Mathematics(checker=checker), *answers(kind, options.answers // 2))
+        graded = rate(Mathematics(checker=checker), *answers(kind, asked.answers // 2))
+        record.add({"what": f"answers: {kind}", **graded})
     checker.close()
     for tier in describe_isolation().tiers:
         if tier.works:
-            with SandboxPool(tier=tier.name, num_workers=2 * options.workers) as pool:
-                found[f"programs: {tier.name}"] = rate(Programs(pool=pool), *programs(options.programs))
-    for name, value in found.items():
-        print(f"{name}: {value}")
-    options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+            with SandboxPool(tier=tier.name, num_workers=2 * asked.workers) as pool:
+                graded = rate(Programs(pool=pool), *programs(asked.programs))
+            record.add({"what": f"programs: {tier.name}", **graded})

@@ -4,7 +4,7 @@ Every system and setting runs in a fresh process, which loads its libraries (its
 kernel's record of its largest resident size, and takes whole steps: sampling, grading, training. The figure is that
 largest size minus the baseline; it holds the weights, the gradients, the optimizer state and everything in between.
 
-    python benchmarks/speed/memory.py --model S --case full
+    python benchmarks/bench.py memory --model S --case full
 """
 
 from __future__ import annotations
@@ -20,8 +20,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from machine import add_common_arguments, prepare, write_result
-from ours import Ours, Work, add_work_arguments, our_config, work_of
+from ours import (
+    Ours,
+    Work,
+    add_common_arguments,
+    add_work_arguments,
+    kernels_of,
+    our_config,
+    prepare,
+    work_of,
+)
+from record import ROOT, Record
 
 from oncurve.core.errors import OncurveError
 from oncurve.observe.terminal import LIBRARY_OPTIONS
@@ -134,11 +143,18 @@ def in_a_fresh_process(arguments: argparse.Namespace, folder: Path, system: str,
     options = [
         (name, getattr(arguments, name.replace("-", "_")))
         for name in (
-            "model", "case", "prompt-tokens", "new-tokens", "training", "kl", "updates", "steps", "warmup", "threads",
-            "kernels",
+            "model", "case", "prompt-tokens", "new-tokens", "training", "kl", "updates", "steps", "warmup", "kernels",
         )
     ]  # fmt: skip
-    command = [sys.executable, __file__, "--child", f"{system} {setting}", "--folder", str(folder)]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "bench.py"),
+        "memory",
+        "--child",
+        f"{system} {setting}",
+        "--folder",
+        str(folder),
+    ]
     for name, value in options:
         command += [f"--{name}", str(value)]
     environment = {**LIBRARY_OPTIONS, **os.environ} if system == "oncurve" else None  # as our commands set it
@@ -152,9 +168,7 @@ def in_a_fresh_process(arguments: argparse.Namespace, folder: Path, system: str,
     return measured
 
 
-def parse() -> argparse.Namespace:
-    """The arguments of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     add_work_arguments(parser)
     parser.add_argument("--kl", type=float, default=0.0)
     parser.add_argument("--updates", type=int, default=1)
@@ -163,29 +177,26 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     add_common_arguments(parser, steps=2)
-    return parser.parse_args()
 
 
-def main() -> None:
-    """Measures every system and writes the result."""
-    arguments = parse()
-    if arguments.child:
+def name_of(asked: argparse.Namespace) -> str:
+    work = work_of(asked)
+    return f"memory-{work.name}-{work.variant}-{kernels_of(asked)}"
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    if asked.child:
         try:
-            measure_here(arguments)
+            measure_here(asked)
         except OncurveError as error:
             raise SystemExit(str(error)) from None
         return
-    work = work_of(arguments)
+    work, sides = work_of(asked), {"oncurve": asked.ours, "trl": asked.trl}
+    record.facts["measured"] = measured = {"oncurve": {}, "trl": {}}
+    record.total = len(asked.ours) + len(asked.trl)
     with tempfile.TemporaryDirectory() as scratch:
         folder = work.build(Path(scratch) / "model")
-        measured = {
-            system: {setting: in_a_fresh_process(arguments, folder, system, setting) for setting in settings}
-            for system, settings in (("oncurve", arguments.ours), ("trl", arguments.trl))
-        }
-    del arguments.child, arguments.folder
-    kernels = "kernels" if arguments.kernels == "on" else "torch"
-    write_result(arguments, f"memory-{work.name}-{work.variant}-{kernels}", {"measured": measured})
-
-
-if __name__ == "__main__":
-    main()
+        for system, settings in sides.items():
+            for setting in settings:
+                measured[system][setting] = found = in_a_fresh_process(asked, folder, system, setting)
+                record.add({"system": system, "setting": setting, **found})

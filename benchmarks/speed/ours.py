@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from models import MEAN_TOKENS, SHAPES, CoinReward, build, make_prompts
 
@@ -161,3 +164,29 @@ def work_of(arguments: argparse.Namespace) -> Work:
     """The work that the arguments name; a benchmark need not ask for all of it."""
     given = {"kl_coef" if name == "kl" else name: value for name, value in vars(arguments).items()}
     return Work(**{field.name: given[field.name] for field in fields(Work) if field.name in given})
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, *, steps: int, warmup: int = 1) -> None:
+    """What every comparison of steps is asked: steps, warm-up, kernels."""
+    parser.add_argument("--steps", type=int, default=steps, help="measured steps, after the warm-up")
+    parser.add_argument("--warmup", type=int, default=warmup, help="steps before them that are left out")
+    parser.add_argument("--kernels", choices=["on", "off"], default="on", help="oncurve's compiled kernels")
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    """Threads and kernels as asked. Call it before anything of oncurve is built."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    os.environ["ONCURVE_KERNELS"] = "1" if arguments.kernels == "on" else "0"
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*checkpointing.*")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def kernels_of(arguments: argparse.Namespace) -> str:
+    """Which code multiplied and where, for the name of a file."""
+    device = getattr(arguments, "device", "cpu")
+    place = "" if device == "cpu" else f"-{device.split(':')[0]}"
+    return f"{'kernels' if arguments.kernels == 'on' else 'torch'}{place}"

@@ -4,12 +4,12 @@ Each configuration gets a process of its own, which loads a random checkpoint an
 the reward is a coin, the policy trains. Its peak resident memory, over what the imports took, is held against what
 ``oncurve.plan`` says. Memory does not depend on what else the machine does, so one thread is enough.
 
-    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py               # all configurations, a few minutes
-    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --only S-packed  # one of them
-    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --live        # count tensors: no allocator in between
-    OMP_NUM_THREADS=1 python benchmarks/speed/plan_memory.py --missing     # go on where it was stopped
-    python benchmarks/speed/plan_memory.py --again                         # after a change of the planner
-    python benchmarks/speed/plan_memory.py --page                          # the table of benchmarks/results/evidence.md
+    python benchmarks/bench.py plan_memory                        all configurations, a few minutes
+    python benchmarks/bench.py plan_memory --only S-packed        one of them
+    python benchmarks/bench.py plan_memory --live                 count tensors: no allocator in between
+    python benchmarks/bench.py plan_memory --missing              go on where the published result stops
+    python benchmarks/bench.py plan_memory --again --output benchmarks/results     after a change of the planner
+    python benchmarks/bench.py plan_memory --page                 the table of benchmarks/results/evidence.md
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from record import RESULTS, ROOT, Record
 
 from oncurve.core.sampler import SamplingRequest
 from oncurve.observe.terminal import LIBRARY_OPTIONS
@@ -36,8 +37,7 @@ from oncurve.plan.token_lengths import TokenLengths
 from oncurve.recipe.load import parse_config
 
 MIB = 2**20
-RESULT = Path(__file__).resolve().parents[1] / "results" / "plan_memory.json"
-PAGE = Path(__file__).resolve().parents[1] / "results" / "evidence.md"
+RESULT, PAGE = RESULTS / "plan_memory.json", RESULTS / "evidence.md"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
@@ -262,9 +262,9 @@ def predict(setting: Setting, folder: Path) -> dict[str, float]:
     }
 
 
-def in_fresh_process(arguments: list[str]) -> dict[str, int]:
-    """The last line that this script prints, run again with other arguments, as JSON."""
-    command = [sys.executable, __file__, *arguments]
+def in_fresh_process(name: str, folder: Path, what: str) -> dict[str, int]:
+    """What a configuration takes in a process of its own."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "plan_memory", "--child", name, str(folder), what]
     environment = {**LIBRARY_OPTIONS, **os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -298,70 +298,66 @@ def page_with(rows: list[dict[str, Any]], page: str) -> str:
     return f"{before}{BEGIN}\n\n{table}\n\n{said}\n\n{END}{rest.split(END)[1]}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="*", help="names of configurations")
     parser.add_argument("--live", action="store_true", help="count tensors instead of the process's memory")
-    parser.add_argument("--again", action="store_true", help="plan again for the measurements on file")
-    parser.add_argument("--page", action="store_true", help="write them into benchmarks/results/evidence.md")
-    parser.add_argument("--missing", action="store_true", help="only configurations that are not on file yet")
-    parser.add_argument("--one", nargs=3, metavar=("NAME", "FOLDER", "WHAT"), help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+    parser.add_argument("--again", action="store_true", help="plan again for the published measurements")
+    parser.add_argument("--page", action="store_true", help="write the published ones into results/evidence.md")
+    parser.add_argument("--missing", action="store_true", help="only configurations that are not published yet")
+    parser.add_argument("--child", nargs=3, metavar=("NAME", "FOLDER", "WHAT"), help=argparse.SUPPRESS)
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
     by_name = {setting.name: setting for setting in settings()}
-    if arguments.one:
-        name, folder, what = arguments.one
-        found = measure(by_name[name], Path(folder)) if what == "process" else live(by_name[name], Path(folder))
-        print(json.dumps(found))
+    if asked.child:
+        name, folder, what = asked.child
+        print(json.dumps((measure if what == "process" else live)(by_name[name], Path(folder))))
         return
-    if arguments.page:
-        rows = json.loads(arguments.output.read_text())["rows"]
-        PAGE.write_text(page_with(rows, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    published = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.exists() else []
+    if asked.page:
+        PAGE.write_text(page_with(published, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    chosen = [by_name[name] for name in arguments.only or by_name]
-    known = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else []
-    kept = {row["name"]: row for row in known if row["name"] in by_name}
+    known = {row["name"]: row for row in published if row["name"] in by_name}
+    kept = known if asked.again or asked.missing else {}
+    chosen = [by_name[name] for name in asked.only or by_name]
+    chosen = [
+        one for one in chosen if not ((asked.again and one.name not in kept) or (asked.missing and one.name in kept))
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        for setting in chosen:
-            if (arguments.again and setting.name not in kept) or (arguments.missing and setting.name in kept):
-                continue
+        for number, setting in enumerate(chosen, start=1):
             place = Path(folder) / setting.model
             if not place.exists():
                 build_checkpoint(setting, place)
-            planned = predict(setting, place)
-            if arguments.live:
-                tensors = in_fresh_process(["--one", setting.name, str(place), "live"])
-                for what, size in tensors.items():
-                    error = planned[what] / size - 1
-                    print(f"{setting.name:42}{what:6}{size / MIB:10.1f}{planned[what] / MIB:10.1f}{error:8.1%}")
+            if asked.live:
+                show_live(setting, place)
                 continue
-            peaks = (
-                kept[setting.name]["peaks"]
-                if arguments.again
-                else in_fresh_process(["--one", setting.name, str(place), "process"])
-            )
-            measured = max(peaks.values())
-            kept[setting.name] = {
-                "name": setting.name,
-                "setting": asdict(setting),
-                "shape": asdict(read_shape(setting, place)),
-                "peaks": peaks,
-                "measured_bytes": measured,
-                "planned_bytes": round(planned["process"]),
-                "error": planned["process"] / measured - 1,
-            }
+            peaks = kept[setting.name]["peaks"] if asked.again else in_fresh_process(setting.name, place, "process")
+            kept[setting.name] = compared(setting, place, peaks)
             print(describe([kept[setting.name]]).splitlines()[1], flush=True)
-            write(arguments.output, [kept[name] for name in by_name if name in kept])
-    if not arguments.live:
-        print(describe([kept[name] for name in by_name if name in kept]))
+            record.rows = [kept[name] for name in by_name if name in kept]
+            record.save()
+            record.progress(number, len(chosen))
+    if not asked.live:
+        print(describe(record.rows))
 
 
-def write(output: Path, rows: list[dict[str, Any]]) -> None:
-    """All rows so far, so that nothing is lost when the rest is stopped."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "rows": rows}
-    output.write_text(json.dumps(record, indent=1) + "\n")
+def show_live(setting: Setting, place: Path) -> None:
+    """Bytes of tensors, as counted and as planned."""
+    planned = predict(setting, place)
+    for what, size in in_fresh_process(setting.name, place, "live").items():
+        error = planned[what] / size - 1
+        print(f"{setting.name:42}{what:6}{size / MIB:10.1f}{planned[what] / MIB:10.1f}{error:8.1%}")
 
 
-if __name__ == "__main__":
-    main()
+def compared(setting: Setting, place: Path, peaks: dict[str, int]) -> dict[str, Any]:
+    """A row: what was measured beside what the planner says."""
+    measured, planned = max(peaks.values()), predict(setting, place)["process"]
+    return {
+        "name": setting.name,
+        "setting": asdict(setting),
+        "shape": asdict(read_shape(setting, place)),
+        "peaks": peaks,
+        "measured_bytes": measured,
+        "planned_bytes": round(planned),
+        "error": planned / measured - 1,
+    }

@@ -2,7 +2,7 @@
 
 All sample the same prompts from the same random checkpoint, in one process, one after the other in every round.
 
-    python benchmarks/speed/sampling.py --model S --case full --prompt-tokens 48
+    python benchmarks/bench.py sampling --model S --case full --prompt-tokens 48
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import (
-    add_common_arguments,
-    median_of,
-    prepare,
-    round_robin,
-    write_result,
-)
 from models import END, SHAPES, Shape
-from ours import Ours, Work, add_work_arguments, our_config, work_of
+from ours import (
+    Ours,
+    Work,
+    add_common_arguments,
+    add_work_arguments,
+    kernels_of,
+    our_config,
+    prepare,
+    work_of,
+)
+from record import Record, median_of, round_robin
 from roofline import decode, gemm_flops, prefill, read_bandwidth
 from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -131,28 +134,26 @@ def summarize(
     return table
 
 
-def main() -> None:
-    """Runs the benchmark and writes its result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     add_work_arguments(parser, is_trained=False)
     parser.add_argument("--compute", nargs="+", choices=list(TYPES), default=list(TYPES), help="the engine's types")
     parser.add_argument("--device", default="cpu")
     add_common_arguments(parser, steps=7)
-    arguments = parser.parse_args()
-    prepare(arguments)
-    work = work_of(arguments)
+
+
+def name_of(asked: argparse.Namespace) -> str:
+    return f"sampling-{work_of(asked).name}-{kernels_of(asked)}"
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    prepare(asked)
+    work = work_of(asked)
     limits = {
-        "gemm_flops": {name: gemm_flops(dtype, device=arguments.device) for name, dtype in TYPES.items()},
-        "bandwidth_bytes_per_second": read_bandwidth(device=arguments.device),
+        "gemm_flops": {name: gemm_flops(dtype, device=asked.device) for name, dtype in TYPES.items()},
+        "bandwidth_bytes_per_second": read_bandwidth(device=asked.device),
     }
     with tempfile.TemporaryDirectory() as scratch:
-        found, types = systems(work.build(Path(scratch) / "model"), work, arguments)
-        raw = round_robin(found, steps=arguments.warmup + arguments.steps)
-    table = summarize(raw, types, work, limits, warmup=arguments.warmup)
-    kernels = "kernels" if arguments.kernels == "on" else "torch"
-    place = "" if arguments.device == "cpu" else f"-{arguments.device.split(':')[0]}"
-    write_result(arguments, f"sampling-{work.name}-{kernels}{place}", {"measured": table, "limits": limits, "raw": raw})
-
-
-if __name__ == "__main__":
-    main()
+        found, types = systems(work.build(Path(scratch) / "model"), work, asked)
+        raw = round_robin(found, steps=asked.warmup + asked.steps, record=record)
+    record.facts |= {"measured": summarize(raw, types, work, limits, warmup=asked.warmup), "limits": limits}
+    record.rows = [{"system": name, **row} for name, rows in raw.items() for row in rows]

@@ -6,7 +6,7 @@ measured by our evaluator on the same 200 held-out problems, greedy; that time d
 from the beginning of the first step to the end of the step that reaches the accuracy. Every run has a process of its
 own, whose largest memory, that of our evaluator included, is its peak.
 
-    python benchmarks/speed/time_to_accuracy.py --seeds 0 1 2 --trl fp32:32 fp32:64 bf16weights:64
+    python benchmarks/bench.py time_to_accuracy --seeds 0 1 2 --trl fp32:32 fp32:64 bf16weights:64
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import add_common_arguments, prepare, write_result
+from ours import prepare
+from record import Record
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 from trl_side import Clock, TrlSetting, trl_config
@@ -320,9 +321,7 @@ def fastest_setting(settings: Sequence[TrlSetting], arguments: argparse.Namespac
     return TrlSetting.parse(min(seconds, key=lambda name: seconds[name])), seconds
 
 
-def main() -> None:
-    """Every seed with one system and then with the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipe", default="word_problems", help="whose rows, rewards and settings both take")
     parser.add_argument("--accuracy", type=float, default=0.8)
@@ -332,22 +331,19 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--trl", nargs="+", default=["fp32:32"], help="the fastest of several is used")
     parser.add_argument("--compute", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--kernels", choices=["on", "off"], default="on", help="oncurve's compiled kernels")
     parser.add_argument("--overrides", nargs="*", default=[], help="key=value pairs for the recipe, for both")
-    add_common_arguments(parser, steps=0)
-    arguments = parser.parse_args()
-    del arguments.steps, arguments.warmup
-    prepare(arguments)
-    setting, swept = fastest_setting([TrlSetting.parse(text) for text in arguments.trl], arguments)
-    runs: list[dict[str, Any]] = []
-    for seed in arguments.seeds:
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    """Every seed with one system and then with the other."""
+    prepare(asked)
+    setting, swept = fastest_setting([TrlSetting.parse(text) for text in asked.trl], asked)
+    record.facts |= {"trl_setting": str(setting), "trl_sweep_seconds": swept}
+    record.total = 2 * len(asked.seeds)
+    for seed in asked.seeds:
         for name in ("oncurve", "TRL"):
-            runs.append(apart(name, seed, setting, arguments))
-            content = {"trl_setting": str(setting), "trl_sweep_seconds": swept, "runs": runs}
-            write_result(arguments, "time_to_accuracy", content)  # after each: TRL may take an hour
-    for run in runs:
+            record.add(apart(name, seed, setting, asked))
+    for run in record.rows:
         reached = f"{run['seconds']:.1f} s, {run['steps']} steps" if run["reached"] else "never reached it"
         print(f"{run['system']:8s} seed {run['seed']}: {reached}")
-
-
-if __name__ == "__main__":
-    main()

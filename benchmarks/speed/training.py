@@ -3,7 +3,7 @@
 The batch is synthetic: random tokens, advantages that are never zero, lengths full or ragged. Every system has its own
 copy of the model; all take turns in one process.
 
-    python benchmarks/speed/training.py --model S --case ragged
+    python benchmarks/bench.py training --model S --case ragged
 """
 
 from __future__ import annotations
@@ -18,9 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import add_common_arguments, median_of, prepare, round_robin, write_result
 from models import FIRST_WORD, SHAPES, draw_lengths
-from ours import LEARNING_RATE, LORA_RANK, Ours, Work, add_work_arguments, our_config, work_of
+from ours import (
+    LEARNING_RATE,
+    LORA_RANK,
+    Ours,
+    Work,
+    add_common_arguments,
+    add_work_arguments,
+    kernels_of,
+    our_config,
+    prepare,
+    work_of,
+)
+from record import Record, median_of, round_robin
 from roofline import backward, forward, gemm_flops
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -152,9 +163,7 @@ def systems(folder: Path, work: Work, arguments: argparse.Namespace) -> tuple[di
     }
 
 
-def main() -> None:
-    """Runs the benchmark and writes its result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     add_work_arguments(parser)
     parser.add_argument("--trl", nargs="+", default=["fp32:8", "fp32:32", "bf16weights:32", "autocast:32"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
@@ -163,35 +172,28 @@ def main() -> None:
     parser.add_argument("--tokens-per-microbatch", type=int, default=8192)
     parser.add_argument("--device", default="cpu")
     add_common_arguments(parser, steps=7)
-    arguments = parser.parse_args()
-    prepare(arguments)
-    work = work_of(arguments)
-    limits = {name: gemm_flops(getattr(torch, name), device=arguments.device) for name in ("float32", "bfloat16")}
+
+
+def name_of(asked: argparse.Namespace) -> str:
+    checkpointing = "-checkpointing" if asked.checkpointing else ""
+    return f"training-{work_of(asked).name}-{asked.training}{checkpointing}-{kernels_of(asked)}"
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
+    prepare(asked)
+    work = work_of(asked)
+    limits = {name: gemm_flops(getattr(torch, name), device=asked.device) for name in ("float32", "bfloat16")}
     with tempfile.TemporaryDirectory() as scratch:
-        found, facts = systems(work.build(Path(scratch) / "model"), work, arguments)
-        raw = round_robin(found, steps=arguments.warmup + arguments.steps)
-    seconds = {name: median_of(rows, "seconds", warmup=arguments.warmup) for name, rows in raw.items()}
+        found, facts = systems(work.build(Path(scratch) / "model"), work, asked)
+        raw = round_robin(found, steps=asked.warmup + asked.steps, record=record)
+    seconds = {name: median_of(rows, "seconds", warmup=asked.warmup) for name, rows in raw.items()}
     fastest = min(value for name, value in seconds.items() if name.startswith("TRL-like"))
-    half = ("bf", "autocast")
-    measured = {
-        name: {
-            "seconds": value,
-            "speedup": fastest / value,
-            "gemm_fraction": facts["operations"]
-            / value
-            / limits["bfloat16" if any(word in name for word in half) else "float32"],
-        }
-        for name, value in seconds.items()
-    }
-    for name, row in measured.items():
-        print(f"{name:40s} {row['seconds']:8.3f} s  {row['speedup']:5.2f} times the fastest TRL-like step  "
-              f"{row['gemm_fraction']:6.1%} of the GEMM rate")  # fmt: skip
-    checkpointing = "-checkpointing" if arguments.checkpointing else ""
-    kernels = "kernels" if arguments.kernels == "on" else "torch"
-    place = "" if arguments.device == "cpu" else f"-{arguments.device.split(':')[0]}"
-    name = f"training-{work.name}-{work.training}{checkpointing}-{kernels}{place}"
-    write_result(arguments, name, {"measured": measured, "limits": {"gemm_flops": limits}, "batch": facts, "raw": raw})
-
-
-if __name__ == "__main__":
-    main()
+    measured = {}
+    for name, value in seconds.items():
+        kind = "bfloat16" if any(word in name for word in ("bf", "autocast")) else "float32"
+        fraction = facts["operations"] / value / limits[kind]
+        measured[name] = {"seconds": value, "speedup": fastest / value, "gemm_fraction": fraction}
+        print(f"{name:40s} {value:8.3f} s  {fastest / value:5.2f} times the fastest TRL-like step  "
+              f"{fraction:6.1%} of the GEMM rate")  # fmt: skip
+    record.facts |= {"measured": measured, "limits": {"gemm_flops": limits}, "batch": facts}
+    record.rows = [{"system": name, **row} for name, rows in raw.items() for row in rows]

@@ -5,8 +5,8 @@ A step of one comes after a step of the other, so that what else the machine doe
 its own, as it has where it is used: how oncurve sets up the C library's memory is no help to TRL, nor a burden.
 With several settings of TRL, each is timed first for a few steps, and the fastest is compared.
 
-    python benchmarks/speed/vs_trl.py --model S --case ragged --trl fp32:32 fp32:8 bf16weights:32 --compute bfloat16
-    python benchmarks/speed/vs_trl.py --model S --case ragged --sweep
+    python benchmarks/bench.py vs_trl --model S --case ragged --trl fp32:32 fp32:8 bf16weights:32 --compute bfloat16
+    python benchmarks/bench.py vs_trl --model S --case ragged --sweep
 """
 
 from __future__ import annotations
@@ -23,9 +23,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from machine import add_common_arguments, median_of, prepare, write_result
 from models import make_prompts
-from ours import Ours, Work, add_work_arguments, our_config, work_of
+from ours import (
+    Ours,
+    Work,
+    add_common_arguments,
+    add_work_arguments,
+    kernels_of,
+    our_config,
+    prepare,
+    work_of,
+)
+from record import Record, median_of, ratios_of
 from transformers import AutoTokenizer
 from trl_side import PHASES, Clock, TrlSetting, make_trainer
 
@@ -151,8 +160,8 @@ def summarize(clock: Clock, ours: list[dict[str, float]], our_tokens: list[int],
     if len(theirs) != len(ours):
         raise RuntimeError(f"TRL took {len(theirs)} steps and oncurve {len(ours)}")
 
-    def ratios(their_key: str, our_key: str) -> list[float]:
-        return [a[their_key] / b[our_key] for a, b in zip(theirs[warmup:], ours[warmup:], strict=True)]
+    def ratios(*keys: str) -> list[float]:
+        return ratios_of(theirs, ours, keys, warmup=warmup)
 
     whole = ratios("step", "step")
     return {
@@ -169,9 +178,7 @@ def summarize(clock: Clock, ours: list[dict[str, float]], our_tokens: list[int],
     }
 
 
-def parse() -> argparse.Namespace:
-    """The arguments of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(parser: argparse.ArgumentParser) -> None:
     add_work_arguments(parser, case="ragged")
     parser.add_argument("--kl", type=float, default=0.0, help="weight of the KL term, 0.04 for instance")
     parser.add_argument("--updates", type=int, default=1, help="optimizer updates per batch of rollouts")
@@ -183,43 +190,45 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens-per-microbatch", type=int, default=8192)
     parser.add_argument("--checkpointing", action="store_true", help="oncurve's gradient checkpointing")
     add_common_arguments(parser, steps=9, warmup=2)
-    arguments = parser.parse_args()
-    if arguments.trl is None:
-        arguments.trl = list(SETTINGS) if arguments.sweep else ["fp32:32"]
-    try:
-        for text in arguments.trl:
-            TrlSetting.parse(text)
-    except ValueError as error:
-        parser.error(str(error))
-    return arguments
 
 
-def main() -> None:
+def name_of(asked: argparse.Namespace) -> str:
+    work = work_of(asked)
+    if asked.sweep:
+        return f"vs_trl-sweep-{work.name}-{work.variant}"
+    return f"vs_trl-{work.name}-{work.variant}-{asked.compute}-{kernels_of(asked)}"
+
+
+def bench(asked: argparse.Namespace, record: Record) -> None:
     """Sweep if there is a choice, then compare unless only the sweep was asked for."""
-    arguments = parse()
-    prepare(arguments)
-    work, settings = work_of(arguments), [TrlSetting.parse(text) for text in arguments.trl]
+    prepare(asked)
+    names = asked.trl or (list(SETTINGS) if asked.sweep else ["fp32:32"])
+    try:
+        work, settings = work_of(asked), [TrlSetting.parse(text) for text in names]
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     with tempfile.TemporaryDirectory() as scratch:
         folder = work.build(Path(scratch) / "model")
         prompts = make_prompts(AutoTokenizer.from_pretrained(folder), count=work.prompts, num_tokens=work.prompt_tokens)
         chosen = str(settings[0])
-        if arguments.sweep or len(settings) > 1:
-            swept = sweep(work, settings, folder, prompts, rounds=arguments.sweep_rounds, steps=arguments.sweep_steps)
-            chosen = swept["fastest"]
-            write_result(arguments, f"vs_trl-sweep-{work.name}-{work.variant}", {"sweep": swept})
-        if arguments.sweep:
+        if asked.sweep or len(settings) > 1:
+            swept = sweep(work, settings, folder, prompts, rounds=asked.sweep_rounds, steps=asked.sweep_steps)
+            chosen, raw = swept["fastest"], swept.pop("raw")
+            rows = [{"system": f"TRL {name}", **row} for name, rows in raw.items() for row in rows]
+            record.facts["sweep"], record.rows = swept, rows
+        if asked.sweep:
             return
-        ours, trl = OursApart(arguments, folder), TrlSetting.parse(chosen)
-        measured = compare(ours, work, trl, folder, prompts, steps=arguments.steps, warmup=arguments.warmup)
+        ours, trl = OursApart(asked, folder), TrlSetting.parse(chosen)
+        measured = compare(ours, work, trl, folder, prompts, steps=asked.steps, warmup=asked.warmup)
         ours.close()
-    kernels = "kernels" if arguments.kernels == "on" else "torch"
-    name = f"vs_trl-{work.name}-{work.variant}-{arguments.compute}-{kernels}"
-    write_result(arguments, name, {"trl_setting": chosen, "measured": measured})
+    raw = measured.pop("raw")
+    record.rows += [
+        {"system": system, "tokens": tokens, **row}
+        for system in ("trl", "oncurve")
+        for tokens, row in zip(raw[f"{system}_tokens"], raw[system], strict=True)
+    ]
+    record.facts |= {"trl_setting": chosen, "measured": measured}
     for side, seconds in (("TRL", measured["trl_seconds"]), ("oncurve", measured["oncurve_seconds"])):
         print(f"{side:8s}", "  ".join(f"{key} {value:.3f}" for key, value in seconds.items()))
     print(f"speed-up {measured['speedup']:.2f} (sample {measured['sample_speedup']:.2f}, "
           f"train {measured['train_speedup']:.2f}) against TRL at {chosen}")  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -70,7 +70,7 @@ def _results(results: Mapping[str, Any]) -> str:
         f"{sum(run['is_found'] for run in sick)} of {len(sick)}. A warning or worse was wrong in {alarms} of the healthy runs "
         f"and in {sum(bool(run['false_alarms']) for run in sick)} of the others. The tables count, for each check, the runs "
         "with its fault in which it spoke, and its false alarms over all runs; an empty cell means that no run had the "
-        "fault. `python benchmarks/faults/doctor_runs.py` repeats them; every run is in "
+        "fault. `python benchmarks/bench.py doctor_runs` repeats them; every run is in "
         "`benchmarks/results/doctor_runs.json`.",
         width=139,
     )
@@ -90,7 +90,7 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Measured on runs of {results['steps']} steps of the demo's recipe: rewards with a hole, and honest ones. Bounds "
         "were chosen with the runs of seed 0 in view; those of seed 1 were not looked at before "
-        "(`python benchmarks/faults/reward_holes.py`)."
+        "(`python benchmarks/bench.py reward_holes`)."
     )
     yield ""
     yield "| runs | seed 0: alarms | seed 1: alarms |"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from record import RESULTS, read_result
+
 from oncurve.trl.algorithms import SEQUENCE_LEVEL, TOKEN_LEVEL
 from oncurve.trl.options import Fate, raw_table, table, trl_version
-
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 def options_markdown() -> str:
@@ -76,11 +77,11 @@ def _losses() -> Iterator[str]:
 
 def beside_markdown() -> str:
     """What the same script gives under TRL and here, from the results of benchmarks/learning/trl_beside.py."""
-    found = json.loads((RESULTS / "trl_beside.json").read_text(encoding="utf-8"))
+    found = read_result(RESULTS / "trl_beside.json", rows="losses")
     lines = [
         f"The largest difference in any step between TRL {trl_version()} and `oncurve trl`, with the largest value, "
         f"for one script, model and data set with forced completions ({found['steps']} steps of "
-        f"{found['completions_per_step']} completions, float32; `python benchmarks/learning/trl_beside.py`):\n",
+        f"{found['completions_per_step']} completions, float32; `python benchmarks/bench.py trl_beside`):\n",
         "| loss_type | beta | reward | loss | gradient norm | learning rate |",
         "|---|---|---|---|---|---|",
     ]
@@ -95,13 +96,16 @@ def _speed() -> Iterator[str]:
     path = RESULTS / "trl_beside_speed.json"
     if not path.is_file():
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_result(path, rows="losses")
+    machine = found["machine"]
+    if not isinstance(machine, str):
+        machine = f"{machine['hardware']['cpu_cores']} x {machine['hardware']['cpu']}"
     [row] = found["losses"]
     theirs, ours = row["seconds_per_step_trl"], row["seconds_per_step_oncurve"]
     yield (
         f"\nThe same script with completions drawn: {theirs:.2f} seconds per step under TRL, {ours:.2f} under "
-        f"`oncurve trl` (medians over {found['repeats']} runs of {found['steps']} steps each, taking turns, on {found['machine']}; "
-        f"`python benchmarks/learning/trl_beside.py --sampled`). [Performance](performance.md) has larger models."
+        f"`oncurve trl` (medians over {found['repeats']} runs of {found['steps']} steps each, taking turns, on {machine}; "
+        f"`python benchmarks/bench.py trl_beside --sampled`). [Performance](performance.md) has larger models."
     )
 
 
@@ -111,7 +115,7 @@ def _difference(quantity: dict[str, Any]) -> str:
 
 def strangers_markdown() -> str:
     """What became of public scripts, from the results of benchmarks/learning/trl_scripts.py."""
-    found = json.loads((RESULTS / "trl_scripts.json").read_text(encoding="utf-8"))
+    found = read_result(RESULTS / "trl_scripts.json", rows="scripts")
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(found["counts"].items(), key=lambda each: -each[1]))
     options = [fate for script in found["scripts"] for fate in script["options"].values()]
     taken, idle, said, refused, silent = (
@@ -119,7 +123,7 @@ def strangers_markdown() -> str:
     )
     return (
         f"{len(found['scripts'])} public scripts were run unchanged, with small models and data in place of theirs "
-        f"(`python benchmarks/learning/trl_scripts.py`): {counts}. "
+        f"(`python benchmarks/bench.py trl_scripts`): {counts}. "
         f"They set {len(options)} options: {taken} have the same effect here, {idle} have none anywhere, {said} are reported as "
         f"ignored and {refused} stop the script; {silent or 'none'} {'are' if silent else 'is'} dropped silently. "
         "Some were kept because they show a difference, so that the shares say nothing about scripts in general.\n\n"
@@ -129,7 +133,7 @@ def strangers_markdown() -> str:
 
 def drawn_markdown() -> str:
     """What became of scripts that were drawn by the names of their files, under TRL and here."""
-    scripts = json.loads((RESULTS / "trl_scripts_drawn.json").read_text(encoding="utf-8"))["scripts"]
+    scripts = read_result(RESULTS / "trl_scripts_drawn.json", rows="scripts")["scripts"]
     ran = "ran two steps"
     theirs = [script for script in scripts if script["under_trl"] == ran]
     ours = [script for script in theirs if script["outcome"] == ran]

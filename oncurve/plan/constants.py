@@ -1,9 +1,9 @@
 """Constants of the planner: counted, measured or guessed, each with its source.
 
 Counted: read off what the code does. To count again after a change of the forward pass, run
-``python benchmarks/speed/plan_memory.py --live``, which holds the planner's numbers against every allocation of a pass.
+``python benchmarks/bench.py plan_memory --live``, which holds the planner's numbers against every allocation of a pass.
 
-Measured: from real steps. To measure again, run ``python benchmarks/speed/plan_memory.py``, which prints the planner's
+Measured: from real steps. To measure again, run ``python benchmarks/bench.py plan_memory``, which prints the planner's
 error for every configuration; the CPU constants are the ones that bring it down.
 
 Guessed: nobody has measured it here. The plan says so wherever a guess decides.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 
+from record import read_result
 from tables.doctor import doctor_markdown
 
 from oncurve.doctor import grading, hacking, policy_health, rollouts, throughput
@@ -30,7 +30,7 @@ def constants() -> set[str]:
 
 
 def test_the_page_is_up_to_date() -> None:
-    results = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None for path in RESULTS)
+    results = (read_result(path, rows="runs") if path.is_file() else None for path in RESULTS)
     page = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
     assert page == doctor_markdown(*results), "run `make docs`"
 

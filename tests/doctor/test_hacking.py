@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from record import read_result
 
 from oncurve.doctor.hacking import (
     DETECTORS,
@@ -147,7 +147,7 @@ def test_where_no_reward_looks_at_answers_wrong_ones_are_no_sign() -> None:
 
 def test_the_measured_rates_keep_what_the_page_promises() -> None:
     path = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "reward_holes.json"
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    runs = read_result(path, rows="runs")["runs"]
     clean = [run for run in runs if run["kind"] == "clean"]
     assert len(clean) >= 8
     assert len({run["name"] for run in runs if run["kind"] == "hole"}) >= 8

@@ -31,7 +31,7 @@ def script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_the_table_of_curves_is_made_of_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     curves = script(ROOT / "benchmarks" / "learning" / "curves.py", monkeypatch)
-    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/learning/curves.py`"
+    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(), "run `python benchmarks/bench.py curves`"
 
 
 def defaults() -> dict[str, Any]:

@@ -60,7 +60,7 @@ def memory_of(*figures: tuple[str, float, float]) -> dict[str, Any]:
 
 @pytest.mark.proves("F155")
 def test_the_page_shows_what_the_committed_measurements_say(chart: ModuleType) -> None:
-    assert chart.PAGE.read_text(encoding="utf-8") == chart.page(), "run `python benchmarks/speed/chart.py`"
+    assert chart.PAGE.read_text(encoding="utf-8") == chart.page(), "run `python benchmarks/bench.py chart`"
 
 
 def test_a_step_is_shown_with_its_setting_its_ratio_and_the_range(chart: ModuleType, tmp_path: Path) -> None:

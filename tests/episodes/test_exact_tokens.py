@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "faults")
     module = importlib.import_module("episode_tokens")
     monkeypatch.setattr(module, "PROMPTS", 2)
     return module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -12,13 +12,7 @@ from hanging import Hanging
 
 @pytest.fixture(scope="module")
 def soak() -> ModuleType:
-    place = Path(__file__).parents[2] / "benchmarks" / "faults" / "episode_soak.py"
-    spec = importlib.util.spec_from_file_location("episode_soak", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("episode_soak")
 
 
 def test_failures_are_counted_as_what_they_are_and_leave_nothing_behind(

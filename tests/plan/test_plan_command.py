@@ -464,7 +464,7 @@ def test_planned_peaks_are_near_the_measured_ones() -> None:
             is_gpu=False,
         )
         peak = plan_memory(run).trainer.peak_bytes
-        assert peak == pytest.approx(row["planned_bytes"], rel=1e-6), "run benchmarks/speed/plan_memory.py --again"
+        assert peak == pytest.approx(row["planned_bytes"], rel=1e-6), "run `bench.py plan_memory --again`"
         errors[row["name"]] = abs(peak / max(row["peaks"].values()) - 1)
     assert sum(error <= 0.15 for error in errors.values()) >= 12
     assert {name: error for name, error in errors.items() if error > 0.2} == {}
@@ -481,7 +481,7 @@ def test_the_page_shows_every_measurement() -> None:
     spec.loader.exec_module(module)
     page = module.PAGE.read_text(encoding="utf-8")
     rows = json.loads(module.RESULT.read_text(encoding="utf-8"))["rows"]
-    assert module.page_with(rows, page) == page, "run `python benchmarks/speed/plan_memory.py --page`"
+    assert module.page_with(rows, page) == page, "run `python benchmarks/bench.py plan_memory --page`"
 
 
 def test_no_device_is_told_to_need_many_where_one_setting_makes_it_few() -> None:

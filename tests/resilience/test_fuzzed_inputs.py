@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,19 +13,13 @@ from lanes import gate
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "faults" / "fuzz.py"
 COUNTS = {"first": (0, 160), "more": (160, 240)}
 """Of cases: the number of the first, and how many."""
 
 
 @pytest.fixture(scope="module")
 def fuzz() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("fuzz")
 
 
 @pytest.mark.parametrize("cases", gate(COUNTS, "first"))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from lanes import gate
+
+CASES = (
+    ("tools", "dapo"), ("environment", "dapo"), ("environments_by_name", "dapo"),
+    ("tools", "grpo"), ("tools", "dr_grpo"),
+)  # fmt: skip
+"""Form of the episodes and loss."""
 
 
 @pytest.fixture(autouse=True)
@@ -18,20 +25,14 @@ def _written_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     pytest.importorskip("trl", reason="TRL is not installed")
-    path = Path(__file__).parents[2] / "benchmarks" / "learning" / "trl_episodes.py"
-    spec = importlib.util.spec_from_file_location("trl_episodes", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("trl_episodes")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", ["tools", "environments_by_name"])
-def test_masks_losses_and_gradients_are_those_of_trl(form: str, script: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "loss"), gate(CASES, ("tools", "dapo"), ("environments_by_name", "dapo")))
+def test_masks_losses_and_gradients_are_those_of_trl(form: str, loss: str, script: ModuleType, tmp_path: Path) -> None:
     model = script.speaking_model(tmp_path / "model")
-    result = script.beside(form, model, tmp_path, "dapo")
+    result = script.beside(form, model, tmp_path, loss)
     assert result["rows"] == script.STEPS * script.PROMPTS * script.GROUP
     assert result["rows_that_differ"] == 0
     assert result["told_tokens"] > 100, "tools were called, and answered"

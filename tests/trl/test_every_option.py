@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from record import read_result
 from tables.trl_options import filled
 
 from oncurve.recipe.messages import known_keys
@@ -193,7 +193,7 @@ def test_a_length_in_generation_kwargs_is_the_length_of_completions() -> None:
 
 
 def test_no_script_of_others_lost_an_option_without_a_word() -> None:
-    result = json.loads((ROOT / "benchmarks" / "results" / "trl_scripts.json").read_text(encoding="utf-8"))
+    result = read_result(ROOT / "benchmarks" / "results" / "trl_scripts.json", rows="scripts")
     assert result["silent"] == []
     assert "traceback of ours" not in result["counts"]
 

@@ -1,6 +1,6 @@
 """Two pretrained models, the whole way: trained with every sampler, saved, measured, asked, served and read by others.
 
-`python benchmarks/learning/fetch_models.py` makes their folders; without them the tests are skipped.
+`python benchmarks/bench.py fetch_models` makes their folders; without them the tests are skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def base(request: pytest.FixtureRequest) -> Path:
     place = PLACE / str(request.param)
     if not (place / "model.safetensors").is_file():
         pytest.skip(
-            f"there is no {place.name} in ~/.cache/oncurve/models; benchmarks/learning/fetch_models.py makes it"
+            f"there is no {place.name} in ~/.cache/oncurve/models; python benchmarks/bench.py fetch_models makes it"
         )
     return place
 

@@ -1,7 +1,5 @@
 """Thousands of episodes in environments that crash, hang, die and leak: what is left of them, and how they are counted.
 
-    python benchmarks/faults/episode_soak.py --episodes 5000 --output benchmarks/results/episode_soak.json
-
 A small random model is trained through the Python interface. Each row says how its environments misbehave; they note
 when they do, and the kept completions must hold exactly as many failures of each kind, none of them with a reward.
 Memory, threads, child processes and open files are those of this process before and after.
@@ -9,13 +7,11 @@ Memory, threads, child processes and open files are those of this process before
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from pathlib import Path
@@ -205,25 +201,3 @@ def counted(run: Path) -> dict[str, Any]:
         "failures_by_behaviour": dict(sorted(Misbehaving.struck.items())),
         "failures_with_a_reward": with_reward,
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=5000)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "speed"))
-    from machine import describe_machine
-
-    with tempfile.TemporaryDirectory() as place:
-        found = soak(arguments.episodes, Path(place)) | {"run": describe_machine()}
-    text = json.dumps(found, indent=1)
-    if arguments.output:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
-    if found["failures_kept"] != found["failures_noted"] or found["failures_with_a_reward"]:
-        raise SystemExit("failures were not counted as what they are")
-
-
-if __name__ == "__main__":
-    main()

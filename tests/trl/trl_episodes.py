@@ -1,7 +1,5 @@
 """TRL's examples with tools and environments under TRL and under oncurve, with forced turns: masks, losses, gradients.
 
-    python benchmarks/learning/trl_episodes.py --output benchmarks/results/trl_episodes.json
-
 The embedded model gets the chat template that TRL ships for Qwen2.5, with its two tokens. What the policy writes is
 forced, as a function of what it read and of its place in the group: calls of a tool, of an async one, of one that is
 called twice in a turn, and words to end with. Everything else is each library's own: the schemas told to the model,
@@ -11,10 +9,6 @@ step takes all prompts, so that the order of rows does not matter, and begins wi
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -312,25 +306,3 @@ def beside(form: str, model: str, folder: Path, loss: str) -> dict[str, Any]:
         largest = max(abs(a - b) for a, b in zip(*pair.values(), strict=True))
         result[key] = {**pair, "largest_difference": largest}
     return result
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    import trl
-
-    with tempfile.TemporaryDirectory() as place:
-        model = speaking_model(Path(place) / "model")
-        compared = [
-            beside(form, model, Path(place) / f"{form}-{loss}", loss)
-            for form, loss in [(form, "dapo") for form in FORMS] + [("tools", "grpo"), ("tools", "dr_grpo")]
-        ]
-    text = json.dumps({"trl": trl.__version__, "prompts": PROMPTS, "group": GROUP, "compared": compared}, indent=1)
-    if arguments.output:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    sys.stdout.write(text + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,4 @@
-"""A check that a million tokens of episodes are trained on as they were sampled: tools, environments, agents.
-
-    python benchmarks/faults/episode_tokens.py --tokens 1000000 --output benchmarks/results/episode_tokens.json
+"""A check that tokens of episodes are trained on as they were sampled: tools, environments, agents.
 
 A small model, taught for a moment to call a tool, is trained on batches that mix four kinds of episodes: a tool whose
 answers are hostile and an environment with methods, in plain text; Gymnasium environments in a chat template; agents
@@ -15,12 +13,10 @@ the engine made it. What is counted over all tokens that the policy wrote:
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +24,7 @@ from typing import Any
 import torch
 from episode_kinds import MOST_TOKENS, Recorder, make_samplers
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "invariance"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "invariance"))
 from doubles import in_double  # type: ignore[import-not-found]
 
 PROMPTS, GROUP = 8, 8
@@ -229,8 +225,8 @@ def one_step(
         sampler.load_weights(policy, version=step + 1)
 
 
-def measure(tokens: int, tell: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
-    """Train on at least so many tokens that the policy wrote; what was found, and told after each step."""
+def measure(tokens: int) -> dict[str, Any]:
+    """Train on at least so many tokens that the policy wrote; what was found."""
     from oncurve.algorithm.presets import build
 
     torch.manual_seed(0)
@@ -243,30 +239,7 @@ def measure(tokens: int, tell: Callable[[dict[str, Any]], None] = lambda found: 
             one_step(step, policy, doubles, samplers, algorithm, counts)
             step += 1
             found = {"steps": step, "kinds": [*samplers], "episodes_at_once": PROMPTS * GROUP, **vars(counts)}
-            tell(found)
     finally:
         for sampler, _, _ in samplers.values():
             sampler.close()
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path, help="written after every step")
-    arguments = parser.parse_args()
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "speed"))
-    from machine import describe_machine
-
-    run = describe_machine()
-
-    def tell(found: dict[str, Any]) -> None:
-        sys.stderr.write(f"\r{found['trained_tokens']} tokens, {found['retokenized_tokens']} made again")
-        if arguments.output:
-            arguments.output.write_text(json.dumps(found | {"run": run}, indent=1) + "\n", encoding="utf-8")
-
-    sys.stdout.write(json.dumps(measure(arguments.tokens, tell), indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,13 +3,10 @@
 Each case takes something that works, changes it at random, and gives it to the code that reads it. The only outcomes
 allowed are that it works, or an OncurveError: any other exception, an empty message, or a file outside of the case's
 own folder is a fault of this project and ends the program. A case is a function of its number.
-
-    python benchmarks/faults/fuzz.py --count 2000
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -281,24 +278,3 @@ def run_cases(count: int, tokenizer: Any, *, first: int = 0) -> dict[str, dict[s
         kind, works = run_case(number, tokenizer)
         counts.setdefault(kind, Counter())["worked" if works else "message"] += 1
     return {kind: dict(found) for kind, found in counts.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    asked = parser.parse_args()
-    from transformers import AutoTokenizer
-
-    from oncurve.observe.run_model import EMBEDDED
-
-    counts = run_cases(asked.count, AutoTokenizer.from_pretrained(EMBEDDED), first=asked.first)
-    text = json.dumps({"cases": asked.count, "first": asked.first, "faults": 0, "counts": counts}, indent=2)
-    print(text)
-    if asked.output:
-        asked.output.write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
