@@ -32,6 +32,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,6 +51,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core": ("algorithm", "sample", "policy", "rewards", "data"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
+KEPT = ROOT / ".pytest_cache" / "mutants"
+"""Which lines the tests of a file run, until something of it changes."""
 RECORD = ROOT / "tests" / "mutants.jsonl"
 PAGE = ROOT / "docs" / "decisions" / "0016-mutants.md"
 UNUSED = 200
@@ -323,6 +326,33 @@ def copy_tree(folder: Path) -> Path:
     return tree
 
 
+def traces(tree: Path, tests: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What each file of tests runs; from an earlier call where neither it nor what it imports has changed."""
+    places = [ROOT / test for test in tests]
+    files = [path for place in places for path in (sorted(place.rglob("test_*.py")) if place.is_dir() else [place])]
+    package = sorted((ROOT / "oncurve").rglob("*.py"))
+    shared = sha256(sys.version.encode())
+    for path in [*package, *sorted(p for p in (ROOT / "tests").rglob("*.py") if not p.name.startswith("test_"))]:
+        shared.update(b"" if path == Path(__file__) else path.read_bytes())
+    kept = {}
+    for path in files:
+        key = shared.copy()
+        key.update(path.read_bytes())
+        kept[path.relative_to(ROOT).as_posix()] = KEPT / f"{path.stem}-{key.hexdigest()[:20]}.json"
+    fresh = [file for file, answer in kept.items() if not answer.exists()]
+    if fresh:
+        tracer = Tracer(tree, [path.relative_to(ROOT).as_posix() for path in package])
+        traced = in_a_fork(tree, fresh, tracer, 3600.0)
+        assert traced is not None
+        KEPT.mkdir(parents=True, exist_ok=True)
+        for file in fresh:
+            own = {
+                key: {t: v for t, v in traced[key].items() if t.split("::")[0] == file} for key in ("lines", "seconds")
+            }
+            kept[file].write_text(json.dumps(own | {"modules": traced["modules"]}), encoding="utf-8")
+    return {file: json.loads(answer.read_text(encoding="utf-8")) for file, answer in kept.items()}
+
+
 class Room:
     """A room's sources in a copy, and the lines that its fast tests run."""
 
@@ -331,15 +361,17 @@ class Room:
         places = [ROOT / "oncurve" / part for part in SOURCES.get(name, (name,))]
         found = [path for place in places for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
         self.files = [path.relative_to(ROOT).as_posix() for path in found]
-        traced = in_a_fork(self.tree, tests, Tracer(self.tree, self.files), 3600.0)
-        assert traced is not None
-        if not traced["lines"]:
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, Lines] = {}
+        modules: set[str] = set()
+        for traced in traces(self.tree, tests).values():
+            self.seconds |= traced["seconds"]
+            modules |= set(traced["modules"])
+            for test, lines in traced["lines"].items():
+                self.lines[test] = {file: set(at) for file, at in lines.items() if file in self.files}
+        if not self.lines:
             sys.exit(f"no test of {' '.join(tests)} passes:\n{(folder / 'log.txt').read_text()[-2000:]}")
-        self.seconds: dict[str, float] = traced["seconds"]
-        self.lines: dict[str, Lines] = {
-            test: {file: set(at) for file, at in lines.items()} for test, lines in traced["lines"].items()
-        }
-        for module in traced["modules"]:
+        for module in sorted(modules):
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
 
@@ -376,7 +408,7 @@ class Room:
     def failing(self, tests: set[str], *, every: bool) -> tuple[list[str], int]:
         """Which of some tests fail in the copy, and how many ran."""
         words = [*sorted({test.split("::")[0] for test in tests}), *([] if every else ["-x"])]
-        found = in_a_fork(self.tree, words, Chosen(tests), 60.0 + 10.0 * sum(self.seconds[test] for test in tests))
+        found = in_a_fork(self.tree, words, Chosen(tests), 20.0 + 10.0 * sum(self.seconds[test] for test in tests))
         if found is None:
             return ["the limit of time"], len(tests)
         if found["status"] not in (0, 1) and not found["finders"]:
