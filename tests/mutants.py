@@ -3,8 +3,8 @@
     python tests/mutants.py algorithm --seed 3 --count 10
 
 Lines that the room's fast tests run are known by tracing them once. A mutant changes one node on such a line, drawn by
-the seed, in a copy of the tree; the tests that run the line run against it. It is found if one of them fails, or if all
-take ten times as long as they did. What they do not find runs against all fast tests of the room: what a fixture or a
+the seed, in a copy of the tree; the tests that run the line run against it. It is found if one of them fails, or
+takes ten times as long as it did. What they do not find runs against all fast tests of their files: what a fixture or a
 cache has computed is read by tests that never run the line. Each run is a fork of a process that has imported torch.
 
 ``--record`` keeps what was found in tests/mutants.jsonl; ``--again`` runs what survived there against today's tests;
@@ -19,6 +19,7 @@ import ast
 import contextlib
 import importlib
 import json
+import math
 import os
 import random
 import shutil
@@ -253,14 +254,32 @@ class Tracer:
 
 
 class Chosen:
-    """A plugin that runs some tests and notes the first that fails."""
+    """A plugin that runs some tests, notes the first that fails, and ends its process if one takes too long."""
 
-    def __init__(self, tests: set[str]) -> None:
+    def __init__(self, tests: dict[str, float], answer: Path) -> None:
         self.tests, self.finders, self.ran = tests, [], 0
+        self.answer, self.end = answer, math.inf
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins, and has a limit."""
+        if self.end == math.inf:
+            threading.Thread(target=self.watch, daemon=True).start()
+        self.end = time.monotonic() + 20.0 + 10.0 * self.tests.get(nodeid, 0.0)
+
+    def watch(self) -> None:
+        """What waits for ever is found."""
+        while time.monotonic() < self.end:
+            time.sleep(0.2)
+        self.answer.write_text(json.dumps({"status": 1, "finders": ["the limit of time"], "ran": self.ran}))
+        os._exit(0)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Those that run the line."""
+        """Those that run the line, the files with the quickest first."""
+        files: dict[str, float] = defaultdict(float)
+        for test, seconds in self.tests.items():
+            files[test.split("::")[0]] += seconds
         items[:] = [item for item in items if item.nodeid in self.tests]
+        items.sort(key=lambda item: files[item.nodeid.split("::")[0]])
         self.ran = len(items)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -400,15 +419,17 @@ class Room:
         sys.dont_write_bytecode = True
         try:
             found = self.failing(running, every=every)
-            others = set(self.lines) - running
-            return found if found[0] or not others else self.failing(set(self.lines), every=every)
+            files = {test.split("::")[0] for test in running}
+            beside = {test for test in self.lines if test.split("::")[0] in files}
+            return found if found[0] or beside == running else self.failing(beside, every=every)
         finally:
             path.write_text(whole, encoding="utf-8")
 
     def failing(self, tests: set[str], *, every: bool) -> tuple[list[str], int]:
         """Which of some tests fail in the copy, and how many ran."""
         words = [*sorted({test.split("::")[0] for test in tests}), *([] if every else ["-x"])]
-        found = in_a_fork(self.tree, words, Chosen(tests), 20.0 + 10.0 * sum(self.seconds[test] for test in tests))
+        seconds = {test: self.seconds[test] for test in tests}
+        found = in_a_fork(self.tree, words, Chosen(seconds, self.tree.parent / "answer.json"), 3600.0)
         if found is None:
             return ["the limit of time"], len(tests)
         if found["status"] not in (0, 1) and not found["finders"]:
