@@ -3,13 +3,13 @@
     python tests/mutants.py algorithm --seed 3 --count 10
 
 Lines that the room's fast tests run are known by tracing them once. A mutant changes one node on such a line, drawn by
-the seed, in a copy of the tree; the tests that run the line run against it. It is found if one of them fails, or
-takes ten times as long as it did. What they do not find runs against all fast tests of their files: what a fixture or a
-cache has computed is read by tests that never run the line. Each run is a fork of a process that has imported torch.
+the seed, in a copy of the tree; the tests that run the line run against it, then the others of their files, as what a
+fixture or a cache has computed is read by tests that never run the line. It is found if one of them fails, or takes ten
+times as long as it did. Each run is a fork of a process that has imported torch.
 
-``--record`` keeps what was found in tests/mutants.jsonl; ``--again`` runs what survived there against today's tests;
-``--page`` writes docs/decisions/0016-mutants.md from it. A survivor that changes nothing that anybody can see gets the
-reason in its line of that file, as "equivalent".
+``--record`` keeps what was found in tests/mutants.jsonl and goes on where it stopped; ``--again`` runs what survived
+there against today's tests; ``--page`` writes docs/decisions/0016-mutants.md from it. A survivor that changes nothing
+that anybody can see gets the reason in its line of that file, as "equivalent".
 """
 
 from __future__ import annotations
@@ -256,15 +256,15 @@ class Tracer:
 class Chosen:
     """A plugin that runs some tests, notes the first that fails, and ends its process if one takes too long."""
 
-    def __init__(self, tests: dict[str, float], answer: Path) -> None:
-        self.tests, self.finders, self.ran = tests, [], 0
+    def __init__(self, running: set[str], seconds: dict[str, float], answer: Path) -> None:
+        self.running, self.seconds, self.finders, self.ran = running, seconds, [], 0
         self.answer, self.end = answer, math.inf
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins, and has a limit."""
         if self.end == math.inf:
             threading.Thread(target=self.watch, daemon=True).start()
-        self.end = time.monotonic() + 20.0 + 10.0 * self.tests.get(nodeid, 0.0)
+        self.end = time.monotonic() + 20.0 + 10.0 * self.seconds.get(nodeid, 0.0)
 
     def watch(self) -> None:
         """What waits for ever is found."""
@@ -274,12 +274,12 @@ class Chosen:
         os._exit(0)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Those that run the line, the files with the quickest first."""
+        """Those that run the line, then those beside them in their files; the files with the quickest first."""
         files: dict[str, float] = defaultdict(float)
-        for test, seconds in self.tests.items():
+        for test, seconds in self.seconds.items():
             files[test.split("::")[0]] += seconds
-        items[:] = [item for item in items if item.nodeid in self.tests]
-        items.sort(key=lambda item: files[item.nodeid.split("::")[0]])
+        items[:] = [item for item in items if item.nodeid in self.seconds]
+        items.sort(key=lambda item: (item.nodeid not in self.running, files[item.nodeid.split("::")[0]]))
         self.ran = len(items)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -418,22 +418,20 @@ class Room:
         path.write_text(mutated(whole, mutant), encoding="utf-8")
         sys.dont_write_bytecode = True
         try:
-            found = self.failing(running, every=every)
-            files = {test.split("::")[0] for test in running}
-            beside = {test for test in self.lines if test.split("::")[0] in files}
-            return found if found[0] or beside == running else self.failing(beside, every=every)
+            return self.failing(running, every=every)
         finally:
             path.write_text(whole, encoding="utf-8")
 
-    def failing(self, tests: set[str], *, every: bool) -> tuple[list[str], int]:
-        """Which of some tests fail in the copy, and how many ran."""
-        words = [*sorted({test.split("::")[0] for test in tests}), *([] if every else ["-x"])]
-        seconds = {test: self.seconds[test] for test in tests}
-        found = in_a_fork(self.tree, words, Chosen(seconds, self.tree.parent / "answer.json"), 3600.0)
+    def failing(self, running: set[str], *, every: bool) -> tuple[list[str], int]:
+        """Which tests of the files where a line is run fail, and how many ran: first those that run it themselves."""
+        files = {test.split("::")[0] for test in running}
+        seconds = {test: self.seconds[test] for test in self.lines if test.split("::")[0] in files}
+        chosen = Chosen(running, seconds, self.tree.parent / "answer.json")
+        found = in_a_fork(self.tree, [*sorted(files), *([] if every else ["-x"])], chosen, 3600.0)
         if found is None:
-            return ["the limit of time"], len(tests)
+            return ["the limit of time"], len(seconds)
         if found["status"] not in (0, 1) and not found["finders"]:
-            return ["nothing can be imported or collected"], len(tests)
+            return ["nothing can be imported or collected"], len(seconds)
         return found["finders"], found["ran"]
 
 
@@ -474,7 +472,10 @@ def main() -> None:
     try:
         room = Room(chosen.room, folder, chosen.tests or [f"tests/{t}" for t in TESTS.get(chosen.room, (chosen.room,))])
         total = found = 0
+        known = [(row["room"], row["seed"], row["mutant"]) for row in recorded()] if chosen.record else []
         for seed, mutant in planted(room, chosen):
+            if (chosen.room, seed, asdict(mutant)) in known:
+                continue
             finders, ran = room.finders(mutant, every=chosen.every_finder)
             total, found = total + 1, found + bool(finders)
             who = f"{len(finders)} finders, {finders[0]}" if len(finders) > 1 else (*finders, "NOBODY")[0]
