@@ -108,7 +108,9 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 def changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST | str]:
     """What may stand in the place of a node."""
     match node:
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.Constant(value=None | False | 0 | "") | ast.Tuple(elts=[]) | ast.List(elts=[])):
+            return  # as false as None
+        case ast.Return(value=ast.expr()):
             yield "return None"
         case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Delete():
             yield "pass"
