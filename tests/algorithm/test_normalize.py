@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import slow
 import torch
 
-from oncurve.algorithm.losses import constant, masked_mean
+from oncurve.algorithm.losses import constant, masked_mean, prompt_mean, sequence_sum
 from oncurve.core.batch import Size
 from oncurve.core.formulas import sequence_mean, token_mean
 
@@ -49,11 +51,21 @@ def test_masked_tokens_never_reach_value_or_gradient(normalize):
     assert (loss.grad[~MASK] == 0).all()
 
 
+EVERY = [sequence_mean, token_mean, sequence_sum, partial(constant, tokens_per_row=1), prompt_mean]
+
+
 @pytest.mark.proves("D11")
-@pytest.mark.parametrize("normalize", [sequence_mean, token_mean])
+@pytest.mark.parametrize("normalize", EVERY)
 def test_an_update_without_a_token_is_zero_and_not_nan(normalize):
-    nothing = torch.zeros(2, 3, dtype=torch.bool)
-    assert normalize(torch.ones(2, 3), nothing, of=Size(2, 0, 1)).item() == 0.0
+    nothing, tokens = torch.zeros(2, 3, dtype=torch.bool), {"prompt_tokens": torch.zeros(2, dtype=torch.long)}
+    for size in (Size(2, 0, 1), Size(0, 0, 0)):
+        assert normalize(torch.ones(2, 3), nothing, of=size, **tokens).item() == 0.0
+
+
+@pytest.mark.parametrize("normalize", EVERY)
+def test_an_update_of_one_token_is_its_loss(normalize):
+    mask, tokens = torch.tensor([[True, False]]), {"prompt_tokens": torch.tensor([1])}
+    assert normalize(torch.tensor([[0.75, 9.0]]), mask, of=Size(1, 1, 1), **tokens).item() == 0.75
 
 
 @pytest.mark.proves("F21")

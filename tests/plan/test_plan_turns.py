@@ -29,6 +29,10 @@ def test_turns_cost_context_reading_and_waiting() -> None:
     assert data["seconds"]["read_again_tokens"] == pytest.approx(completions * by_hand)
     rows = min(completions, data["work"]["max_rows"])
     assert data["seconds"]["wait"] == pytest.approx(max(-(-completions // rows) * 3 * 2, completions * 2 * 2 / 64))
+    many = json.loads(planned("gsm8k", [*tools, "rollouts.episodes.threads=512"], gpu="H100", as_json=True, **said))
+    assert many["seconds"]["wait"] == pytest.approx(-(-completions // rows) * 3 * 2), (
+        "of the longest one, if all may wait"
+    )
     assert data["seconds"]["sample"] > plain["seconds"]["sample"] + data["seconds"]["wait"]
     assert data["seconds"]["train"] > plain["seconds"]["train"]
     assert plain["seconds"]["wait"] == plain["seconds"]["read_again_tokens"] == 0

@@ -63,6 +63,7 @@ CASES: list[Case] = [
         ["A Cat by the hat  stand."],
         ["a category, hat stand", "cat"],
     ),
+    ("keywords:existence", {"keywords": ["x-y"]}, ["The X-Y, then."], ["max-y", "x-yes"]),
     ("keywords:frequency", {"keyword": "cat", "frequency": 2, "relation": "at least"}, ["cat, Cat"], ["cat cats"]),
     ("keywords:frequency", {"keyword": "cat", "frequency": 2, "relation": "less than"}, ["cat cats"], ["cat cat"]),
     ("keywords:forbidden_words", {"forbidden_words": ["bad"]}, ["a badge"], ["So BAD.", "bad-tempered"]),

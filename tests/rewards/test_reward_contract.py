@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cpu_time import assert_ends_within
-from reward_records import completion_of, prompt_of
+from reward_records import children, completion_of, prompt_of
 
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import Prompt
@@ -157,6 +157,28 @@ def test_odd_texts_neither_fail_nor_last(text: str, case: Case) -> None:
     assert_ends_within(1.0, grade)
 
 
-def test_closing_twice_is_harmless(case: Case) -> None:
-    case[0].close()
-    case[0].close()
+def test_closing_ends_what_was_started_and_closing_twice_is_harmless(case: Case) -> None:
+    before = children()
+    function, gold, prompt = case
+    function([prompt], [completion_of(gold)])
+    function.close()
+    assert children() <= before
+    function.close()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: CosineLength(inner, max_tokens=10),
+        lambda inner: WeightedSum([ONE, Term(inner)]),
+        lambda inner: Rotating([R1Zero(), inner], every_steps=1),
+        lambda inner: HeldOut(inner, BoxedFormat()),
+        lambda inner: HeldOut(BoxedFormat(), inner),
+    ],
+)
+def test_what_holds_a_reward_closes_it(wrap: Callable[[RewardFunction], RewardFunction]) -> None:
+    inner = BoxedFormat()
+    closed: list[str] = []
+    inner.close = lambda: closed.append("inner")  # type: ignore[method-assign]
+    wrap(inner).close()
+    assert closed == ["inner"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reward_records import children
 
 from oncurve.rewards.worker_pool import Outcome, WorkerPool
 
@@ -30,19 +30,6 @@ def pool() -> Iterator[WorkerPool]:
 
 def give(value: object) -> dict[str, object]:
     return {"do": "return", "value": value}
-
-
-def children() -> set[int]:
-    """The processes that this one has started and that are not yet gone, zombies included."""
-    pids = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid():
-            pids.add(int(folder.name))
-    return pids
 
 
 def test_results_come_back_in_order(pool: WorkerPool) -> None:
