@@ -72,7 +72,8 @@ def comparison(run: Path) -> dict[str, Any]:
     change = {"change": [correct["low"], correct["high"]], "p_value": correct["p_value"]} if correct else {}
     console = Console(file=StringIO(), width=250)
     compare(base, trained).print(console)
-    text = "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    text = "\n".join(line for line in lines if line.strip("─ "))
     return {"table": text.strip(), **change}
 
 
@@ -231,7 +232,7 @@ def code_breakers() -> Study:
     cells = tuple(Cell(name, recipe="code_breaker.yaml", base=name) for name in code_breaker.BASES)
     about = "A code breaker in two letters: why one base learns it and another does not."
     return Study(
-        about, cells, (accuracy, code_breaker.turns), ("run.rollouts_every_steps=10",), bases=code_breaker.COLDSTARTS,
+        about, cells, (accuracy, code_breaker.turns), ("run.record=all",), bases=code_breaker.COLDSTARTS,
         write=code_breaker.write, facts={"best_possible": 13 / 16},
     )  # fmt: skip
 
