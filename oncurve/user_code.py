@@ -12,7 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from oncurve.core.errors import ConfigError, Failure, attempt
@@ -24,6 +26,15 @@ _EXIT = os._exit
 _reported: set[tuple[str, str]] = set()
 _contents: dict[str, Any] = {}
 """The text of every imported file by the name of its module."""
+
+
+class _FileLoader(SourceFileLoader):
+    """Compiles the file itself: bytecode beside it counts as current when a text changed within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The code of the file as it is now."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def load_function(location: str, *, where: str = "rewards: function") -> Any:
@@ -68,12 +79,12 @@ def _import_file(path: Path, kind: str) -> Any:
     content = attempt(path.read_bytes)
     if name in sys.modules and _contents.get(name) == content:  # what it holds, such as a judge, is there once
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
+    loader = _FileLoader(name, str(path.resolve()))
+    spec = importlib.util.spec_from_file_location(name, path.resolve(), loader=loader)
+    if spec is None:
         raise ConfigError(f"{kind}: {path} cannot be read as Python.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up
-    loader = spec.loader
     failure = attempt(lambda: loader.exec_module(module))
     if isinstance(failure, Failure):
         del sys.modules[name]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError, DataError, OncurveError
+from oncurve.core.sampler import SamplingRequest
 from oncurve.data.prompts import find_template
 from oncurve.evaluate import resumable
 from oncurve.recipe.load import load_config
@@ -83,11 +84,11 @@ def test_after_ctrl_c_the_same_command_ends_at_the_same_results(
     kind: Any = InProcessEngine
     real, calls = kind.sample, []
 
-    def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:
-        calls.append(options["step"])
+    def interrupted(self: Any, request: SamplingRequest) -> Any:
+        calls.append(request.step)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return real(self, *arguments, **options)
+        return real(self, request)
 
     monkeypatch.setattr(kind, "sample", interrupted)
     with pytest.raises(Stopped, match="4 of 12 problems are kept") as stopped:
