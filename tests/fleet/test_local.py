@@ -159,6 +159,7 @@ SHORT = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_of_two_processes_starts_again_by_itself(nursery: Nursery, tmp_path: Path) -> None:
     def words(name: str, *more: str) -> list[str]:

@@ -74,6 +74,7 @@ def test_the_recipe_learns_from_a_run_through_the_command(place: Path, monkeypat
     assert found[-1] < found[0] / 2
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_left_ends_at_the_same_bits(place: Path) -> None:
     whole = oncurve.train("embedded", **taught(place, name="whole"))
     trainer = Trainer("embedded", **taught(place, name="left"))

@@ -41,6 +41,7 @@ def test_a_recipe_goes_on_from_its_supervised_stage(name: str, tmp_path: Path, m
     assert [row["step"] for row in read_metrics(tmp_path / "runs" / "after")][-1] == 2
 
 
+@pytest.mark.nightly
 def test_the_small_gsm8k_learns_its_form_and_goes_on_with_grpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     few = ["evaluation.num_prompts=20", "evaluation.data.limit=20"]

@@ -150,6 +150,7 @@ def test_a_microbatch_that_does_not_fit_is_cut_in_half_and_the_gradient_stays(
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_completion_that_does_not_fit_by_itself_ends_the_run(
     make_policy: Callable[..., TrainedPolicy], small_run: Callable[..., Run]
 ) -> None:

@@ -29,7 +29,7 @@ def script() -> ModuleType:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("form", "loss"), gate(CASES, ("tools", "dapo"), ("environments_by_name", "dapo")))
+@pytest.mark.parametrize(("form", "loss"), gate(CASES, ("tools", "dapo")))
 def test_masks_losses_and_gradients_are_those_of_trl(form: str, loss: str, script: ModuleType, tmp_path: Path) -> None:
     model = script.speaking_model(tmp_path / "model")
     result = script.beside(form, model, tmp_path, loss)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from lanes import gate
 from trial import batch_of_rows, compare_sampled, plain_rows
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
     assert "one of them computes another model" in done.output + said
 
 
-@pytest.mark.parametrize("name", ["bert", "xlnet", "reformer"])
+@pytest.mark.parametrize("name", gate(["bert", "xlnet", "reformer"], "bert", "xlnet"))
 def test_a_model_that_is_no_causal_language_model_is_refused_when_it_is_loaded(
     name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
