@@ -1,7 +1,7 @@
 """How often do the detectors of reward hacking find a hole that a model has found, and alarm where there is none?
 
 Short runs of the demo's recipe, recorded: fifteen rewards with a hole and six honest tasks of other kinds, each with
-two seeds, and eleven runs with honest rewards. Seed 0 was in view when the bounds of the detectors were chosen, seed 1
+two seeds, and eleven runs with honest rewards. Seed 1 was in view when the bounds of the detectors were chosen, seed 0
 was not.
 
     python benchmarks/bench.py reward_holes --detach           makes the runs that are missing, and measures
@@ -172,8 +172,8 @@ def rows(task: str, folder: Path) -> Path:
             row: dict[str, Any] = {"question": problem.question}
             if task == "copied_number":
                 row["answer"] = re.findall(r"\d+", problem.question)[0]
-            elif task != "quoted_numbers":
-                row["answer"] = problem.answer
+            else:
+                row["answer"] = "" if task == "quoted_numbers" else problem.answer
             file.write(json.dumps(row) + "\n")
     return path
 
