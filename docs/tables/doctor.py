@@ -89,7 +89,8 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"Measured on runs of {results['steps']} steps of the demo's recipe: rewards with a hole, and honest ones. Bounds "
-        "were chosen with the first runs of seed 1 in view; those of seed 0 were not looked at before "
+        "were chosen with the runs of seed 0 in view; those of seed 1 were not looked at before. The rows name the signs of form "
+        "that `disagreement` has taken the place of, and have not been measured with it yet "
         "(`python benchmarks/bench.py reward_holes`)."
     )
     yield ""
