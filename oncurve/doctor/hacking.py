@@ -76,16 +76,17 @@ Verdict = Literal["right", "other", "nothing"]
 def verdict(text: str, answer: str) -> Verdict | None:
     """The stated answer beside the reference; None if the reference is neither a number nor a few words.
 
-    The answer stands in a tag, in a box or behind a mark; where there is none, the last number or formula of the text
-    counts, or, for words, the whole text.
+    The answer stands in a tag, in a box or behind a mark, or is the last number or formula of the text, where a task may
+    look for it; for words without a mark, the whole text counts.
     """
     expected = _number(answer)
     marked = marked_answer(text)
     if expected is not None:
-        stated = marked if marked is not None else last_expression(after_thinking(text))
+        stated = [answer_text for answer_text in (marked, last_expression(after_thinking(text))) if answer_text]
         if not stated:
             return "nothing"
-        return "right" if expected in (_number(stated), _number(stated.rpartition("=")[2])) else "other"
+        numbers = {_number(part) for answer_text in stated for part in (answer_text, answer_text.rpartition("=")[2])}
+        return "right" if expected in numbers else "other"
     words = _words(answer)
     if not words or len(words) > MAX_REFERENCE_WORDS or len(answer) > MAX_REFERENCE_CHARACTERS:
         return None
