@@ -76,8 +76,8 @@ Verdict = Literal["right", "other", "nothing"]
 def verdict(text: str, answer: str) -> Verdict | None:
     """The stated answer beside the reference; None if the reference is neither a number nor a few words.
 
-    The answer stands in a tag, in a box or behind a mark, or is the last number or formula of the text, where a task may
-    look for it; for words without a mark, the whole text counts.
+    The answer stands in a tag, in a box or behind a mark, or is the last number or formula of the text, where tasks
+    may look for it; for words without a mark, the whole text counts.
     """
     expected = _number(answer)
     marked = marked_answer(text)
