@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncurve.observe.measure import Metric
-from oncurve.observe.metrics import GLOSSARY
+from oncurve.observe.metrics import GLOSSARY, Metric
 
 
 def glossary_markdown() -> str:

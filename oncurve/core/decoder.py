@@ -61,12 +61,15 @@ class Decoder(Protocol):
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> Tensor:
         """Read prompts into prompt slots; the logits of the first token behind each [P, V]."""
+        ...
 
     def hidden(self, tokens: Tensor, positions: Tensor, addresses: Tensor) -> Tensor:
         """Read one more token of each row [R]; the input of ``logits``, [R, any width]."""
+        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] by the products of training."""
+        ...
 
     def choose(self, logits: Tensor, uniform: Tensor, params: SamplingParams) -> Chosen:
         """The next token of each row by its uniform number, as ``draw`` defines it, none forbidden."""

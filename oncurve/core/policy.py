@@ -67,6 +67,7 @@ class WeightBackend(Protocol):
         From (batch, temperature, is_training) to the log-probabilities and entropies of the completion tokens, 0
         outside the mask.
         """
+        ...
 
     def after_scoring(self, model: PreTrainedModel) -> None:
         """Give back what passes without gradients put together."""
@@ -76,6 +77,7 @@ class WeightBackend(Protocol):
 
     def follow(self) -> PreTrainedModel:
         """The model in training with weights in the form that those of its reference have."""
+        ...
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a microbatch."""

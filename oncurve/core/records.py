@@ -260,7 +260,8 @@ class Group:
         rows = [
             (index, completion.text, len(completion.token_ids)) for index, completion in enumerate(self.completions)
         ]
-        return html_text(self.prompt.text) + html_table(("", "completion", "tokens"), rows)
+        text = f'<pre style="white-space: pre-wrap">{html.escape(self.prompt.text)}</pre>'
+        return text + html_table(("", "completion", "tokens"), rows)
 
 
 CUT: Mapping[str, bool] = {"is_cut": True}
@@ -372,11 +373,6 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, is_sty
     cell = ' style="text-align: left; vertical-align: top; white-space: pre-wrap"' if is_styled else ""
     cells = "".join(f"<tr>{''.join(f'<td{cell}>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr>{cells}</table>"
-
-
-def html_text(text: str) -> str:
-    """Text for a notebook, as it is."""
-    return f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
 
 
 def mean_of(values: Sequence[float]) -> Mean:

@@ -24,14 +24,17 @@ class PolicyView(Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """The module with the current weights."""
+        ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Text to tokens and back."""
+        ...
 
     @property
     def device(self) -> torch.device:
         """The device of its passes; the whole copy of a policy in parts may lie elsewhere."""
+        ...
 
     def compute(self) -> AbstractContextManager[object]:
         """The arithmetic in which the model is to be evaluated."""
@@ -53,10 +56,6 @@ class SamplingRequest:
     def with_prompts(self, prompts: Sequence[Prompt]) -> SamplingRequest:
         """The request for other prompts, such as a share of these."""
         return replace(self, prompts=prompts)
-
-    def is_whole(self, group: Group) -> bool:
-        """A group has all its completions."""
-        return len(group.completions) == self.group_size
 
     def completion_indices(self) -> list[list[int]]:
         """The numbers of each prompt's completions in its random streams; a repeated prompt continues the count."""

@@ -1,7 +1,8 @@
-"""Detectors of reward hacking: completions with a high reward that look like no honest solution.
+"""Signs of reward hacking: completions with a high reward that look like no honest solution.
 
-Each detector is a pure function of one completion. It speaks when the rewarded completions of the last recorded
-step have its sign much more often than all completions of the first one, so habits of the model are no alarm.
+The first is the ledger of disagreement, which reads the stated answer beside the reference. A sign speaks when the
+rewarded completions of the last recorded step have it much more often than those of the first one, so habits of the
+model are no alarm.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby
 from statistics import correlation, fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from oncurve.doctor.case import Case, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
 from oncurve.rewards.prose import last_expression
+from oncurve.rewards.settings import Reward as AnyReward
 from oncurve.rewards.thinking import after_thinking
 
 MIN_PAID = 16
@@ -29,8 +31,6 @@ RISE = 0.3
 """Least rise of that share since the first step."""
 SOME = 0.25
 """Both bounds for signs that honest completions rarely have."""
-FORMS = ("format", "boxed_format", "hash_format", "step_format", "length", "overlong", "repetition", "instructions")
-"""Rewards that look at no answer."""
 MAX_SAMPLES = 256
 """Completions of a step that are read at most."""
 FOLLOWS_LENGTH = 0.8
@@ -42,7 +42,6 @@ MAX_REFERENCE_WORDS, MAX_REFERENCE_CHARACTERS = 5, 60
 LENGTH_FACTOR = 1.5
 """Least factor by which completions must have become longer or shorter."""
 
-_WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
 _PIECE = re.compile(r"\w+|[^\w\s]")
 _TOUCHES_TESTS = re.compile(
     r"\b(?:sys\s*\.\s*exit|os\s*\.\s*_exit|exit\s*\(|quit\s*\()|__(?:eq|ne|hash|bool|instancecheck)__|\bsys\s*\.\s*modules"
@@ -138,7 +137,7 @@ def reward_exploited(case: Case) -> Finding | None:
         return None
     start, end = min(steps), max(steps)
     first = steps[start]
-    find = partial(signs, first, pays_answers=pays_answers(case))
+    find = partial(signs, first, pays_answers=_pays_answers(case))
     evidence_of_signs = find(steps[end])
     if not evidence_of_signs:
         return None
@@ -160,10 +159,10 @@ def reward_exploited(case: Case) -> Finding | None:
     )
 
 
-def pays_answers(case: Case) -> bool:
+def _pays_answers(case: Case) -> bool:
     """Some reward of the recipe may look at answers; without a recipe, one may."""
-    rewards = case.config.get("rewards") or [{}]
-    return any(reward.get("type") not in FORMS for reward in rewards)
+    forms = {section.model_fields["type"].default for section in get_args(get_args(AnyReward)[0]) if section.is_form}
+    return any(reward.get("type") not in forms for reward in case.config.get("rewards") or [{}])
 
 
 def signs(
@@ -222,8 +221,8 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
     example = (others or [sample for sample, _ in wrong])[0]
     stated = example.stated if example.stated is not None else last_expression(after_thinking(example.text))
     return what, (
-        Evidence(f"share of rewarded completions that {what}", share),
-        Evidence("the same in the first step", share_before),
+        Evidence("share of rewarded completions that do not state the reference answer", share),
+        Evidence("the same in the first step, of these or of all", share_before),
         Evidence("for example", f"states {(stated or 'nothing')[:60]!r}, the reference is {example.answer[:60]!r}"),
     )
 

@@ -223,7 +223,7 @@ def _matching(request: SamplingRequest, groups: Sequence[Group]) -> dict[int, Gr
     matches: dict[int, Group] = {}
     for group in groups:
         candidates = indices.get(group.prompt.index, [])
-        is_whole = len(candidates) == known[group.prompt.index] and request.is_whole(group)
+        is_whole = len(group.completions) == request.group_size and len(candidates) == known[group.prompt.index]
         fits = [p for p in candidates if p not in matches and prompts[p].prompt_ids == group.prompt.prompt_ids]
         if is_whole and fits:
             matches[fits[0]] = group

@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 
-from oncurve.observe.measure import EPISODE, EPISODE_TIME, Metric
+from oncurve.wording import number, percent
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One entry of the glossary.
+
+    Example: ``Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily")``
+    """
+
+    key: str
+    """``group/name_unit`` in lower case; ``<name>`` stands for any one name, as in ``reward/<part>``."""
+    unit: str
+    """Unit; "fraction" is a share in [0, 1]."""
+    meaning: str
+    """The measured quantity, and over what."""
+    healthy: str
+    """Values in a run that learns, or what to suspect otherwise; "-" where no value is better."""
+    label: str = ""
+    """Its name in tables for people; empty for one that stands in none."""
+
+    @property
+    def is_pattern(self) -> bool:
+        """The entry stands for a family of keys."""
+        return "<" in self.key
+
+    def text(self, value: float) -> str:
+        """A value as tables show it."""
+        return percent(value) if self.unit == "fraction" else number(value)
+
+    def matches(self, key: str) -> bool:
+        """Whether this entry explains the key."""
+        return _pattern(self.key).fullmatch(key) is not None
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    pieces = re.split(r"<[^>]+>", key)
+    return re.compile("[^/\\s]+".join(re.escape(piece) for piece in pieces))
+
 
 _REWARD = (
     Metric("reward/mean", "reward", "mean over the graded completions of the step", "rises, noisily", label="reward"),
@@ -401,6 +443,77 @@ _AMOUNT = (
     Metric("memory/<point>_gib", "GiB", "memory in use at a named point of the step", "steady"),
 )
 
+_EPISODE = (
+    Metric(
+        "episode/turns",
+        "turns",
+        "mean over completions of how often the policy wrote",
+        "-",
+        label="turns of an episode",
+    ),
+    Metric("episode/max_turns", "turns", "most turns of a completion", "below rollouts.episodes.max_turns"),
+    Metric("episode/rows", "rows", "mean over completions of their rows: conversations and forks of an agent", "-"),
+    Metric(
+        "episode/calls",
+        "calls",
+        "calls by the policy, mean over completions that have something to call",
+        "above 0",
+        label="calls of tools",
+    ),
+    Metric(
+        "episode/calling_fraction",
+        "fraction",
+        "completions with a call, of those that have something to call",
+        "above 0; rises where a tool helps",
+    ),
+    Metric(
+        "episode/tool_errors",
+        "fraction",
+        "calls that were answered with an error: wrong names or arguments, exceptions, timeouts, unreadable calls",
+        "falls; staying high means that the tool is called wrongly, or is broken",
+        label="calls that failed",
+    ),
+    Metric(
+        "episode/malformed_calls",
+        "fraction",
+        "calls that could not be read; part of tool_errors",
+        "falls; staying high means that the model does not know the form",
+    ),
+    Metric(
+        "episode/tool_timeouts", "fraction", "calls over rollouts.episodes.tool_seconds; part of tool_errors", "near 0"
+    ),
+    Metric("episode/answer_tokens", "tokens", "mean over completions of tokens that the policy did not write", "-"),
+    Metric(
+        "episode/failed_fraction",
+        "fraction",
+        "completions whose environment crashed, hung or died: they have no reward",
+        "0; part of reward/error_fraction",
+    ),
+    Metric(
+        "episode/ended/<reason>",
+        "fraction",
+        "completions that ended for this reason: stop, length, done, turns, context, seconds, malformed, failed",
+        "mostly stop or done",
+    ),
+)
+"""Glossary of what a run with tools or environments writes besides."""
+_EPISODE_TIME = (
+    Metric(
+        "time/tools_seconds",
+        "seconds",
+        "mean time that a completion waited for tools and its environment",
+        "-",
+        label="waiting for tools, seconds",
+    ),
+    Metric(
+        "time/tools_max_seconds",
+        "seconds",
+        "longest time that a completion waited for tools and its environment",
+        "a few times time/tools_seconds; one slow call delays the whole step",
+    ),
+)
+"""The same for the time that they take."""
+
 PHASES = ("sample", "grade", "refill", "train", "evaluate", "save")
 """Phases of a step whose times are measured, as ``time/<phase>_seconds``."""
 
@@ -409,7 +522,7 @@ GLOSSARY: tuple[Metric, ...] = (
     *_GROUP,
     *_ADVANTAGE,
     *_COMPLETION,
-    *EPISODE,
+    *_EPISODE,
     *_POLICY,
     *_MISMATCH,
     Metric(
@@ -420,7 +533,7 @@ GLOSSARY: tuple[Metric, ...] = (
         label="loss on demonstrations",
     ),
     *_EVALUATION,
-    *EPISODE_TIME,
+    *_EPISODE_TIME,
     *_TIME,
     *_WEIGHTS,
     *_AMOUNT,

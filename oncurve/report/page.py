@@ -236,7 +236,7 @@ def pieces(
 ) -> Iterator[str]:
     """The page of ``render`` in parts, since it may be large."""
     css, script = read_part("style.css"), _script()
-    template = read_part("page.html")
+    template = read_part("head.html") + read_part("page.html")
     filled = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
         "POLICY": policy(css, script, live=live),

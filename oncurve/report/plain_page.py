@@ -19,7 +19,7 @@ def plain_page(title: str, lead: str, sections: Iterable[str]) -> str:
         "LEAD": html.escape(lead),
         "SECTIONS": "".join(sections),
     }
-    return fill(read_part("plain.html"), filled)
+    return fill(read_part("head.html") + read_part("plain.html"), filled)
 
 
 def section(title: str, inside: str) -> str:

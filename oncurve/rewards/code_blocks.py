@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -18,7 +17,6 @@ _BEHIND = re.compile(r"[ \t]*$|\s*[</.,;:!?|*)\]].*|[ \t]+\S.*")
 """May follow a closing fence: nothing, a tag, a stop, or words; a word that touches it opens another block."""
 _TRIPLE_QUOTE = re.compile("\"{3}|'{3}")
 MAX_TRIED_BLOCKS = 50
-MAX_TRIED_FENCES = 8
 _PYTHON = re.compile(r"(python|py|ipython|sage)[\d.]*\b|\{[ \t]*\.?(python|py)\b", re.IGNORECASE)
 
 
@@ -50,7 +48,7 @@ def fenced_blocks(text: str) -> Iterator[FencedBlock]:
             if opening := _opening(line) if has_fence else None:
                 margin, fence, language = opening
                 content, quote = [], None
-        elif has_fence and quote and num_tried < MAX_TRIED_BLOCKS and _ends_behind(content, lines[index:], fence):
+        elif has_fence and quote and num_tried < MAX_TRIED_BLOCKS and _ends_behind(lines[index:], quote, fence):
             content.append(line.removeprefix(margin))
         elif has_fence and (last := _last_line(line, fence)) is not None:
             if last.strip(" \t>"):
@@ -74,19 +72,14 @@ def _open_quote(line: str, quote: str | None) -> str | None:
     return quote
 
 
-def _ends_behind(content: Sequence[str], lines: Sequence[str], fence: str) -> bool:
-    """A later fence closes the block, since what stands before that one is a program, and what stands here is not."""
-    fences = [index for index, line in enumerate(lines) if index and fence in line][:MAX_TRIED_FENCES]
-    return any(is_program([*content, *lines[:end]]) for end in fences if _last_line(lines[end], fence) is not None)
-
-
-def is_program(lines: Sequence[str]) -> bool:
-    """Python can read the lines; nothing of them is run."""
-    try:
-        ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+def _ends_behind(lines: Sequence[str], quote: str, fence: str) -> bool:
+    """A later fence closes the block: the first one behind which no triple quote is open, as ``quote`` is here."""
+    still_open: str | None = quote
+    for index, line in enumerate(lines):
+        if index and still_open is None and fence in line:
+            return _last_line(line, fence) is not None
+        still_open = _open_quote(line, still_open)
+    return False
 
 
 def _opening(line: str) -> tuple[str, str, str] | None:

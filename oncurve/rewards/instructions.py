@@ -8,7 +8,6 @@ completion meets nothing. Where a text can be counted in two ways, such as sente
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.rewards.languages import KNOWN, language_of
-from oncurve.rewards.strict_json import parse_json
+from oncurve.rewards.strict_json import json_of, parse_json
 from oncurve.rewards.thinking import spoken_text
 
 if TYPE_CHECKING:
@@ -377,19 +376,27 @@ class Instructions:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
+        checks = {
+            id(prompt): self._checks(prompt.row) for prompt in {id(prompt): prompt for prompt in prompts}.values()
+        }
         return [
-            self._reward(prompt.row, spoken_text(prompt, completion))
+            self._reward(checks[id(prompt)], spoken_text(prompt, completion))
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _reward(self, row: Mapping[str, Any], text: str) -> Reward:
+    def _checks(self, row: Mapping[str, Any]) -> list[tuple[str, Check]] | Reward:
+        """The constraints of a row, or the error of one whose constraints cannot be read."""
         try:
-            checks = constraints_of(row, self.section.names_column, self.section.arguments_column)
+            return constraints_of(row, self.section.names_column, self.section.arguments_column)
         except ValueError as error:
             return Reward(value=None, error="unparsable_reference", detail=str(error)[:300])
+
+    def _reward(self, checks: list[tuple[str, Check]] | Reward, text: str) -> Reward:
+        if isinstance(checks, Reward):
+            return checks
         is_blank = not text.strip()
         unmet = [name for name, check in checks if is_blank or not check(text)]
         followed = 1.0 - len(unmet) / len(checks)
@@ -418,12 +425,10 @@ def constraints_of(row: Mapping[str, Any], names_column: str, arguments_column: 
 
 def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
     """A column with a list, or with a list as JSON text."""
-    value = row.get(column)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError(f"column {column} holds no list: {value[:60]!r}") from None
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    try:
+        value = json_of(row.get(column))
+    except ValueError as error:
+        raise ValueError(f"column {column} holds no list: {error}") from None
+    if not isinstance(value, list):
         raise ValueError(f"column {column} holds no list: {value!r:.60}")
-    return list(value)
+    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -73,13 +73,7 @@ def hermes_calls(text: str, *, around: Around = "nothing") -> tuple[Call, ...]:
 
     Raises ValueError.
     """
-    text = after_thinking(text)
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
-    outside, inside = _between_tags(text)
-    if inside and around != "text" and any(piece.strip() for piece in outside):
-        raise ValueError("text where only tool calls may stand")
-    values = (parse_json(piece.strip()) for piece in inside)
+    values = (parse_json(piece.strip()) for piece in _tagged(text, around, _between_tags))
     calls = ({**value, "arguments": {}} if _is_bare_name(value) else value for value in values)
     return _limited([_call_of(call, is_text_allowed=False) for call in calls])
 
@@ -96,16 +90,29 @@ def qwen_coder_calls(text: str, signatures: Mapping[str, str], *, around: Around
 
     Raises ValueError.
     """
+    return _limited([_qwen_coder_call(piece, signatures) for piece in _tagged(text, around, _between_plain_tags)])
+
+
+def _tagged(text: str, around: Around, split: Callable[[str], tuple[list[str], list[str]]]) -> list[str]:
+    """The texts inside of the tags behind the thinking; ``split`` gives those outside and those inside.
+
+    Raises ValueError.
+    """
     text = after_thinking(text)
     if len(text) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"longer than {MAX_TEXT_CHARACTERS} characters")
-    pieces = re.split(r"<tool_call>(.*?)</tool_call>", text, flags=re.DOTALL)
-    outside, inside = pieces[::2], pieces[1::2]
-    if any("<tool_call>" in piece or "</tool_call>" in piece for piece in pieces):
-        raise ValueError("the tool_call tags do not pair up")
+    outside, inside = split(text)
     if inside and around != "text" and any(piece.strip() for piece in outside):
         raise ValueError("text where only tool calls may stand")
-    return _limited([_qwen_coder_call(piece, signatures) for piece in inside])
+    return inside
+
+
+def _between_plain_tags(text: str) -> tuple[list[str], list[str]]:
+    """The texts outside of the tags and inside of them, where no tag may stand. Raises ValueError where one does."""
+    pieces = re.split(r"<tool_call>(.*?)</tool_call>", text, flags=re.DOTALL)
+    if any("<tool_call>" in piece or "</tool_call>" in piece for piece in pieces):
+        raise ValueError("the tool_call tags do not pair up")
+    return pieces[::2], pieces[1::2]
 
 
 def _qwen_coder_call(text: str, signatures: Mapping[str, str]) -> Call:

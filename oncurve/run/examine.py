@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import grade
-from oncurve.core.records import Completion, Prompt, Reward, SamplingParams
+from oncurve.core.records import SamplingParams
 from oncurve.core.sampler import SamplingRequest
 from oncurve.data.chat_template import Chat, prepare_tokenizer
-from oncurve.data.check import GradeMeaning, check_data, form_of
+from oncurve.data.check import Grade, GradeMeaning, check_data, form_of
 from oncurve.data.datasets import statistics
 from oncurve.data.from_settings import Rows
 from oncurve.data.prompt_check import demonstration_report, prompt_report
@@ -55,7 +55,6 @@ from oncurve.wording import counted
 
 CHECKED_ROWS = 10_000
 """Rows that are checked where rows are read on demand."""
-Pays = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 """Rewards of completions of prompts."""
 
 
@@ -135,7 +134,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 
-def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Pays, console: Console) -> bool:
+def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Grade, console: Console) -> bool:
     """Show what the rewards give to the right answers of the rows and to wrong ones."""
     rows, few_shot, during, test = parts
     console.print(f"training data: {statistics(rows).describe()}", markup=False, highlight=False)
@@ -211,7 +210,7 @@ def _show_prompt(
     parts: tuple[Rows, Rows],
     tokenizer: PreTrainedTokenizerBase,
     end_ids: Sequence[int],
-    pays: Pays,
+    pays: Grade,
     console: Console,
 ) -> Template:
     """Print the first prompt with a right completion; the template whose form right completions have."""
@@ -273,7 +272,7 @@ def probe(
     rows: Rows,
     few_shot: Rows,
     tokenizer: PreTrainedTokenizerBase,
-    pays: Pays,
+    pays: Grade,
     form: Template,
     *,
     seed: int,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import Progress
 
 from oncurve.core.records import Completion, Prompt, Reward
+from oncurve.data.check import Grade
 from oncurve.recipe.schema import Config
 from oncurve.wording import counted, duration
-
-Grade = Callable[[Sequence[Prompt], Sequence[Completion]], list[Reward]]
 
 SLOW_SECONDS = 0.1
 """A reward that takes longer for one completion has its cost told, and its progress shown."""
@@ -35,19 +34,29 @@ class MeteredGrade:
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, as without the meter."""
-        rewards: list[Reward] = []
-        while self.seconds is None and len(rewards) < min(2, len(completions)):
-            started = time.perf_counter()
-            rewards += self.grade(prompts[len(rewards) :][:1], completions[len(rewards) :][:1])
-            seconds = time.perf_counter() - started
-            if seconds < SLOW_SECONDS or len(rewards) == min(2, len(completions)):
-                self.seconds = seconds
-                if seconds >= SLOW_SECONDS:
-                    self.console.print(self.describe(), markup=False, highlight=False, soft_wrap=True)
-        rest = slice(len(rewards), None)
-        graded = self._slowly if (self.seconds or 0.0) >= SLOW_SECONDS else self.grade
-        rewards += graded(prompts[rest], completions[rest])
+        rewards = self._measured(prompts, completions) if self.seconds is None and completions else []
         self.num_graded += len(rewards)
+        rest = slice(len(rewards), None)
+        grade = self._slowly if self.is_slow else self.grade
+        rest_rewards = grade(prompts[rest], completions[rest])
+        self.num_graded += len(rest_rewards)
+        return [*rewards, *rest_rewards]
+
+    @property
+    def is_slow(self) -> bool:
+        """The reward was measured, and takes its time."""
+        return self.seconds is not None and self.seconds >= SLOW_SECONDS
+
+    def _measured(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
+        """The rewards of the first completion, and of the second where that was slow; their cost is told."""
+        rewards: list[Reward] = []
+        for index in range(min(2, len(completions))):
+            started = time.perf_counter()
+            rewards += self.grade(prompts[index : index + 1], completions[index : index + 1])
+            self.seconds = time.perf_counter() - started
+            if not self.is_slow:
+                return rewards
+        self.console.print(self.describe(), markup=False, highlight=False, soft_wrap=True)
         return rewards
 
     def describe(self) -> str:
