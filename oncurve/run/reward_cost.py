@@ -17,6 +17,8 @@ SLOW_SECONDS = 0.1
 """A reward that takes longer for one completion has its cost told, and its progress shown."""
 SLICE = 8
 """Completions that a slow reward grades between two looks at its progress."""
+LINE_SECONDS = 10.0
+"""Time between two lines of progress where the output is no terminal."""
 
 
 class MeteredGrade:
@@ -31,6 +33,7 @@ class MeteredGrade:
         self.num_completions, self.num_graded = num_completions, 0
         self.seconds: float | None = None
         """Seconds of one completion; None before the first is graded."""
+        self._next_line = 0.0
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion, as without the meter."""
@@ -64,22 +67,33 @@ class MeteredGrade:
         config, seconds = self.config, self.seconds or 0.0
         step = config.algorithm.num_rows(config.run.prompts_per_step)
         costs = (
-            f"this check {duration(seconds * self.num_completions)} ({counted(self.num_completions, 'completion')})",
+            f"this check takes {duration(seconds * self.num_completions)} "
+            f"({counted(self.num_completions, 'completion')})",
             f"a step {duration(seconds * step)} ({counted(step, 'completion')})",
             f"the run {duration(seconds * step * config.run.steps)} ({counted(config.run.steps, 'step')})",
         )
         return (
-            f"the reward takes {seconds:.2g} s for one completion. If it grades one after the other, that is for "
-            f"{', '.join(costs[:2])} and {costs[2]}. data.limit=50 checks fewer rows"
+            f"the reward takes {seconds:.2g} s for one completion. One after the other, {costs[0]}, {costs[1]} and "
+            f"{costs[2]}. data.limit=50 checks fewer rows"
         )
 
     def _slowly(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """Graded slice by slice, with progress and the time that is left."""
         rewards: list[Reward] = []
-        with Progress(console=self.console, transient=True) as progress:
-            task = progress.add_task("grading", total=max(self.num_completions, self.num_graded + len(completions)))
+        total = max(self.num_completions, self.num_graded + len(completions))
+        with Progress(console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
+            task = progress.add_task("grading", total=total)
             for start in range(0, len(completions), SLICE):
                 progress.update(task, completed=self.num_graded + start)
+                self._print_progress(self.num_graded + start, total)
                 part = slice(start, start + SLICE)
                 rewards += self.grade(prompts[part], completions[part])
         return rewards
+
+    def _print_progress(self, num_graded: int, total: int) -> None:
+        """A plain line now and then, where no terminal shows a bar."""
+        if self.console.is_terminal or time.perf_counter() < self._next_line:
+            return
+        self._next_line = time.perf_counter() + LINE_SECONDS
+        left = duration((self.seconds or 0.0) * (total - num_graded))
+        self.console.print(f"graded {num_graded:,} of {total:,}, {left} left", markup=False, highlight=False)

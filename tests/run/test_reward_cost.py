@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from oncurve.cli.app import app
 from oncurve.core.records import Completion, Prompt, Reward
 from oncurve.recipe.load import parse_config
 from oncurve.run import reward_cost
@@ -45,9 +47,10 @@ def metered(clock: list[float], costs: Sequence[float], *, count: int) -> tuple[
 def test_a_slow_reward_tells_the_cost_of_check_step_and_run(clock: list[float]) -> None:
     text, sizes, rewards = metered(clock, [9.0, 3.0], count=20)
     assert (
-        "the reward takes 3 s for one completion. If it grades one after the other, that is for this check 5:00 "
+        "the reward takes 3 s for one completion. One after the other, this check takes 5:00 "
         "(100 completions), a step 24s (8 completions) and the run 4:00 (10 steps)" in text
     )
+    assert "graded 2 of 100, 4:54 left" in text
     assert sizes == [1, 1, 8, 8, 2]
     assert [reward.value for reward in rewards] == list(map(float, range(20)))
 
@@ -61,3 +64,15 @@ def test_a_quick_reward_is_called_for_all_at_once(clock: list[float], costs: lis
 
 def test_nothing_to_grade_measures_nothing(clock: list[float]) -> None:
     assert metered(clock, [9.0], count=0) == ("", [0], [])
+
+
+def test_the_command_tells_the_cost_before_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_cost, "SLOW_SECONDS", 0.0)
+    few = ["data.limit=40", "evaluation.num_prompts=4", "evaluation.every_steps=0"]
+    result = CliRunner().invoke(app, ["check", "word_problems", *few])
+    assert result.exit_code == 0, result.output
+    cost, table = (result.output.index(text) for text in ("the reward takes ", "Rewards of made-up completions"))
+    assert cost < table
+    assert "a step " in result.output[cost:table]
+    assert "data.limit=50 checks fewer rows" in result.output[cost:table]
+    assert "\n\n\n" not in result.output
