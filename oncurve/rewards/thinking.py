@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt
@@ -26,11 +27,24 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("<|channel>thought", "<channel|>"),
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
     ("<|channel|> analysis", "<|channel|>final<|message|>"),
+    ("to=self<|message|>", "<|start|>assistant<|message|>"),
+    ("to=self<|message|>", "to=user<|message|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 """Begin and end of the thinking of every family of models that is known, in any case of letters."""
+PHRASES: tuple[tuple[str, str], ...] = (
+    ("Here is my thought process:", "Here is my response:"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+)
+"""The same for families that think behind a sentence. Any model may write that sentence, so that it begins thinking
+where a prompt ends with it, and nowhere else."""
 _BEGINS = re.compile("|".join(re.escape(begin) for begin, _ in MARKS), re.IGNORECASE)
-_ENDS = tuple(dict.fromkeys(end.lower() for _, end in MARKS))
+_PROMPT_BEGINS = re.compile(f"(?:{'|'.join(re.escape(begin) for begin, _ in (*MARKS, *PHRASES))})\\Z", re.IGNORECASE)
+_ENDS = tuple(dict.fromkeys(end.lower() for _, end in (*MARKS, *PHRASES)))
 _MESSAGE = "<|message|>"
+MAX_MARK_CHARACTERS = 200
+"""White space included."""
 _THINKING_MARK = re.compile(
     r"[<\[◁][|/]*[\w:.-]{0,20}(?:think|thought|reason|scratchpad|analysis|monologue)[\w:.-]{0,20}[|]*[>\]▷]",
     re.IGNORECASE,
@@ -60,20 +74,40 @@ def spoken_text(prompt: Prompt, completion: Completion) -> str:
 
     A completion that ends by itself has ended its thinking, whether it says so or not; one that was cut off has not.
     """
-    prompt_text = prompt.text.rstrip().removesuffix(_MESSAGE)
-    begins = list(_BEGINS.finditer(prompt_text))
-    is_open = completion.is_truncated and bool(begins) and begins[-1].end() == len(prompt_text)
-    return after_thinking(completion.text, is_open=is_open)
+    return after_thinking(completion.text, is_open=completion.is_truncated and begins_thinking(prompt.text))
 
 
-def refuse_unknown_marks(model: str, template: object, special_tokens: Iterable[str]) -> None:
-    """Raises ConfigError where a model marks its thinking as no known family does: it would be read as the answer."""
+def begins_thinking(prompt_text: str) -> bool:
+    """The prompt ends with a mark behind which a model thinks."""
+    text = prompt_text[-MAX_MARK_CHARACTERS:].rstrip()
+    return any(_PROMPT_BEGINS.search(end) is not None for end in (text, text.removesuffix(_MESSAGE)))
+
+
+Write = Callable[[Sequence[Mapping[str, Any]], bool], str | None]
+"""Messages as a chat template writes them, and whether the assistant is to begin; None if the template refuses them."""
+
+
+def refuse_unknown_marks(
+    model: str,
+    template: object,
+    special_tokens: Iterable[str],
+    write: Write,
+) -> None:
+    """Raises ConfigError where a model marks its thinking in a way that is not cut: it would be read as the answer.
+
+    A run learns from what is paid: thinking that is read as the answer teaches a model to stop after it.
+    """
     unknown = unknown_marks(template if isinstance(template, str) else "", special_tokens)
     if unknown:
-        raise ConfigError(
-            f"model: {model} marks its thinking with {' '.join(unknown)}, which no known family does, so that "
-            f"its thinking would be read as its answer. Name a template with <think> and </think> as data.chat_template"
-        )
+        marked = f"marks its thinking with {' '.join(unknown)}, which no known family does"
+    elif (uncut := uncut_thinking(write)) is not None:
+        marked = f"has a chat template that writes thinking as {uncut}, which cannot be told from the answer"
+    else:
+        return
+    raise ConfigError(
+        f"model: {model} {marked}, so that its thinking would be read as its answer. "
+        "Name a template with <think> and </think> as data.chat_template"
+    )
 
 
 def unknown_marks(template: str, special_tokens: Iterable[str]) -> list[str]:
@@ -88,3 +122,35 @@ def unknown_marks(template: str, special_tokens: Iterable[str]) -> list[str]:
     candidates = [match.group() for match in _THINKING_MARK.finditer(template)]
     candidates += [token for token in special_tokens if _THINKING_MARK.fullmatch(token)]
     return [mark for mark in dict.fromkeys(candidates) if mark.lower() not in known]
+
+
+_QUESTION, _THOUGHT, _ANSWER = "Q5127", "T6173", "A7219"
+_TURNS: tuple[dict[str, Any], ...] = (
+    *({"content": _ANSWER, key: _THOUGHT} for key in ("reasoning_content", "reasoning", "thinking", "thought")),
+    {"content": [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _ANSWER}]},
+)
+"""An answer and the thinking before it, in each form in which templates take them."""
+_WRITTEN_PART = re.compile(r"""["']thinking["']""")
+
+
+def uncut_thinking(write: Write) -> str | None:
+    """How a chat template writes thinking that would be read as the answer; None if it is cut, or the template has none.
+
+    The template writes a message that thinks and answers. Only the answer may be left of it, and nothing of one that
+    was cut off while it thought.
+    """
+    question = {"role": "user", "content": _QUESTION}
+    is_begun = begins_thinking(write([question], True) or "")
+    for turn in _TURNS:
+        text = write([question, {"role": "assistant", **turn}], False) or ""
+        thought = text.rfind(_THOUGHT)
+        answer = text.find(_ANSWER, thought)
+        begin = text.rfind(_QUESTION, 0, max(thought, 0)) + len(_QUESTION)
+        if thought < 0 or answer < 0 or _WRITTEN_PART.search(text, begin, thought):  # parts are written as they are
+            continue
+        cut_off, whole = text[begin : thought + len(_THOUGHT)], after_thinking(text[begin:])
+        if not is_begun and _THOUGHT in after_thinking(cut_off):
+            return repr(cut_off[-60:])
+        if _THOUGHT in whole or _ANSWER not in whole:
+            return repr(text[thought : answer + len(_ANSWER)])
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
-from oncurve.data.chat_template import Chat
+from oncurve.data.chat_template import Chat, TemplateRefusal, write_conversations
 from oncurve.data.datasets import hold_out
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
@@ -123,7 +124,16 @@ def check_thinking(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ConfigError where a reward reads what the model says, and its marks of thinking are unknown."""
     if any(reward.says_correct() or reward.is_form for reward in config.rewards):
         added = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
-        refuse_unknown_marks(config.model, tokenizer.chat_template, map(str, added))
+        arguments = config.data.chat if isinstance(config.data.chat, Mapping) else None
+
+        def written(messages: Sequence[Mapping[str, Any]], opens_answer: bool) -> str | None:
+            try:
+                return write_conversations([messages], tokenizer, arguments=arguments, opens_answer=opens_answer)[0]
+            except TemplateRefusal:
+                return None
+
+        template = tokenizer.chat_template
+        refuse_unknown_marks(config.model, template, map(str, added), written if template else lambda *_: None)
 
 
 def make_prompts(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from cpu_time import assert_ends_within
@@ -20,7 +21,7 @@ from oncurve.rewards.answer_locations import (
     locate_answer,
 )
 from oncurve.rewards.prose import last_expression
-from oncurve.rewards.thinking import MARKS, after_thinking, spoken_text, unknown_marks
+from oncurve.rewards.thinking import MARKS, PHRASES, after_thinking, spoken_text, uncut_thinking, unknown_marks
 
 
 @pytest.mark.proves("D29")
@@ -232,3 +233,35 @@ def test_an_unknown_mark_of_a_template_or_tokenizer_is_found() -> None:
     ]
     assert unknown_marks("", ["<|deep_thought|>", "</think>", "<think>"]) == ["<|deep_thought|>"]
     assert unknown_marks("{% if enable_thinking is defined and thinking %}[TOOL]{% endif %}", []) == []
+
+
+@pytest.mark.parametrize(("begin", "end"), PHRASES)
+def test_a_sentence_begins_thinking_only_where_the_prompt_ends_with_it(begin: str, end: str) -> None:
+    draft = replace(completion_of(r"\boxed{5}"), finish_reason="length")
+    assert spoken_text(prompt_of("5", text=f"Question\n{begin}\n"), draft) == ""
+    assert find_answer(rf"{begin} \boxed{{5}} {end} \boxed{{6}}", "boxed") == "6"
+    assert find_answer(rf"{begin} so it is \boxed{{5}}", "boxed") == "5"
+
+
+@pytest.mark.parametrize(
+    ("opening", "written", "uncut"),
+    [
+        ("", "<think>{thinking}</think>{content}", None),
+        ("", "{content}", None),
+        ("", "<|mull|>{thinking}<|answer|>{content}", "' <|mull|>T6173'"),
+        ("", "<think>{thinking}<answers>{content}", "'T6173<answers>A7219'"),
+        ("", "{thinking}\n[BEGIN FINAL RESPONSE]\n{content}", "' T6173'"),
+        ("Here are my reasoning steps:\n", "{thinking}\n[BEGIN FINAL RESPONSE]\n{content}", None),
+        ("", "[{{'type': 'thinking', 'thinking': '{thinking}'}}, {{'text': '{content}'}}]", None),
+    ],
+)
+def test_the_thinking_that_a_template_writes_is_cut_or_named(opening: str, written: str, uncut: str | None) -> None:
+    def write(messages: Sequence[Mapping[str, Any]], opens_answer: bool) -> str | None:
+        text = str(messages[0]["content"]) + " "
+        for message in messages[1:]:
+            if "reasoning_content" not in message:
+                return None
+            text += written.format(thinking=message["reasoning_content"], content=message["content"])
+        return text + opening if opens_answer else text
+
+    assert uncut_thinking(write) == uncut

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from oncurve.core.errors import ConfigError
 from oncurve.observe.run_model import EMBEDDED
+from oncurve.recipe.files import find_recipe
+from oncurve.recipe.load import load_config
+from oncurve.run.rendered import check_thinking
 from oncurve.trl import maybe_apply_chat_template
 
 TEMPLATE = (
@@ -56,3 +61,20 @@ def test_a_row_that_trl_refuses_is_refused_alike(row: dict[str, Any]) -> None:
         theirs.maybe_apply_chat_template(row, tokenizer)
     with pytest.raises(type(refused.value)):
         maybe_apply_chat_template(row, tokenizer)
+
+
+def test_the_thinking_of_every_template_of_trl_is_cut() -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed: it comes with the extra trl")
+    templates = sorted(
+        (Path(trl.__file__).parent / "chat_templates").glob("*[!g].jinja")
+    )  # without those for _training
+    tokenizer, config = tokenizer_with_template(), load_config(find_recipe("word_problems"))
+    for path in templates:
+        tokenizer.chat_template = path.read_text(encoding="utf-8")
+        check_thinking(config, tokenizer)
+    assert len(templates) >= 30
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content | default('') }} So: {{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match="writes thinking as 'assistant: T6173'.*cannot be told from the answer"):
+        check_thinking(config, tokenizer)
