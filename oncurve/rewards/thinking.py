@@ -134,7 +134,7 @@ _WRITTEN_PART = re.compile(r"""["']thinking["']""")
 
 
 def uncut_thinking(write: Write) -> str | None:
-    """How a chat template writes thinking that would be read as the answer; None if it is cut, or the template has none.
+    """How a chat template writes thinking that would be read as the answer; None if it is cut, or there is none.
 
     The template writes a message that thinks and answers. Only the answer may be left of it, and nothing of one that
     was cut off while it thought.

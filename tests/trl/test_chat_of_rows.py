@@ -76,5 +76,5 @@ def test_the_thinking_of_every_template_of_trl_is_cut() -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content | default('') }} So: {{ m.content }}{% endfor %}"
     )
-    with pytest.raises(ConfigError, match="writes thinking as 'assistant: T6173'.*cannot be told from the answer"):
+    with pytest.raises(ConfigError, match=r"writes thinking as 'assistant: T6173'.*cannot be told from the answer"):
         check_thinking(config, tokenizer)
