@@ -9,20 +9,19 @@ from typing import Any
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Completion, Prompt
 
-_TAGS = (
-    "think", "thinking", "thought", "thoughts", "reasoning", "reason", "seed:think", "longcat_think", "scratchpad",
-    "mm:think",
-    "reflection", "analysis", "cot_think", "inner_monologue", "internal_thinking",
-)  # fmt: skip
+_WORD = "(?:thinking|think|thoughts?|reasoning|reason|scratchpad|reflection|analysis|monologue)"
+_NAME = rf"(?:[\w.-]{{1,16}}[:|_])?{_WORD}(?:[:|_][\w.-]{{1,16}})?"
+_TOKEN = rf"<\|(?:[\w.-]{{1,16}}:)?(?:%s)_(?:of_)?{_WORD}(?::[\w.-]{{1,16}})?\|>"
+SHAPES: tuple[tuple[str, str], ...] = (
+    (rf"<{_NAME}>", rf"</{_NAME}>"),
+    (_TOKEN % "begin|start", _TOKEN % "end"),
+    (rf"<\|{_WORD}\|>", rf"<\|/{_WORD}\|>"),
+)
+"""Regular expressions for the begin and the end of thinking, in any case of letters: a tag, or a token, whose name says
+so, such as <think>, <seed:think>, <|begin_of_thought|>."""
 MARKS: tuple[tuple[str, str], ...] = (
-    *((f"<{tag}>", f"</{tag}>") for tag in _TAGS),
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<|start_thinking|>", "<|end_thinking|>"),
-    ("<|begin_of_thinking|>", "<|end_of_thinking|>"),
-    ("<|think|>", "<|/think|>"),
-    ("<|thinking|>", "<|/thinking|>"),
     ("<unused94>thought", "<unused95>"),
     ("<|channel>thought", "<channel|>"),
     ("<|channel|>analysis", "<|channel|>final<|message|>"),
@@ -30,18 +29,25 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("to=self<|message|>", "<|start|>assistant<|message|>"),
     ("to=self<|message|>", "to=user<|message|>"),
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("<|content_thinking|>", "<|content_text|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""Begin and end of the thinking of every family of models that is known, in any case of letters."""
+"""The same of families whose marks have no such shape."""
 PHRASES: tuple[tuple[str, str], ...] = (
     ("Here is my thought process:", "Here is my response:"),
     ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 """The same for families that think behind a sentence. Any model may write that sentence, so that it begins thinking
 where a prompt ends with it, and nowhere else."""
-_BEGINS = re.compile("|".join(re.escape(begin) for begin, _ in MARKS), re.IGNORECASE)
-_PROMPT_BEGINS = re.compile(f"(?:{'|'.join(re.escape(begin) for begin, _ in (*MARKS, *PHRASES))})\\Z", re.IGNORECASE)
-_ENDS = tuple(dict.fromkeys(end.lower() for _, end in (*MARKS, *PHRASES)))
+
+
+def _any(pairs: Sequence[tuple[str, str]], side: int) -> re.Pattern[str]:
+    expressions = [pair[side] for pair in SHAPES] + [re.escape(pair[side]) for pair in pairs]
+    return re.compile("|".join(dict.fromkeys(expressions)), re.IGNORECASE)
+
+
+_BEGINS, _ENDS = _any(MARKS, 0), _any((*MARKS, *PHRASES), 1)
+_PROMPT_BEGINS = re.compile(rf"(?:{_any((*MARKS, *PHRASES), 0).pattern})\Z", re.IGNORECASE)
 _MESSAGE = "<|message|>"
 MAX_MARK_CHARACTERS = 200
 """White space included."""
@@ -60,8 +66,7 @@ def after_thinking(text: str, *, is_open: bool = False) -> str:
     >>> after_thinking("<think>5</think> 6"), after_thinking("<think> 5"), after_thinking("5 or 6", is_open=True)
     (' 6', '', '')
     """
-    lowered = text.lower() if text.isascii() else re.sub("[A-Z]", lambda letter: letter[0].lower(), text)
-    end = max(start + len(mark) if (start := lowered.rfind(mark)) >= 0 else 0 for mark in _ENDS)
+    end = max((match.end() for match in _ENDS.finditer(text)), default=0)
     if not end and is_open:
         return ""
     rest = text[end:]
@@ -115,13 +120,12 @@ def unknown_marks(template: str, special_tokens: Iterable[str]) -> list[str]:
 
     What stands between such marks would be read as the answer.
 
-    >>> unknown_marks("{{ '<ponder_think>' }}", ["</think>", "<|im_end|>"])
-    ['<ponder_think>']
+    >>> unknown_marks("{{ '<|deepthink|>' }}", ["</think>", "<ponder_think>", "<|im_end|>"])
+    ['<|deepthink|>']
     """
-    known = {mark.lower() for pair in MARKS for mark in pair}
     candidates = [match.group() for match in _THINKING_MARK.finditer(template)]
     candidates += [token for token in special_tokens if _THINKING_MARK.fullmatch(token)]
-    return [mark for mark in dict.fromkeys(candidates) if mark.lower() not in known]
+    return [mark for mark in dict.fromkeys(candidates) if not (_BEGINS.fullmatch(mark) or _ENDS.fullmatch(mark))]
 
 
 _QUESTION, _THOUGHT, _ANSWER = "Q5127", "T6173", "A7219"

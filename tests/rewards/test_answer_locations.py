@@ -176,7 +176,10 @@ def test_a_megabyte_costs_no_time(unit: str) -> None:
         ("<Thought>", "</Thought>"),
         ("[THINK]", "[/THINK]"),
         ("<|begin_of_thought|>", "<|end_of_thought|>"),
-        ("<seed:think>", "</seed:think>"),
+        *((f"<{name}>", f"</{name}>") for name in ("seed:think", "mm:think", "ifm|think_fast", "think:x", "cot_think")),
+        ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|thinking|>", "<|/thinking|>"),
         ("◁think▷", "◁/think▷"),
         ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
     ],
@@ -228,10 +231,9 @@ def test_every_known_mark_is_cut(begin: str, end: str) -> None:
 
 
 def test_an_unknown_mark_of_a_template_or_tokenizer_is_found() -> None:
-    assert unknown_marks("{{ '<ponder_think>' }} {{ message['reasoning_content'] }}", ["<|im_end|>"]) == [
-        "<ponder_think>"
-    ]
-    assert unknown_marks("", ["<|deep_thought|>", "</think>", "<think>"]) == ["<|deep_thought|>"]
+    written = "{{ '<|deepthink|>' }} {{ message['reasoning_content'] }}"
+    assert unknown_marks(written, ["<|im_end|>"]) == ["<|deepthink|>"]
+    assert unknown_marks("", ["<|deep_thought|>", "</think>", "<ponder_think>"]) == ["<|deep_thought|>"]
     assert unknown_marks("{% if enable_thinking is defined and thinking %}[TOOL]{% endif %}", []) == []
 
 
