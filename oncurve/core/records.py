@@ -168,6 +168,8 @@ class Completion:
     """Calls of tools, in order."""
     own_prompt: str | None = None
     """The prompt's text where an environment wrote a part of it, which may differ within a group; None elsewhere."""
+    observation: str = ""
+    """What the environment added to the end of the question when the episode began."""
     failure: str | None = None
     """Failure of the environment, such as "crashed" or "timeout": the completion cannot be graded. None: no failure."""
     failure_detail: str = ""
@@ -257,9 +259,7 @@ class Group:
 
     def _repr_html_(self) -> str:
         """The prompt and its completions as a table, for a notebook."""
-        rows = [
-            (index, completion.text, len(completion.token_ids)) for index, completion in enumerate(self.completions)
-        ]
+        rows = [(index, made.text, len(made.token_ids)) for index, made in enumerate(self.completions)]
         text = f'<pre style="white-space: pre-wrap">{html.escape(self.prompt.text)}</pre>'
         return text + html_table(("", "completion", "tokens"), rows)
 

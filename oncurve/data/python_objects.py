@@ -38,6 +38,8 @@ class PythonObjects:
     """A loaded transformers or peft model, whose own weights are trained; None where the recipe names it."""
     tokenizer: Any = None
     """Its tokenizer; None where it is the one of the recipe's model."""
+    reference_is_named: bool = False
+    """The reference of a KL is the model that the recipe names, as TRL has it, and not a copy of ``model``."""
     tools: Mapping[str, Any] = field(default_factory=dict)
     """Functions that the policy may call, by name."""
     environments: Mapping[str, Any] = field(default_factory=dict)

@@ -52,6 +52,8 @@ class Kind:
     gives_reward: bool
     is_deterministic: bool = False
     """Its environments say of themselves that the same calls after the same reset get the same answers."""
+    class_name: str = ""
+    """That of the objects that the factory makes."""
 
     @classmethod
     def of(cls, name: str, factory: Factory) -> Kind:
@@ -78,13 +80,8 @@ class Kind:
                 )
             has_steps = "step" in methods and "get_reward" not in methods and is_step(methods["step"])
             tools = {} if has_steps else methods_as_tools(made, where=f"environment {name}: ")
-            if not has_steps and not tools and not isinstance(made, AdaptedEnvironment):
-                raise ConfigError(
-                    f"environment {name}: {type(made).__name__} has no public method besides reset, so the policy can "
-                    f"do nothing in it. Write one for each tool, or Gymnasium's step(action)"
-                )
             scores = has_steps or "get_reward" in methods or isinstance(made, AdaptedEnvironment)
-            return cls(name, factory, has_steps, tools, scores, declares(made))
+            return cls(name, factory, has_steps, tools, scores, declares(made), type(made).__name__)
         finally:
             close_now(made)
 

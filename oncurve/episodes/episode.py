@@ -31,6 +31,7 @@ class Episode:
     """Kind of its environment; None without one."""
     prompt_ids: tuple[int, ...]
     own_prompt: str | None = None
+    observation: str = ""
     environment: Environment | None = None
     cache: RowState = field(default_factory=RowState)
     """Its keys and values while it waits."""
@@ -95,6 +96,7 @@ class Episode:
             segments=tuple(self.segments),
             calls=tuple(self.calls),
             own_prompt=self.own_prompt,
+            observation=self.observation,
             failure=self.failure.error if self.failure is not None else None,
             failure_detail=self.failure.detail if self.failure is not None else "",
             environment_reward=self.reward,

@@ -184,7 +184,7 @@ class _Run:
             self.environments.append(environment.inner)
             if observation:
                 text, ids = self.setup.rerender(self.loop.tokenizer, episode.prompt, observation)
-                episode.own_prompt, episode.prompt_ids = text, ids
+                episode.own_prompt, episode.prompt_ids, episode.observation = text, ids, observation
             self._ask([episode])
 
         def forget(result: Any) -> None:

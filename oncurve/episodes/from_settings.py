@@ -94,12 +94,23 @@ def give_rewards(environments: Any) -> bool:
 
     Raises ConfigError for an object that is none.
     """
+    return bool(paying_classes(environments))
+
+
+def paying_classes(environments: Any) -> list[str]:
+    """Names of the classes whose environments say what an episode is worth; "" for those that are named and not given.
+
+    Raises ConfigError for an object that is none.
+    """
     named = environments if isinstance(environments, Mapping) else {"default": environments}
     made = extension("foreign environments")
-    return any(
-        isinstance(environment, str) or Kind.of(name, made(environment)).gives_reward
-        for name, environment in named.items()
-    )
+    names = []
+    for name, environment in named.items():
+        if isinstance(environment, str):
+            names.append("")
+        elif (kind := Kind.of(name, made(environment))).gives_reward:
+            names.append(kind.class_name)
+    return list(dict.fromkeys(names))
 
 
 def make_tools_of(rollouts: EpisodeKeys, data: DataSection, objects: PythonObjects) -> ToolsOf | None:

@@ -136,6 +136,7 @@ def _episode(completion: Completion) -> str | None:
         {
             "prompt_ids": completion.prompt_ids,
             "own_prompt": completion.own_prompt,
+            "observation": completion.observation,
             "versions": completion.versions,
             "segments": [[part.is_policy, part.start, part.end, part.text] for part in completion.segments],
             "calls": [[call.name, call.arguments, call.answer, call.error, call.turn] for call in completion.calls],
@@ -189,6 +190,7 @@ def _of_episode(episode: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str,
     earned = episode["earned"]
     return {
         "own_prompt": episode["own_prompt"],
+        "observation": episode.get("observation", ""),
         "segments": tuple(Segment(*part) for part in episode["segments"]),
         "calls": tuple(ToolCall(*call) for call in episode["calls"]),
         "failure": episode["failure"],

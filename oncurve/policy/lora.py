@@ -162,7 +162,7 @@ def _with_adapter(model: PreTrainedModel, settings: LoraSettings, seed: int, *, 
         fan_in_fan_out=any(isinstance(part, Conv1D) for part in model.modules()),
     )
     try:
-        with torch.random.fork_rng(devices=[]), _without_old_names():
+        with torch.random.fork_rng(devices=[]), without_old_names():
             torch.manual_seed(seed)
             return get_peft_model(model, config)  # type: ignore[return-value]
     except (ValueError, NotImplementedError) as error:
@@ -195,7 +195,7 @@ def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
     if kind != "LORA":
         raise CheckpointError(f"{folder}: an adapter of type {kind!r}; oncurve reads LORA")
     try:
-        with _without_old_names():
+        with without_old_names():
             peft_model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(
@@ -248,7 +248,7 @@ def is_trained(model: nn.Module | None) -> bool:
 
 
 @contextmanager
-def _without_old_names() -> Iterator[None]:
+def without_old_names() -> Iterator[None]:
     """peft asks transformers for a property by its old name, and transformers warns whoever is near; of experts peft
     doubles the rank of a part that it then does not find, which changes nothing."""
     with warnings.catch_warnings():

@@ -216,7 +216,9 @@ class _Batched(_Adapted):
         if "step" in self._parameters:
             arguments.setdefault("step", state.global_step)
         arguments |= {
-            "prompts": [_prompt_in_form(prompt, as_messages=as_messages) for prompt in prompts],
+            "prompts": [
+                _prompt_in_form(*pair, as_messages=as_messages) for pair in zip(prompts, completions, strict=True)
+            ],
             "completions": [messages_of(completion) if as_messages else completion.text for completion in completions],
             "completion_ids": [list(completion.token_ids) for completion in completions],
             "trainer_state": state,
@@ -289,7 +291,7 @@ class _PerSample(_Adapted):
             "log_metric": notes.log_metric,
             "log_extra": notes.log_extra_of_sample,
             **dict.fromkeys(ANSWER_NAMES, answer),
-            "prompt": prompt.text,
+            "prompt": _prompt_text(prompt, completion),
             "row": row,
             **row,
         }
@@ -360,12 +362,19 @@ def _from_mapping(values: Mapping[str, Any], *, nan_is_none: bool) -> Reward:
     return Reward(value=reward.value, parts=parts, error=reward.error, detail=reward.detail)
 
 
-def _prompt_in_form(prompt: Prompt, *, as_messages: bool) -> Any:
-    if SOURCE_ROW in prompt.row:
-        return prompt.row[SOURCE_ROW]["prompt"]
-    if not as_messages:
-        return prompt.text
-    return [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]
+def _prompt_in_form(prompt: Prompt, completion: Completion, *, as_messages: bool) -> Any:
+    """What the policy was asked, with what its environment added to it."""
+    asked = prompt.row[SOURCE_ROW]["prompt"] if SOURCE_ROW in prompt.row else None
+    if isinstance(asked, str) or (asked is None and not as_messages):
+        return asked if asked is not None else _prompt_text(prompt, completion)
+    messages = [dict(message) for message in asked or prompt.messages or ({"role": "user", "content": prompt.text},)]
+    if completion.observation:
+        messages[-1]["content"] += completion.observation
+    return messages
+
+
+def _prompt_text(prompt: Prompt, completion: Completion) -> str:
+    return (completion.own_prompt if completion.observation else None) or prompt.text
 
 
 def _returned(result: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -116,6 +116,10 @@ class WeightedSum:
                 term.key: grade(term.function, prompts, completions) for term in self.terms if term.key not in pending
             }
             return [here[term.key] if term.key in here else pending[term.key].result() for term in self.terms]
+
+    def reweigh(self, weights: Sequence[float]) -> None:
+        """Give the terms other weights from now on, one for each in their order."""
+        self.terms = tuple(replace(term, weight=weight) for term, weight in zip(self.terms, weights, strict=True))
 
     def close(self) -> None:
         """Closes every function."""

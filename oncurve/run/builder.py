@@ -30,7 +30,7 @@ from oncurve.data.chat_template import asks_time, moment_of, prepare_tokenizer
 from oncurve.data.curriculum import Curriculum
 from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
-from oncurve.data.python_objects import NOTHING, PythonObjects
+from oncurve.data.python_objects import NAMELESS, NOTHING, PythonObjects
 from oncurve.data.settings import DataSection
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
@@ -214,6 +214,12 @@ def _make_reference(
     reference = section.row().reference
     if not needs_copy(source, reference):
         return None
+    is_object = source.objects.model is not None and source.section.lora is None and source.name != NAMELESS
+    if is_object and source.objects.reference_is_named:
+        copied = load(replace(source, objects=NOTHING), device).model.requires_grad_(False)
+        nn.Module.to(copied, device)
+        like(loaded.model, copied)
+        return copied
     from oncurve.policy.unread_model import copy_unread  # lazy
 
     copied = copy_unread(loaded.model).requires_grad_(False)

@@ -44,6 +44,7 @@ class ProgramObjects:
     """ProgramObjects that a program passes beside rows and rewards."""
 
     model: nn.Module | None = None
+    reference_is_named: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
     tools: Any = None
     environments: Any = None
@@ -128,7 +129,12 @@ def _request(
     """With tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
     if objects.model is not None:
         refuse_own_code(objects.model)
-    python_objects = replace(python_objects, model=objects.model, tokenizer=objects.tokenizer)
+    python_objects = replace(
+        python_objects,
+        model=objects.model,
+        tokenizer=objects.tokenizer,
+        reference_is_named=objects.reference_is_named,
+    )
     python_objects = agent_of(
         tree, episodes_of(tree, python_objects, objects.tools, objects.environments), objects.agent
     )

@@ -10,6 +10,8 @@ from oncurve.core.errors import DataError
 
 KEYS = ("messages", "prompt", "chosen", "rejected", "completion")
 """Columns of a row that may hold messages."""
+PARTS = ("{'type': 'text'", '{"type": "text"')
+"""Traces of a template that writes the parts of a message as they are."""
 
 
 def is_conversational(example: Mapping[str, Any]) -> bool:
@@ -59,6 +61,19 @@ def maybe_apply_chat_template(
     return apply_chat_template(example, tokenizer, tools, **template_kwargs) if is_conversational(example) else example
 
 
+def _text_of(content: Any, source: str) -> str:
+    """The text of a message, which may be given in parts. Raises DataError where there is none, or something else."""
+    parts = [content] if isinstance(content, str) else content
+    if not isinstance(parts, Sequence) or not parts:
+        raise DataError(f"{source}: a message of its prompt has no text; tool calls are not trained on here")
+    texts = [part if isinstance(part, str) else part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise DataError(
+            f"{source}: a message of its prompt has a part that is no text; pictures are not trained on here"
+        )
+    return "".join(texts)
+
+
 def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, source: str = "a row") -> str:
     """A prompt as the model reads it, where the assistant's turn begins; text stays as it is.
 
@@ -69,10 +84,7 @@ def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, sour
         return prompt
     if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[0], Mapping):
         raise DataError(f"{source}: its prompt is {prompt!r:.80}. Give text, or a list of messages")
-    if any(not isinstance(message.get("content"), str) for message in prompt):
-        raise DataError(
-            f"{source}: a message of its prompt has no text; pictures and tool calls are not trained on here"
-        )
+    joined = [{**message, "content": _text_of(message.get("content"), source)} for message in prompt]
     from jinja2.exceptions import TemplateError
 
     if not tokenizer.chat_template:
@@ -80,9 +92,14 @@ def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, sour
             f"{source}: its prompt is a list of messages, and the tokenizer of {tokenizer.name_or_path!r} has no chat "
             f"template. Take the instruct version of the model, set tokenizer.chat_template, or give text"
         )
+    has_parts = joined != list(prompt)
     try:
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **options)
+        if has_parts and any(mark in text for mark in PARTS):  # the template takes text alone
+            text = tokenizer.apply_chat_template(joined, tokenize=False, add_generation_prompt=True, **options)
     except (TemplateError, ValueError, TypeError) as error:
+        if has_parts:
+            return prompt_text(joined, tokenizer, options, source=source)
         raise DataError(
             f"{source}: the chat template of {tokenizer.name_or_path!r} refuses its prompt: {error}"
         ) from None

@@ -56,18 +56,23 @@ def name_checkpoint(saved: Path, output_dir: str, state: TrainerState) -> None:
         link.symlink_to(saved.resolve().relative_to(link.parent.resolve()), target_is_directory=True)
 
 
-def note_best(measured: Mapping[str, float], args: Any, state: TrainerState) -> None:
-    """Remember a measurement that is the best so far, by ``metric_for_best_model``. Raises ConfigError for no such."""
+def note_best(measured: Mapping[str, float], args: Any, state: TrainerState) -> bool:
+    """Remember a measurement that is the best so far, by ``metric_for_best_model``, and say so.
+
+    Raises ConfigError for a metric that nothing measures.
+    """
     if args.metric_for_best_model is None:
-        return
+        return False
     name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
     if name not in measured:
         raise ConfigError(
             f"metric_for_best_model: no evaluation measures {name!r}. {did_you_mean(name, list(measured))}"
         )
     sign = 1 if args.greater_is_better else -1
-    if state.best_metric is None or sign * measured[name] > sign * state.best_metric:
+    is_best = state.best_metric is None or sign * measured[name] > sign * state.best_metric
+    if is_best:
         state.best_metric, state.best_global_step = measured[name], state.global_step
+    return is_best
 
 
 def load_best(policy: TrainedPolicy, state: TrainerState) -> None:

@@ -244,7 +244,7 @@ def _in_steps(value: float, step: StepShape, steps: int) -> int:
 def _every(strategy: str, value: float, step: StepShape, steps: int, rows: int) -> int | None:
     """A number of steps, by what is counted; 0 for never, None for what nobody counts here."""
     match strategy:
-        case "no":
+        case "no" | "best":  # the trainer saves where an evaluation is the best so far
             return 0
         case "steps":
             return _in_steps(value, step, steps)
@@ -262,7 +262,7 @@ def _save(draft: Draft, step: StepShape, steps: int, rows: int) -> None:
         draft.note("unsupported", name, why, changes_learning=False)
     else:
         draft.put("run.save_every_steps", every, name)
-    if limit or every:
+    if limit or every or strategy == "best":
         draft.put("run.keep_checkpoints", limit or 0, "save_total_limit")
 
 

@@ -17,9 +17,9 @@ from transformers.trainer_utils import TrainOutput
 
 from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.core.grading import score
-from oncurve.episodes.from_settings import give_rewards
 from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function
+from oncurve.rewards.weighted_sum import WeightedSum
 from oncurve.run.builder import Parts, make_algorithm
 from oncurve.run.state import is_trained_whole
 from oncurve.run.step_log import Step
@@ -49,7 +49,14 @@ from oncurve.trl.script_files import ScriptFiles, loaded_type
 from oncurve.trl.script_methods import ScriptMethods
 from oncurve.trl.script_optimizer import ScriptOptimizer, make_schedule, rates_only, require_optimizers
 from oncurve.trl.settings import SETTINGS
-from oncurve.trl.translation import TrainerArguments, Translation, changed_options, evaluation_rows, translate
+from oncurve.trl.translation import (
+    TrainerArguments,
+    Translation,
+    changed_options,
+    evaluation_rows,
+    translate,
+    with_adapter,
+)
 
 
 class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAttributes):
@@ -59,6 +66,8 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     """
 
     _is_training = False
+    _next_rows: Any = None
+    """Rows that a script set while it trained."""
 
     def __init__(
         self,
@@ -91,7 +100,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self._optimizers = optimizers
         has_own = any(part is not None for part in optimizers)
         lost = {"rollout_func": rollout_func, "optimizers": has_own and SETTINGS.instead_of_training is not None}
-        self.translation: Translation = translate(
+        arguments = with_adapter(
             TrainerArguments(
                 model=model,
                 reward_funcs=_listed(reward_funcs),
@@ -108,6 +117,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
                 extras={"trainer_state": self.state, "log_metric": self._log_metric, "log_extra": self._log_extra},
             )
         )
+        self.translation: Translation = translate(arguments)
         """The recipe, and what of the script stands in none."""
         self.oncurve: Trainer
         """The trainer behind this one."""
@@ -124,6 +134,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
                 Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
         objects = ProgramObjects(
             model=None if isinstance(arguments.model, str) else arguments.model,
+            reference_is_named=True,
             tokenizer=translation.tokenizer,
             tools=list(arguments.tools) or None,
             environments=arguments.environment_factory,
@@ -158,6 +169,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             self.evaluate()
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
+        self._graded_by = parts.reward_function if isinstance(parts.reward_function, WeightedSum) else None
         fingerprints = {**parts.objects.fingerprints, **self._optimizer_of_script()}
         return self._watch(replace(parts, objects=replace(parts.objects, fingerprints=fingerprints)))
 
@@ -165,8 +177,8 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     def reward_func_names(self) -> list[str]:
         """The names of the rewards in logs."""
         names = [reward.name for reward, _ in self.translation.rewards]
-        factory = self.translation.arguments.environment_factory
-        return [*names, ENVIRONMENT_REWARD] if factory is not None and give_rewards(factory) else names
+        paying = self._paying_environments
+        return [*names, paying[0] if len(paying) == 1 and paying[0] else ENVIRONMENT_REWARD] if paying else names
 
     def _reward_names(self) -> list[tuple[str, str]]:
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""
@@ -175,7 +187,14 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         )
 
     def _ask_again(self, name: str, value: Any) -> None:
-        """Take an argument that a script set when the trainer was made. Raises ConfigError while it trains."""
+        """Take an argument that a script set when the trainer was made.
+
+        Raises ConfigError while it trains, but for rows to train on: they are those of the next training, as in TRL.
+        """
+        if self._is_training and name == "train_dataset":
+            self._next_rows = value
+            Console().print("note: train_dataset is set while it trains: the next train() takes it", soft_wrap=True)
+            return
         if self._is_training:
             raise ConfigError(f"trainer.{name} cannot be changed while it trains. Set it before train()")
         arguments = replace(self.translation.arguments, **{name: value})
@@ -194,7 +213,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     @property
     def train_dataset(self) -> Any:
         """The rows to train on. Others may be set between two trainings."""
-        return self.translation.arguments.train_dataset
+        return self.translation.arguments.train_dataset if self._next_rows is None else self._next_rows
 
     @train_dataset.setter
     def train_dataset(self, rows: Any) -> None:
@@ -280,6 +299,9 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         """
         type(self).refuse_patched()
         self._take_changed_options()
+        if self._next_rows is not None:
+            self._next_rows, rows = None, self._next_rows
+            self._ask_again("train_dataset", rows)
         if SETTINGS.instead_of_training is not None:
             SETTINGS.instead_of_training(self.translation)
         SETTINGS.has_trained = True
@@ -387,9 +409,11 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     def _do_due(self, step: Step, *, is_last: bool) -> None:
         """Evaluate and save where the configuration, the end or a callback asks for it."""
         every, saves = self.translation.evaluate_every_steps, self.oncurve.config.run.save_every_steps
+        is_due = bool(saves) and (is_last or step.number % saves == 0)
         if self.control.should_evaluate or (every and (is_last or step.number % every == 0)):
-            note_best(self.evaluate(), self.args, self.state)
-        if self.control.should_save or (saves and (is_last or step.number % saves == 0)):
+            is_best = note_best(self.evaluate(), self.args, self.state)
+            is_due |= is_best and self.args.save_strategy == "best"
+        if self.control.should_save or is_due:
             saved, policy = step.save(), self.oncurve.policy
             if policy.adapter is None and not is_trained_whole(policy.trained_model):
                 self.save_model(str(saved))  # a model to load, beside the trained part of it
@@ -406,14 +430,20 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             sets = evaluation_rows(self.translation.arguments, eval_dataset, metric_key_prefix)
         if not sets:
             raise CheckpointError("evaluate: the trainer has no eval_dataset. Pass one")
-        config = self.oncurve.config
+        config, weights = self.oncurve.config, self.reward_weights.tolist()
         count = self.args.num_generations_eval or self.args.num_generations
         functions = {
             str(section.name): reward
             for section, (reward, _) in zip(config.rewards, self._script_rewards(), strict=False)
         }
         function = make_reward_function(
-            config.rewards, seed=config.run.seed, length=RunLength(config.run.steps), objects=functions
+            [
+                section.model_copy(update={"weight": weight})
+                for section, weight in zip(config.rewards, weights, strict=True)
+            ],
+            seed=config.run.seed,
+            length=RunLength(config.run.steps),
+            objects=functions,
         )
         measured: dict[str, float] = {}
         self._mode = "eval"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from oncurve.trl.draft import Draft
@@ -69,13 +70,20 @@ def _put_lora(draft: Draft, values: dict[str, Any]) -> None:
     else:
         named = targets if isinstance(targets, str) else sorted(targets)
         draft.put("policy.lora.target_modules", named, comment="target_modules")
-    for name, value in values.items():
+    for name, value in unsaid(values).items():
+        why = "policy.lora has rank, alpha, dropout, target_modules and bias"
+        draft.notes.append(Note("unsupported", f"LoraConfig {name} = {value!r:.60}", why))
+
+
+def unsaid(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a LoraConfig that change the adapter and that ``policy.lora`` has no key for."""
+
+    def is_said(name: str, value: Any) -> bool:
         is_usual = name == "task_type" and (value is None or str(value).endswith("CAUSAL_LM"))
-        if name in LORA or name == "use_rslora" or is_usual:
-            continue
-        if name not in LORA_IDLE or value != LORA_IDLE[name]:
-            why = "policy.lora has rank, alpha, dropout, target_modules and bias"
-            draft.notes.append(Note("unsupported", f"LoraConfig {name} = {value!r:.60}", why))
+        is_idle = name in LORA_IDLE and value == LORA_IDLE[name]
+        return name in LORA or name == "use_rslora" or is_usual or is_idle
+
+    return {name: value for name, value in values.items() if not is_said(name, value)}
 
 
 def quantization(values: dict[str, Any], outcome: OptionOutcome) -> str | None:

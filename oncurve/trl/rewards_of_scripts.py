@@ -5,19 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from types import MethodType
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW, Completion, Prompt, Reward
-from oncurve.episodes.from_settings import give_rewards
+from oncurve.episodes.from_settings import paying_classes
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.foreign_code import run_async
+from oncurve.rewards.weighted_sum import WeightedSum
 from oncurve.trl.chat import is_conversational
 
 REWARDS = "_calculate_rewards"
@@ -112,8 +115,15 @@ class ScriptRewards:
 
     translation: Any
     model: Any
+    reward_func_names: Any
+    is_world_process_zero: Any
+    _make: Any
     _replaces: Any
     _in_mode: Any
+    _is_training: bool
+    _graded_by: WeightedSum | None = None
+    """The sum of a run in training, or of the last one."""
+    _environment_weight = 1.0
     _has_columns: bool
     """`_calculate_rewards` was the script's own when the trainer was made."""
     _columns: tuple[Any, Tensor, list[int]] | None = None
@@ -121,8 +131,40 @@ class ScriptRewards:
 
     @property
     def reward_weights(self) -> Tensor:
-        """The weight of every reward [functions]."""
-        return torch.tensor([weight for _, weight in self.translation.rewards], dtype=torch.float32)
+        """The weight of every reward [functions], that of an environment's own among them.
+
+        Others may be set at any time, as in TRL: those set while it trains count from the next step on.
+        """
+        weights = [weight for _, weight in self.translation.rewards]
+        return torch.tensor(weights + [self._environment_weight] * self._pays_itself, dtype=torch.float32)
+
+    @reward_weights.setter
+    def reward_weights(self, weights: Any) -> None:
+        """Raises ConfigError for another number of them, and for one that is not finite."""
+        values = torch.as_tensor(weights, dtype=torch.float32).flatten().tolist()
+        if len(values) != len(self.reward_weights) or not all(map(math.isfinite, values)):
+            raise ConfigError(f"reward_weights is {values}. Give a finite number for each of {self.reward_func_names}")
+        functions = [function for function, _ in self.translation.rewards]
+        rewards = list(zip(functions, values[: len(functions)], strict=True))
+        self.translation = replace(self.translation, rewards=rewards)
+        if self._pays_itself:
+            self._environment_weight = values[-1]
+        if self._graded_by is not None:
+            self._graded_by.reweigh(values)
+        if not self._is_training:
+            self._make(is_described=True)
+        elif self.is_world_process_zero():
+            Console().print(f"note: reward_weights are {values} from now on", markup=False, soft_wrap=True)
+
+    @cached_property
+    def _paying_environments(self) -> list[str]:
+        """Classes of the script's environments that have a reward of their own."""
+        factory = self.translation.arguments.environment_factory
+        return [] if factory is None else paying_classes(factory)
+
+    @property
+    def _pays_itself(self) -> bool:
+        return bool(self._paying_environments)
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Sequence[Any], completions: Sequence[Any], completion_ids_list: Any
@@ -152,7 +194,7 @@ class ScriptRewards:
         self._has_columns = self._replaces(REWARDS)
         if not self._has_columns:
             return rewards
-        if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
+        if self._pays_itself:
             raise ConfigError(
                 f"{REWARDS} is replaced, and environments have a get_reward, which it does not compute here. Let a "
                 f"reward function read it: it gets `environments`"

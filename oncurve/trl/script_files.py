@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, TrainerState
 from oncurve.observe.run_model import is_run, resolve_model
 from oncurve.policy.backend import narrow_files
 from oncurve.policy.model_folder import stored_type
-from oncurve.run.publish import push
+from oncurve.run.publish import push, write_card
 from oncurve.run.trainer import Trainer
 from oncurve.run_errors import CheckpointError
 from oncurve.trl.processes import ProcessState
@@ -97,8 +97,13 @@ class ScriptFiles:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text + "\n", encoding="utf-8")
 
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Nothing to do: a run that is finished has a card beside its model."""
+    def create_model_card(self, model_name: str | None = None, *_: Any, **__: Any) -> None:
+        """Write README.md into ``output_dir``: the base, and recipe and measurements of the run."""
+        folder, run = Path(self.args.output_dir), self.oncurve.folder
+        if self.is_world_process_zero():
+            folder.mkdir(parents=True, exist_ok=True)
+            is_begun = run is not None and (run / "config.yaml").is_file()
+            write_card(folder, name=model_name or folder.resolve().name, run=run if is_begun else None)
 
     def push_to_hub(self, commit_message: str | None = None, *_: Any, token: str | None = None, **__: Any) -> str:
         """Upload the model of the finished run with its card to ``hub_model_id``; the address of the commit.

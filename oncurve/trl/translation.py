@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -14,12 +14,13 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import give_rewards
+from oncurve.observe.run_model import locate
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
 from oncurve.trl.chat import is_conversational, prompt_text
 from oncurve.trl.conversion import OPTIMIZERS, SCHEDULES, convert
 from oncurve.trl.draft import Draft, tree_of
-from oncurve.trl.model_and_adapter import quantization
+from oncurve.trl.model_and_adapter import LORA_DEFAULTS, quantization, unsaid
 from oncurve.trl.options import Note, OptionOutcome, table
 from oncurve.trl.rewards_of_scripts import reward_name, reward_of
 from oncurve.trl.script_episodes import episode_row, placeholder_rows, put_episodes
@@ -178,6 +179,9 @@ def _take_best(outcome: OptionOutcome) -> None:
     if loads and SETTINGS.instead_of_training is None and read_rank_info().count > 1:
         why = "with several processes the final model is that of the last step; load the best checkpoint afterwards"
         outcome.notes.append(Note("unsupported", "load_best_model_at_end", why))
+    if outcome.options.get("save_strategy") == "best" and SETTINGS.instead_of_training is not None:
+        why = "a recipe writes checkpoints by steps; run.save_every_steps is 0"
+        outcome.notes.append(Note("unsupported", "save_strategy", why, changes_learning=False))
     if loads and SETTINGS.instead_of_training is not None:
         why = "the final model of a recipe is that of the last step; the best checkpoint is kept beside it"
         outcome.notes.append(Note("unsupported", "load_best_model_at_end", why))
@@ -265,9 +269,45 @@ def put_weights(arguments: TrainerArguments, outcome: OptionOutcome) -> None:
         outcome.lora = _lora(arguments)
 
 
+def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
+    """The arguments with an adapter in the model, where ``peft_config`` asks for one that no recipe can say.
+
+    peft makes it, by the seed of the script; whether it is trained right is proven when it is loaded, as for a model
+    that came with an adapter. Raises ConfigError for what peft refuses.
+    """
+    config = arguments.peft_config
+    if config is None or SETTINGS.instead_of_training is not None or _has_keys(arguments):
+        return arguments
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from oncurve.policy.lora import without_old_names
+
+    tokenizer, model, args = tokenizer_of(arguments), arguments.model, arguments.args
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        try:
+            if isinstance(model, str):
+                options = dict(args.model_init_kwargs or {})
+                model = AutoModelForCausalLM.from_pretrained(locate(model), **options)
+            with without_old_names():
+                model = get_peft_model(model, config)
+        except (ValueError, TypeError, KeyError, OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"peft_config: peft cannot make a {type(config).__name__}: {reason}") from None
+    return replace(arguments, model=model, peft_config=None, processing_class=tokenizer)
+
+
+def _has_keys(arguments: TrainerArguments) -> bool:
+    """The keys of ``policy.lora`` say all of the adapter."""
+    return not unsaid(LORA_DEFAULTS | _lora(arguments))
+
+
 def tokenizer_of(arguments: TrainerArguments) -> Any:
     """The script's own, or the model's."""
     if arguments.processing_class is not None:
+        if arguments.processing_class.pad_token is None:  # as TRL does
+            arguments.processing_class.pad_token = arguments.processing_class.eos_token
         return arguments.processing_class
     name = arguments.model if isinstance(arguments.model, str) else arguments.model.name_or_path
     if not name:
@@ -383,7 +423,10 @@ def _lora(arguments: TrainerArguments) -> dict[str, Any]:
 
     config = arguments.peft_config
     if not isinstance(config, LoraConfig):
-        raise ConfigError(f"peft_config is a {type(config).__name__}; adapters are LoRA's. Pass a LoraConfig")
+        raise ConfigError(
+            f"peft_config is a {type(config).__name__}. Adapters are LoRA's here, in every form that peft has of it "
+            f"(DoRA, PiSSA, patterns of ranks, modules_to_save). Pass a LoraConfig"
+        )
     plain = vars(LoraConfig())
     idle = ("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "runtime_config", "peft_version")
     settings = {name: value for name, value in vars(config).items() if name not in idle and value != plain.get(name)}

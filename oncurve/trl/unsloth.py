@@ -6,20 +6,24 @@ What it does for speed and memory alone is left out, because nothing of that is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from oncurve.core.errors import ConfigError
 
-ATTENTION_AND_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 NOTE = "note: unsloth: its names are those of transformers and peft here; its kernels, its memory saving and "
 SPEED = frozenset({
     "max_seq_length", "fast_inference", "gpu_memory_utilization", "max_lora_rank", "float8_kv_cache", "device_map",
     "use_gradient_checkpointing", "unsloth_vllm_standby", "unsloth_tiled_mlp", "random_state", "fix_tokenizer",
-    "disable_log_stats", "resize_model_vocab", "offload_embedding", "float32_mixed_precision", "rope_scaling",
-    "conservativeness", "enable_prefix_caching", "qat_scheme", "temporary_location", "use_exact_model_name",
+    "disable_log_stats", "offload_embedding", "float32_mixed_precision", "conservativeness", "enable_prefix_caching",
+    "temporary_location", "use_exact_model_name",
 })  # fmt: skip
 """Arguments that change speed and memory, or only what Unsloth's own sampler may hold."""
 LOADING = ("token", "revision", "trust_remote_code")
@@ -40,8 +44,6 @@ class FastLanguageModel:
         eight, *whole = (options.pop(name, False) for name in ("load_in_8bit", "load_in_16bit", "full_finetuning"))
         four = options.pop("load_in_4bit", True) and not (eight or any(whole))
         _refuse_rest("FastLanguageModel.from_pretrained", options)
-        if options.get("rope_scaling"):
-            raise ConfigError("FastLanguageModel.from_pretrained: rope_scaling changes the model. Set it in its config")
         sys.stdout.write(f"{NOTE}its limits on lengths do nothing\n")
         if four or eight:
             kind = {"load_in_8bit": True} if eight else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -58,7 +60,7 @@ class FastLanguageModel:
 
     @staticmethod
     def get_peft_model(
-        model: Any, r: int = 16, target_modules: Any = ATTENTION_AND_MLP, lora_alpha: int = 16, **options: Any
+        model: Any, r: int = 16, target_modules: Any = (*ATTENTION, *MLP), lora_alpha: int = 16, **options: Any
     ) -> Any:
         """The model with an adapter of peft. ``random_state`` seeds its matrices.
 
@@ -72,11 +74,9 @@ class FastLanguageModel:
         settings = {name: options.pop(name) for name in names if name in options}
         if options.pop("loftq_config", None):
             raise ConfigError("FastLanguageModel.get_peft_model: loftq_config is not followed here. Leave it out")
-        if any(str(name).startswith("finetune_") and value is False for name, value in options.items()):
-            raise ConfigError("FastLanguageModel.get_peft_model: name layers in target_modules, not by finetune_...")
-        options = {name: value for name, value in options.items() if not name.startswith("finetune_")}
+        parts = {name: options.pop(name) for name in list(options) if name.startswith("finetune_")}
         _refuse_rest("FastLanguageModel.get_peft_model", options)
-        targets = target_modules if isinstance(target_modules, str) else list(target_modules)
+        targets = target_modules if isinstance(target_modules, str) else _targets(target_modules, parts)
         settings.setdefault("task_type", "CAUSAL_LM")
         config = LoraConfig(r=r, lora_alpha=lora_alpha, target_modules=targets, **settings)
         return _with_methods(get_peft_model(model, config))
@@ -129,8 +129,23 @@ NAMES: Mapping[str, Any] = {
 """Names of unsloth, of its modules, and of vLLM in a script that imports unsloth."""
 
 
+def _targets(names: Sequence[str], parts: Mapping[str, Any]) -> list[str]:
+    """Layers with an adapter, without those of the ``parts`` of the model that are not to be trained.
+
+    Raises ConfigError where none is left, or a part is unknown.
+    """
+    switched_off = {name for name, value in parts.items() if not value} - {"finetune_vision_layers"}  # here is none
+    of_part = {"finetune_attention_modules": ATTENTION, "finetune_mlp_modules": MLP, "finetune_language_layers": names}
+    unknown = [name for name in switched_off if name not in of_part]
+    left = [name for name in names if not any(name in of_part[part] for part in switched_off - set(unknown))]
+    if unknown or not left:
+        why = f"{', '.join(unknown)} is not known" if unknown else f"{', '.join(sorted(switched_off))} leaves no layer"
+        raise ConfigError(f"FastLanguageModel.get_peft_model: {why}. Name the layers in target_modules")
+    return left
+
+
 def _refuse_rest(caller: str, options: Mapping[str, Any]) -> None:
-    unknown = [name for name in options if name not in SPEED]
+    unknown = [name for name, value in options.items() if name not in SPEED and value not in (None, False)]
     if unknown:
         raise ConfigError(
             f"{caller}: {', '.join(unknown)} may change the model, and is not followed here. Leave it out"
@@ -141,7 +156,8 @@ def _with_methods(model: Any) -> Any:
     """The model with Unsloth's ways of writing it."""
 
     def save(folder: str, tokenizer: Any = None, save_method: str = "merged_16bit", **_: Any) -> None:
-        whole = model.merge_and_unload() if "merged" in save_method and "peft_config" in vars(model) else model
+        merges = "merged" in save_method and _is_adapted(model)
+        whole = deepcopy(model).merge_and_unload() if merges else model
         whole.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
@@ -153,9 +169,85 @@ def _with_methods(model: Any) -> Any:
     }
     for name, method in methods.items():
         vars(model)[name] = method
-    for name in ("save_pretrained_gguf", "push_to_hub_merged", "push_to_hub_gguf", "fast_generate"):
+    vars(model)["fast_generate"] = partial(_generate, model)
+    for name in ("save_pretrained_gguf", "push_to_hub_merged", "push_to_hub_gguf"):
         vars(model)[name] = _missing(name)
     return model
+
+
+@dataclass(frozen=True)
+class Written:
+    """One completion, as vLLM gives it back."""
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt and its completions, as vLLM gives them back."""
+
+    prompt: str
+    outputs: list[Written]
+
+
+def _generate(
+    model: Any, prompts: Any, sampling_params: Any = None, lora_request: str | None = None, **_: Any
+) -> list[Answered]:
+    """Completions of texts, sampled by transformers: by the adapter in a folder, or without one, as Unsloth has it.
+
+    Of ``sampling_params`` temperature, top_p, top_k, min_p, n, seed and max_tokens (16) count, with vLLM's defaults.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    asked = {name: value for name, value in vars(sampling_params or VllmSamplingParams()).items() if value is not None}
+    temperature, most = float(asked.get("temperature", 1.0)), int(asked.get("max_tokens", 16))
+    options = {"do_sample": temperature > 0, "max_new_tokens": most, "num_return_sequences": int(asked.get("n", 1))}
+    if temperature > 0:
+        options |= {"temperature": temperature, "top_p": float(asked.get("top_p", 1.0)), "min_p": asked.get("min_p")}
+        options["top_k"] = max(int(asked.get("top_k", 0)), 0)
+    if "seed" in asked:
+        torch.manual_seed(asked["seed"])
+    made, was_training = [], model.training
+    with _adapter(model.eval(), lora_request), torch.inference_mode():
+        for text in [prompts] if isinstance(prompts, str) else prompts:
+            inputs = tokenizer(text, return_tensors="pt").to(model.device)
+            rows = model.generate(
+                **inputs,
+                **options,
+                repetition_penalty=1.0,
+                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+            )
+            written = rows[:, inputs["input_ids"].shape[1] :].tolist()
+            texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+            made.append(Answered(text, [Written(*pair) for pair in zip(texts, written, strict=True)]))
+    model.train(was_training)
+    return made
+
+
+def _is_adapted(model: Any) -> bool:
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
+
+@contextmanager
+def _adapter(model: Any, folder: str | None) -> Iterator[None]:
+    """While it lasts, the model has the adapter of a folder, or none."""
+    if not _is_adapted(model):
+        yield
+    elif folder is None:
+        with model.disable_adapter():
+            yield
+    else:
+        model.load_adapter(folder, "requested")
+        model.set_adapter("requested")
+        try:
+            yield
+        finally:
+            model.set_adapter("default")
+            model.delete_adapter("requested")
 
 
 def _missing(name: str) -> Callable[..., Any]:

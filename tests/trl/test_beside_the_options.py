@@ -118,7 +118,7 @@ def test_options_that_trl_reads_when_training_begins_are_taken_then(rows: Rows) 
 
 @pytest.mark.parametrize(
     "name",
-    ["ref_model", "reward_weights", "beta", "temperature", "loss_type", "epsilon_low", "num_generations",
+    ["ref_model", "beta", "temperature", "loss_type", "epsilon_low", "num_generations",
      "num_iterations", "scale_rewards", "max_completion_length", "data_collator",
      "compute_metrics", "generation_config", "_generate", "training_step", "get_train_dataloader"],
 )  # fmt: skip

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from oncurve.core.errors import ConfigError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 from oncurve.run.rendered import check_thinking
 from oncurve.trl import maybe_apply_chat_template
+from oncurve.trl.chat import prompt_text
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -78,3 +79,13 @@ def test_the_thinking_of_every_template_of_trl_is_cut() -> None:
     )
     with pytest.raises(ConfigError, match=r"writes thinking as 'assistant: T6173'.*cannot be told from the answer"):
         check_thinking(config, tokenizer)
+
+
+@pytest.mark.parametrize("content", ["{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}"])
+def test_a_content_in_parts_of_text_is_its_text(content: str) -> None:
+    tokenizer = tokenizer_with_template()
+    tokenizer.chat_template = f"{{% for m in messages %}}<{{{{ m.role }}}}>{content}{{% endfor %}}"
+    parts = [{"type": "text", "text": "How "}, {"type": "text", "text": "much?"}]
+    assert prompt_text([{"role": "user", "content": parts}], tokenizer, {}) == "<user>How much?"
+    with pytest.raises(DataError, match="a part that is no text; pictures are not trained on here"):
+        prompt_text([{"role": "user", "content": [{"type": "image"}]}], tokenizer, {})

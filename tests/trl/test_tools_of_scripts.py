@@ -215,7 +215,8 @@ def test_an_environment_is_reset_with_the_row_used_and_handed_to_rewards(
 
     counters: list[int] = []
 
-    def reward(environments: list[Any], **kwargs: Any) -> list[float]:
+    def reward(environments: list[Any], prompts: list[Any], **kwargs: Any) -> list[float]:
+        assert all(prompt[-1]["content"].endswith("Now.") for prompt in prompts)
         counters.extend(environment.counter for environment in environments)
         assert all(environment.asked["answer"] in range(48) for environment in environments)
         return [float(index % 2) for index in range(len(environments))]
@@ -230,7 +231,8 @@ def test_an_environment_is_reset_with_the_row_used_and_handed_to_rewards(
     assert set(counters) == {5}
     assert "? Now." in read[0]
     logged = [row for row in trainer.state.log_history if "reward" in row]
-    assert {row.get("rewards/environment/mean") for row in logged} <= {1.0 if several else None, None}
+    assert trainer.reward_func_names == (["reward", "Scored"] if several else ["reward"])
+    assert {row.get("rewards/Scored/mean") for row in logged} <= {1.0 if several else None, None}
 
 
 def test_an_environment_that_owns_the_data_and_the_reward_needs_neither(

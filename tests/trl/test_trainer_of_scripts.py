@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import IA3Config, LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from oncurve.core.errors import ConfigError
@@ -197,3 +199,69 @@ def test_epochs_become_steps_by_the_number_of_rows(rows: Rows) -> None:
     trainer = GRPOTrainer("embedded", length, GRPOConfig(**options), rows)
     assert trainer.oncurve.config.run.steps == 24, "two epochs of 24 rows, 2 prompts at a time"
     assert trainer.state.max_steps == 24
+
+
+def test_the_best_checkpoint_is_saved_and_handed_over(rows: Rows) -> None:
+    class Measured(GRPOTrainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            return {"eval_reward": {1: -3.0, 2: -2.0, 3: -5.0}[self.state.global_step]}
+
+    options = dict(SHORT, eval_strategy="steps", eval_steps=1, save_strategy="best", load_best_model_at_end=True)
+    args = GRPOConfig(**options, metric_for_best_model="reward", greater_is_better=True)
+    trainer = Measured("embedded", length, args, rows, eval_dataset=rows[:2])
+    trainer.train()
+    assert sorted(path.name for path in Path("out").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert trainer.state.best_model_checkpoint == "out/checkpoint-2"
+    best = AutoModelForCausalLM.from_pretrained("out/checkpoint-2")
+    assert all(
+        torch.equal(mine, part) for mine, part in zip(trainer.model.parameters(), best.parameters(), strict=True)
+    )
+
+
+def test_weights_and_rows_may_be_set_while_it_trains(rows: Rows) -> None:
+    class Sets(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.reward_weights = torch.tensor([0.0, 2.0])
+            trainer.train_dataset = rows[:8]
+
+    def one(completions: list[str], **kwargs: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    tokenizer.pad_token = None
+    trainer = GRPOTrainer(
+        "embedded", [length, one], GRPOConfig(**SHORT), rows, callbacks=[Sets()], processing_class=tokenizer
+    )
+    assert tokenizer.pad_token == tokenizer.eos_token
+    trainer.train()
+    logged = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert logged[0] > 2.0 == logged[1] == logged[2]
+    assert len(trainer.train_dataset) == 8
+    with pytest.raises(
+        ConfigError, match=r"reward_weights is \[1.0\]. Give a finite number for each of \['length', 'one'\]"
+    ):
+        trainer.reward_weights = [1.0]
+    trainer.create_model_card(model_name="sums")
+    assert "# sums" in Path("out/README.md").read_text()
+
+
+def test_the_reference_of_a_model_changed_in_memory_is_the_model_it_is_named_after(rows: Rows) -> None:
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+    trainer = GRPOTrainer(model, length, GRPOConfig(**{**SHORT, "max_steps": 1}, beta=0.1), rows)
+    trainer.train()
+    assert trainer.state.log_history[0]["kl"] > 0.01
+
+
+def test_every_form_of_lora_that_peft_makes_is_trained(rows: Rows) -> None:
+    settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    trainer = GRPOTrainer(
+        "embedded", length, GRPOConfig(**SHORT), rows, peft_config=LoraConfig(**settings, use_dora=True)
+    )
+    before = {name: part.detach().clone() for name, part in trainer.model.named_parameters() if part.requires_grad}
+    trainer.train()
+    moved = {name for name, part in trainer.model.named_parameters() if name in before and (part != before[name]).any()}
+    assert all(any(kind in name for name in moved) for kind in ("lora_magnitude_vector", "lora_B"))
+    with pytest.raises(ConfigError, match=r"peft_config is a IA3Config. Adapters are LoRA's here, in every form"):
+        GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, peft_config=IA3Config(target_modules=["k_proj"]))

@@ -41,14 +41,33 @@ def test_a_script_of_unsloth_trains_its_adapter_and_saves_it(trl: Script) -> Non
     done = trl(
         """
         trainer.train()
+        learned = [(name, part) for name, part in model.named_parameters() if part.requires_grad]
+        for name, part in learned:
+            part.data += 0.5 * ("lora_B" in name)
         model.save_lora("lora")
+        prompt, once = "How much is 1 + 1?", SamplingParams(temperature=0.0, max_tokens=8)
+        written = [model.fast_generate([prompt], once, lora_request=lora)[0].outputs[0].text
+                   for lora in (None, model.load_lora("lora"))]
+        with model.disable_adapter():
+            ids = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=8, do_sample=False)
+        is_base = tokenizer.decode(ids[0], skip_special_tokens=True) == prompt + written[0]
+        print("BASE", is_base, written[0] == written[1])
+        print("ADAPTERS", list(model.peft_config), all(part.requires_grad for name, part in learned))
         from peft import PeftConfig
+        from transformers import AutoModelForCausalLM
+        model.save_pretrained_merged("merged", tokenizer)
+        ids = AutoModelForCausalLM.from_pretrained("merged").generate(
+            **tokenizer(prompt, return_tensors="pt"), max_new_tokens=8, do_sample=False)
+        print("MERGED", tokenizer.decode(ids[0], skip_special_tokens=True) == prompt + written[1])
         print("RANK", PeftConfig.from_pretrained("lora").r, trainer.oncurve.config.rollouts.min_p)
         """,
         head=HEAD,
     )
     assert done.exit_code == 0, done.output
     assert "RANK 4 0.1" in done.output
+    assert "BASE True False" in done.output
+    assert "MERGED True" in done.output
+    assert "ADAPTERS ['default'] True" in done.output
     assert "note: unsloth: its names are those of transformers and peft here" in done.output
     assert "step 2/2" in done.output
 
