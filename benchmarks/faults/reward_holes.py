@@ -274,11 +274,13 @@ def measure(run: Path) -> dict[str, Any]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "holes", help="where the runs are or go")
     parser.add_argument("--only", nargs="+", help="names of rewards")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 0], help="1 and 0, or one of them")
 
 
 def bench(asked: argparse.Namespace, record: Record) -> None:
     folder = asked.folder.absolute()
-    chosen = [run for run in runs(folder) if asked.only is None or run[1] in asked.only]
+    names = asked.only or [run[1] for run in runs(folder)]
+    chosen = [run for run in runs(folder) if run[1] in names and run[2] in asked.seeds]
     record.facts["steps"], record.total = STEPS, len(chosen)
     for kind, name, seed, overrides in chosen:
         run = make(folder / f"{kind}_{name}_{seed}", name, (f"run.seed={seed}", *overrides))

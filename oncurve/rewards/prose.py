@@ -43,6 +43,7 @@ _OF_WHAT = frozenset(
     ["in", "of", "for", "from", "per", "after", "every", "with", "than", "on", "at", "by", "over", "within", "during"]
 )
 """Words before a number that is no result: it says in, of or for what the result is."""
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 _CITATION = re.compile(r"\[\d{1,3}\]")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 _FUNCTION = re.compile(r"(?:arc)?(?:sin|cos|tan)|ln|log|exp|sqrt|pi|mod")
@@ -79,6 +80,19 @@ def last_expression(text: str) -> str | None:
     if is_computation(spans[-1][2]) or _is_doubted(text[: spans[-1][0]], behind):
         return None
     return _listed(text, spans, behind)
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, in digits and without signs of currency, percent or thousands; None if there is none.
+
+    That is how courses and many published figures of GSM8K read an answer (CS336 (2025), assignment 5). It takes
+    whatever number comes last, so no reward of a recipe reads like this.
+
+    >>> [last_number(text) for text in ("so 48+24 = 72 clips", "It costs $1,250.50.", "from 3 to -4", "none")]
+    ['72', '1250.50', '-4', None]
+    """
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
 
 
 def _last_environment(text: str) -> str | None:

@@ -88,8 +88,10 @@ def run_script(
     if script.suffix in OPTION_FILES and script.is_file():
         script, arguments = COMMAND, ["--config", str(script), *arguments]
     if not script.is_file() or script.suffix != ".py":
+        what = "is no script that is read here" if script.is_file() else "no such script"
         raise ConfigError(
-            f"{script}: no such script. Give a Python file that uses TRL's GRPOTrainer, or a YAML or JSON"
+            f"{script}: {what}. Give a Python file that uses TRL's GRPOTrainer, or a YAML or JSON file with its "
+            f"options; docs/coming_from_trl.md has the keys of verl beside those of a recipe"
         )
     SETTINGS.accepted.update(accept)
     SETTINGS.version, SETTINGS.has_trained = version, False

@@ -20,7 +20,7 @@ from oncurve.rewards.answer_locations import (
     last_boxed,
     locate_answer,
 )
-from oncurve.rewards.prose import last_expression
+from oncurve.rewards.prose import last_expression, last_number
 from oncurve.rewards.thinking import MARKS, PHRASES, after_thinking, spoken_text, uncut_thinking, unknown_marks
 
 
@@ -152,6 +152,18 @@ def test_thinking_is_never_said_whether_closed_begun_by_the_prompt_or_cut_off(
 @pytest.mark.parametrize(("source", "answer"), [("boxed", "1"), ("hash", "2"), ("answer_tag", "3"), ("marked", "3")])
 def test_every_place_finds_its_own_answer(source: AnswerSource, answer: str) -> None:
     assert find_answer("4 \\boxed{1}\n#### 2\n<answer> 3 </answer> 5", source) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Natalia sold 48/2 = 24 clips in May.\nNatalia sold 48+24 = 72 clips altogether.", "72"),
+        ("It is 5. ", "5"), ("3.", "3"), ("7-4", "4"), ("x=-4", "-4"), ("1,000,000 and 12,34", "34"), ("50 %", "50"),
+        ("no number at all", None), ("", None),
+    ],
+)  # fmt: skip
+def test_the_last_number_is_read_as_courses_read_it(text: str, number: str | None) -> None:
+    assert last_number(text) == number
 
 
 def test_an_empty_place_is_no_answer() -> None:
