@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
     from oncurve.policy.trained_policy import TrainedPolicy
 
+gc.disable()  # until everything is imported and collected
+
 SLOW = (
     "algorithm/test_learning.py",
     "coldstart/test_coldstart.py",
@@ -116,8 +118,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported stays: the collector need not walk through it again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
