@@ -18,6 +18,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits for the first
 
 import pytest
+from shared_proofs import share_proofs
 from tiny_models import make_model, make_tokenizer, make_trained_policy, model_config
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from oncurve.core.algorithm import Algorithm
     from oncurve.core.records import Completion, Group, Prompt, Reward, SamplingParams
     from oncurve.policy.trained_policy import TrainedPolicy
+
+gc.disable()  # until everything is imported and collected
 
 SLOW = (
     "algorithm/test_learning.py",
@@ -116,8 +119,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported stays: the collector need not walk through it again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -139,6 +142,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for reason, files in sorted(skipped.items(), key=lambda one: -one[1].total()):
         terminalreporter.write_line(f"{files.total():4}  {reason}")
         terminalreporter.write_line(f"      in {', '.join(sorted(files))}")
+
+
+@pytest.fixture(autouse=True)
+def shared_proofs(request: pytest.FixtureRequest) -> None:
+    """Models that are the same are proven once in a process, except by tests that change code."""
+    share_proofs("monkeypatch" not in request.fixturenames)
 
 
 @pytest.fixture(scope="session")

@@ -257,9 +257,10 @@ def _end() -> None:
 def _main(address: str, module: str) -> None:
     atexit.register(_end)  # the first that is registered is called last
     sys.executable = write_stand_in(Path(address).with_name("python"), sys.executable, address)
+    gc.disable()
     importlib.import_module(module)
     assert threading.active_count() == 1
-    gc.collect()
+    gc.enable()
     gc.freeze()  # so that the collector of a child writes to no page of its parent, which would copy it
     server = Server(address)
     sys.stdout.write("ready\n")

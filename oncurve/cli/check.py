@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from oncurve.cli.arguments import Overrides, RecipeArgument
-from oncurve.observe.terminal import console, quiet_libraries
+from oncurve.observe.terminal import console, loading_libraries, quiet_libraries
 
 Groups = Annotated[
     int,
@@ -30,7 +30,8 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, sample: Groups = 
     config = load_config(find_recipe(recipe), overrides or ())
     check_cheaply(config)
     quiet_libraries()
-    from oncurve.run.examine import check_recipe  # lazy
+    with loading_libraries():
+        from oncurve.run.examine import check_recipe  # lazy
 
     if not check_recipe(config, console=console()):
         raise typer.Exit(1)

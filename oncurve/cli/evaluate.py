@@ -11,7 +11,7 @@ import typer
 
 from oncurve.cli.arguments import Overrides
 from oncurve.core.errors import ConfigError
-from oncurve.observe.terminal import console, quiet_libraries
+from oncurve.observe.terminal import console, loading_libraries, quiet_libraries
 
 
 def evaluate(
@@ -53,7 +53,8 @@ def evaluate(
         config = load_config(find_recipe(target), overrides or ())
         model = model or config.model
     quiet_libraries()
-    from oncurve.run.measuring import evaluate_models, evaluate_on_benchmark, short_name  # lazy
+    with loading_libraries():
+        from oncurve.run.measuring import evaluate_models, evaluate_on_benchmark, short_name  # lazy
 
     models = [model, *([resolve_model(against)] if against else [])]
     for name in models:

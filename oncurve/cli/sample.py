@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oncurve.observe.terminal import console, quiet_libraries
+from oncurve.observe.terminal import console, loading_libraries, quiet_libraries
 
 
 def sample(
@@ -28,7 +28,8 @@ def sample(
     Example: `oncurve sample embedded "Tom has 12 apples and buys 7 more. How many apples does Tom have?"`
     """
     quiet_libraries()
-    from oncurve.run.examine import ask  # lazy
+    with loading_libraries():
+        from oncurve.run.examine import ask  # lazy
 
     ask(
         model, question or (), template=template, chat=chat, count=count,

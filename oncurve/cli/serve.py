@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oncurve.cli.arguments import Host
-from oncurve.observe.terminal import console, quiet_libraries
+from oncurve.observe.terminal import console, loading_libraries, quiet_libraries
 
 
 def serve(
@@ -34,6 +34,8 @@ def serve(
     quiet_libraries()
     from oncurve.extensions import extension  # lazy
 
-    extension("serve")(
+    with loading_libraries():
+        serve_model = extension("serve")
+    serve_model(
         model, host=host, port=port, registry=registry, max_rows=max_rows, overrides=overrides or (), console=console()
     )

@@ -10,7 +10,7 @@ import typer
 
 from oncurve.cli.arguments import Overrides, RecipeArgument
 from oncurve.core.errors import ConfigError
-from oncurve.observe.terminal import console, quiet_libraries
+from oncurve.observe.terminal import console, loading_libraries, quiet_libraries
 from oncurve.run_errors import Stopped
 
 if TYPE_CHECKING:
@@ -74,12 +74,14 @@ def train(
         return
     quiet_libraries()
     if progress == "begun":
-        from oncurve.run.training import resume_run  # lazy
+        with loading_libraries():
+            from oncurve.run.training import resume_run  # lazy
 
         result = resume_run(folder, new_config=config, console=console())
     else:
         try:
-            from oncurve.run.training import run_recipe  # lazy
+            with loading_libraries():
+                from oncurve.run.training import run_recipe  # lazy
         except KeyboardInterrupt:
             raise Stopped("stopped before the first step; there is nothing to resume", exit_code=130) from None
 
@@ -155,7 +157,8 @@ def resume(
         flags = [flag for flag, is_set in (("--strict", strict), ("--allow-change", allow_change)) if is_set]
         raise typer.Exit(supervise([*again, *(overrides or ()), *flags], again, processes, restarts))
     quiet_libraries()
-    from oncurve.run.training import resume_run  # lazy
+    with loading_libraries():
+        from oncurve.run.training import resume_run  # lazy
 
     result = resume_run(run, overrides or (), strict=strict, allow_change=allow_change, console=console())
     if result.exit_code:

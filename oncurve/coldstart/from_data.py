@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.coldstart.tiny_model import tiny_model, tiny_tokenizer
@@ -19,6 +18,7 @@ from oncurve.core.records import SOURCE_ROW
 from oncurve.data.from_settings import make_rows
 from oncurve.data.settings import FILE_TYPES
 from oncurve.data.sources import SAVED
+from oncurve.observe.record import to_yaml
 from oncurve.policy.model_folder import load_tokenizer, save_model
 from oncurve.recipe.load import parse_config, parse_tree
 
@@ -95,7 +95,7 @@ def write_from_data(
     made = _like(like, layers, seed) if like is not None else _small(rows, texts, SIZES[size], seed)
     save_model(*made, folder)
     tree = parse_tree(recipe_of(data, folder, len(rows)), overrides, source="coldstart")
-    return f"{HEAD}{yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)}"
+    return f"{HEAD}{to_yaml(tree)}"
 
 
 def _is_demonstration(row: Mapping[str, Any]) -> bool:

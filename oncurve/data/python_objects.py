@@ -17,6 +17,7 @@ from oncurve.core.grading import RewardFunction
 from oncurve.data import sources
 from oncurve.data.settings import FILE_TYPES
 from oncurve.data.sources import StoredTable
+from oncurve.observe.record import to_yaml
 
 Row = dict[str, Any]
 MOST_ROWS = 1_000_000
@@ -316,7 +317,5 @@ def _reward_name(reward: Any) -> str:
 
 def recipe_text(tree: Mapping[str, Any]) -> str:
     """The recipe as YAML, for the run's folder."""
-    import yaml
-
     header = "# Written by oncurve.Trainer. Entries of type `given` stand for Python objects that the program passed.\n"
-    return header + yaml.safe_dump(json.loads(json.dumps(dict(tree))), sort_keys=False, allow_unicode=True)
+    return header + to_yaml(json.loads(json.dumps(dict(tree))))

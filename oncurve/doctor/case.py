@@ -17,7 +17,7 @@ import yaml
 
 from oncurve.core.errors import DataError
 from oncurve.observe.columns import Columns, read_columns
-from oncurve.observe.record import METRICS, read_json, read_rows, recorded_steps, rollouts_path
+from oncurve.observe.record import METRICS, parse_yaml, read_json, read_rows, recorded_steps, rollouts_path
 
 Severity = Literal["severe", "warning", "note"]
 
@@ -288,8 +288,7 @@ def read_config(run: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path}: cannot be read as YAML ({error}). Restore or remove it.") from error
     return tree if isinstance(tree, dict) else {}

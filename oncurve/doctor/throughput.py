@@ -73,7 +73,7 @@ def slow_link(case: Case) -> Finding | None:
     return Finding(
         severity="warning",
         what="Rollout servers wait for weights: a link cannot keep up",
-        evidence=(sync.over_all(), late.over_all() if is_late else step.over_all()),
+        evidence=tuple(curve.over_all() for curve in (sync, late if is_late else step) if curve),
         do="Sample the next step while this one trains (rollouts.staleness: 1), so that weights travel meanwhile; let "
         "servers fetch from an object store (rollouts.weights_address); lower the learning rate, with which less "
         "changes; train an adapter (policy.lora.rank), or leave out the server behind that link.",

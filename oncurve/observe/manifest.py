@@ -52,19 +52,27 @@ def redact(text: str, *, environment: Mapping[str, str] | None = None) -> str:
     >>> redact("hub_token: hf_abcdefghijklmnopqrstuvwx", environment={})
     'hub_token: [hidden]'
     """
-    for value in secret_values(environment):
+    return _redacted(text, secret_values(environment))
+
+
+def _redacted(text: str, secrets: Sequence[str]) -> str:
+    for value in secrets:
         text = text.replace(value, HIDDEN)
     return _SHAPES.sub(HIDDEN, text)
 
 
 def redact_tree(value: Any, *, environment: Mapping[str, str] | None = None) -> Any:
     """The same for every text inside mappings and lists."""
+    return _redacted_tree(value, secret_values(environment))
+
+
+def _redacted_tree(value: Any, secrets: Sequence[str]) -> Any:
     if isinstance(value, str):
-        return redact(value, environment=environment)
+        return _redacted(value, secrets)
     if isinstance(value, Mapping):
-        return {key: redact_tree(item, environment=environment) for key, item in value.items()}
+        return {key: _redacted_tree(item, secrets) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact_tree(item, environment=environment) for item in value]
+        return [_redacted_tree(item, secrets) for item in value]
     return value
 
 
@@ -127,7 +135,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
         "oncurve": oncurve.__version__,
         "code": _own_code(),
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+        "packages": package_versions(),
         "platform": platform.platform(),
         "hardware": {
             "cpu": _cpu_name(),
@@ -139,6 +147,11 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **extra,
     }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the installed packages that a run depends on."""
+    return {name: version for name in _PACKAGES if (version := _version(name)) is not None}
 
 
 def commit_text(manifest: Mapping[str, Any]) -> str:
@@ -191,6 +204,7 @@ def _run(*command: str) -> str | None:
     return done.stdout.strip()
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

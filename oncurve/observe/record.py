@@ -97,7 +97,7 @@ class RunFolder:
 
     def write_start(self, recipe: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write what the run was asked to do, in its own words and resolved, and where it started."""
-        resolved = yaml.safe_dump(redact_tree(dict(config)), sort_keys=False, allow_unicode=True)
+        resolved = to_yaml(redact_tree(dict(config)))
         with self._telling():
             write_text(self.path / "recipe.yaml", redact(recipe))
             write_text(self.path / "config.yaml", resolved)
@@ -271,6 +271,17 @@ def _group_row(
         "answer": group.prompt.row.get("answer"),
         "completions": completions,
     }
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+    """A recipe or a part of one as YAML, its keys in their order."""
+    dumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
+    return yaml.dump(dict(tree), Dumper=dumper, sort_keys=False, allow_unicode=True)
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML text. Raises yaml.YAMLError."""
+    return yaml.load(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
 
 
 def to_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -31,6 +32,20 @@ def console() -> Console:
     return Console(soft_wrap=not sys.stdout.isatty())
 
 
+@contextmanager
+def loading_libraries() -> Iterator[None]:
+    """Around imports of large libraries, whose objects stay: looking for garbage among them would take a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+@loading_libraries()
 def quiet_libraries() -> None:
     """Give libraries their options, and keep their progress bars and advice out of the display."""
     for name, value in LIBRARY_OPTIONS.items():

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 
 from oncurve.constants import GIB
 from oncurve.core.errors import ConfigError
+from oncurve.observe.record import parse_yaml
 from oncurve.recipe.messages import explain_yaml
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
@@ -109,5 +110,4 @@ def _first(error: Exception) -> str:
 
 def read_table(path: Path) -> Any:
     """The content of a YAML file. Raises OSError, UnicodeDecodeError and yaml.YAMLError."""
-    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    return parse_yaml(path.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from oncurve import __version__
 from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.observe.record import read_manifest
+from oncurve.observe.record import read_manifest, to_yaml
 from oncurve.recipe.files import find_beside
 from oncurve.recipe.messages import explain, explain_yaml, refuse_glued
 from oncurve.recipe.schema import Config
@@ -25,7 +26,11 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML that refuses the same key twice, where plain YAML silently keeps the last."""
 
 
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+class _QuickLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
+    """The same by the C parser, whose own mistakes are worded otherwise."""
+
+
+def _mapping(loader: _StrictLoader | _QuickLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     keys: set[str] = set()
     for key_node, _ in node.value:
         key: Any = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
@@ -37,7 +42,15 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+for _loader in (_StrictLoader, _QuickLoader):
+    _loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _parse(text: str) -> Any:
+    """The content of a YAML text, or what the Python parser says against it."""
+    with suppress(yaml.YAMLError):
+        return yaml.load(text, Loader=_QuickLoader)
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -90,7 +103,7 @@ def parse_tree(
 ) -> dict[str, Any]:
     """The keys of a recipe's text with overrides, not yet checked."""
     try:
-        raw: Any = yaml.load(text, Loader=_StrictLoader)
+        raw: Any = _parse(text)
     except ConfigError as error:
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -149,7 +162,7 @@ def resolved(config: Config) -> Config:
 
 def config_yaml(config: Config) -> str:
     """The resolved recipe with every default, as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_yaml(config.model_dump(mode="json"))
 
 
 _SAME_KEYS = ("rollouts.type", "optimizer.type")
@@ -162,7 +175,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key=value, such as run.steps=50")
     try:
-        value: Any = yaml.load(text, Loader=_StrictLoader) if text else None
+        value: Any = _parse(text) if text else None
     except (yaml.YAMLError, ConfigError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {override!r}: the value is {explain_yaml(error)}") from None
     *parents, last = path.split(".")

@@ -15,7 +15,7 @@ import yaml
 
 from oncurve import __version__
 from oncurve.observe.manifest import FileSum, flush
-from oncurve.observe.record import METRICS
+from oncurve.observe.record import METRICS, parse_yaml
 from oncurve.run_errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -244,7 +244,7 @@ def progress_of(path: Path) -> Progress:
 def _requested_steps(path: Path) -> float:
     """The steps that the run's recipe asks for; without end if it cannot be read, for `resume` to say what is wrong."""
     try:
-        return int(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))["run"]["steps"])
+        return int(parse_yaml((path / "config.yaml").read_text(encoding="utf-8"))["run"]["steps"])
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
         return float("inf")
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 
+import oncurve
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SOURCE_ROW, Prompt
-from oncurve.observe.manifest import describe_run, redact_tree
+from oncurve.observe.manifest import package_versions, redact_tree
 from oncurve.observe.run_model import resolve_model
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config
@@ -60,7 +62,6 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         digest.update(f"{prompt.index}\0{prompt.text}\0{prompt.row.get('answer')}\n".encode("utf-8", "replace"))
     for demonstration in parts.prompts.written_demonstrations:
         digest.update(repr(demonstration.token_ids).encode())
-    described = describe_run()
     return {
         "config": config,
         "recipe_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
@@ -78,7 +79,7 @@ def own_identity(parts: Parts) -> dict[str, Any]:
         "world_size": parts.policy.processes.count,
         "threads": torch.get_num_threads(),
         "device": str(parts.policy.trained_model.device.type),
-        "versions": {"oncurve": described["oncurve"], "python": described["python"], **described["packages"]},
+        "versions": {"oncurve": oncurve.__version__, "python": platform.python_version(), **package_versions()},
     }
 
 

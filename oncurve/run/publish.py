@@ -10,6 +10,7 @@ import yaml
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.manifest import redact, redact_tree
+from oncurve.observe.record import parse_yaml, to_yaml
 from oncurve.observe.run_model import base_of, is_adapter, resolve_model
 from oncurve.policy.model_folder import merge_adapter
 from oncurve.run_errors import CheckpointError
@@ -39,7 +40,7 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
     from huggingface_hub import ModelCardData
 
     try:
-        config = {} if run is None else yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        config = {} if run is None else parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise DataError(f"{run}: no run whose recipe can be read ({' '.join(str(error).split())})") from None
     base = base_of(folder)[0] if is_adapter(folder) else config.get("model")
@@ -55,7 +56,7 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
     if run is not None:
         table = run / "comparison.md"
         measured = table.read_text(encoding="utf-8").split("~~~~")[0].strip() if table.is_file() else "Not evaluated."
-        recipe = yaml.safe_dump(_public(redact_tree(config)), sort_keys=False, allow_unicode=True)
+        recipe = to_yaml(_public(redact_tree(config)))
         parts += ["## Evaluation", measured, "The intervals are over problems; another seed can move the numbers more."]
         parts += ["## Recipe", f"```yaml\n{recipe}```"]
     text = "\n\n".join([*parts, "## Loading", LOADING.format(name=name)])
@@ -84,7 +85,7 @@ def _seed_of(run: Path | None) -> int | None:
     """The seed of the dither of a run; None of one that rounds to the nearest."""
     if run is None:
         return 0
-    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config = parse_yaml((run / "config.yaml").read_text(encoding="utf-8"))
     is_nearest = config.get("policy", {}).get("rounding") == "nearest"
     return None if is_nearest else config.get("run", {}).get("seed", 0)
 

@@ -15,7 +15,7 @@ from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.python_objects import NOTHING, PythonObjects
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
 from oncurve.observe.lock import RunLock
-from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, write_text
+from oncurve.observe.record import METRICS, NullRunFolder, RunFolder, lock_run, read_rows, to_yaml, write_text
 from oncurve.observe.run_model import is_run
 from oncurve.policy.distributed import Processes
 from oncurve.recipe.load import flat, read_run_config, resolved, validate_tree
@@ -193,7 +193,7 @@ def _prepare(
         folder.forget_row(step)
     processes.on_main(lambda: _check_rows(path, step if pending is None else step - 1, warn=request.warn))
     if point.changed or more:
-        processes.on_main(lambda: write_text(path / "config.yaml", _dump(recorded(config))))
+        processes.on_main(lambda: write_text(path / "config.yaml", to_yaml(recorded(config))))
         session.saver.mark(step, pending=session.pending)
         session.saver.save()
         session.saver.wait()
@@ -230,7 +230,7 @@ def requested_config(
         text = (path / "config.yaml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         warn(f"{path / 'config.yaml'} cannot be read ({error}); the recipe in the checkpoint is taken")
-        text = _dump(manifest["config"])
+        text = to_yaml(manifest["config"])
     config = read_run_config(text, overrides, source=str(path / "config.yaml"))
     location = {"folder": str(path.parent), "name": path.name}
     return config.model_copy(update={"run": config.run.model_copy(update=location)})
@@ -321,12 +321,6 @@ def _check_rows(path: Path, step: int, *, warn: Callable[[str], None]) -> None:
     there = {row.get("step") for row in read_rows(path / METRICS)}
     if missing := [str(number) for number in range(1, step + 1) if number not in there]:
         warn(f"{path / METRICS} has no record of {counted(len(missing), 'step')}, done already, such as {missing[0]}")
-
-
-def _dump(tree: Mapping[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True)
 
 
 def config_differences(was: Mapping[str, Any], config: Config) -> list[str]:

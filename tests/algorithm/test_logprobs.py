@@ -101,6 +101,10 @@ def test_the_head_multiplies_in_the_type_of_its_states_whatever_autocast_says():
 
     for found, expected in zip(run(True), run(False), strict=True):
         assert torch.equal(found, expected)
+    hidden = torch.randn(9, 16, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+    logprobs, entropy = from_logits(hidden @ weight.double().T, targets)
+    (logprobs - entropy).sum().backward()
+    assert torch.allclose(run(False)[1].double(), hidden.grad, atol=1e-5), "in float32, backward too"
 
 
 @torch.no_grad()

@@ -306,6 +306,11 @@ def test_a_critic_costs_a_second_set_of_states_and_dpo_samples_nothing() -> None
     assert ppo.per_run.on_demand > grpo.per_run.on_demand  # type: ignore[operator]
     assert all(one.fits for one in (grpo, ppo, dpo))
     assert dpo.run.has_reference
+    times = [step_time(one.run, DEVICES["B200"], network_gbit=100) for one in (grpo, ppo, dpo)]
+    assert grpo.step_seconds == pytest.approx(times[0].sample + times[0].train + times[0].sync)
+    assert ppo.step_seconds == pytest.approx(times[1].sample + 2 * times[1].train + times[1].sync)
+    assert dpo.step_seconds == pytest.approx(times[2].train)
+    assert grpo.hours == pytest.approx(grpo.step_seconds * grpo.run.steps / 3600)
 
 
 def test_the_table_of_devices_has_memory_speed_and_dated_prices() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -66,11 +67,14 @@ def serve() -> None:
     sys.path[:0] = [str(TESTS.parent), str(TESTS)]
     from pretend.loading import wait_for_torch
 
+    gc.disable()
     wait_for_torch()
     import oncurve.cli.app
     import oncurve.run.builder
     import oncurve.run.session  # noqa: F401
 
+    gc.freeze()  # the collector of a child has nothing to look for in what it was forked with
+    gc.enable()
     print("ready", flush=True)
     for line in sys.stdin:
         if (child := os.fork()) == 0:
