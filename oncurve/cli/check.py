@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from oncurve.cli.arguments import Overrides, RecipeArgument
+from oncurve.cli.arguments import Overrides
+from oncurve.constants import MODEL_FILES
+from oncurve.core.errors import ConfigError
 from oncurve.observe.terminal import console, loading_libraries, quiet_libraries
 
 Groups = Annotated[
@@ -15,14 +18,31 @@ Groups = Annotated[
 ]
 
 
-def check(recipe: RecipeArgument, overrides: Overrides = None, sample: Groups = 0) -> None:
-    """Validate data and rewards before training.
+WEIGHTS = (".safetensors", ".bin", ".gguf")
+"""Ends of the names of files with weights."""
+RecipeOrModel = Annotated[
+    str, typer.Argument(help="A recipe file, its folder, a recipe of the package; or the folder of a model.")
+]
+
+
+def check(recipe: RecipeOrModel, overrides: Overrides = None, sample: Groups = 0) -> None:
+    """Validate data and rewards before training, or the folder of a model.
 
     Reference answers must earn full reward, made-up completions must not, and prompts must not leak the solution. With
     --sample, the untrained model answers some training prompts, which shows whether GRPO can learn from them.
 
+    Of a model's folder it shows what is in the files and whether the model uses all of it.
+
     Example: `oncurve check word_problems data.limit=200 --sample 16`
     """
+    if _is_model(recipe):
+        if overrides or sample:
+            raise ConfigError(f"{recipe} is a model, which takes no settings. Name a recipe, with model={recipe}")
+        quiet_libraries()
+        from oncurve.run.examine import check_model  # lazy
+
+        check_model(recipe, console=console())
+        return
     from oncurve.recipe.files import find_recipe  # lazy
     from oncurve.recipe.load import load_config  # lazy
     from oncurve.recipe.preflight import check_cheaply  # lazy
@@ -40,3 +60,16 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, sample: Groups = 
 
         if not sample_groups(config, sample, console=console()):
             raise typer.Exit(1)
+
+
+def _is_model(name: str) -> bool:
+    """The package's own model, or a folder that holds a model or an adapter and no recipe."""
+    from oncurve.observe.run_model import is_run, locate  # lazy
+    from oncurve.recipe.files import MAIN  # lazy
+
+    if name == "embedded" or is_run(name):
+        return True
+    folder = Path(locate(name))
+    if not folder.is_dir() or (folder / MAIN).is_file():
+        return False
+    return any(file.name in MODEL_FILES or file.suffix in WEIGHTS for file in folder.iterdir())

@@ -19,7 +19,7 @@ from torch import Tensor
 from oncurve.algorithm.precision import narrow
 
 FILE = "adapter_model.safetensors"
-_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _SEEN_NUMBERS = 4096
 """Numbers of each matrix of the base that the fingerprint looks at."""
 
@@ -61,7 +61,7 @@ class LoraWeights:
         """Write it under peft's names."""
         tensors = {}
         for name, (first, second) in self.pairs.items():
-            plain = _PREFIX + name.removesuffix(".weight")
+            plain = PREFIX + name.removesuffix(".weight")
             tensors |= {plain + _A: first.detach().contiguous().cpu(), plain + _B: second.detach().contiguous().cpu()}
         save_file(tensors, folder / FILE)
 
@@ -84,7 +84,7 @@ def read_thin(path: Path, facts: Mapping[str, Any]) -> LoraWeights:
         plain = key.removesuffix(_A)
         if plain + _B not in tensors:
             raise ValueError(f"{path.name}: {plain} has no second matrix")
-        pairs[plain.removeprefix(_PREFIX) + ".weight"] = (tensors[key], tensors[plain + _B])
+        pairs[plain.removeprefix(PREFIX) + ".weight"] = (tensors[key], tensors[plain + _B])
     if not pairs or set(pairs) != set(facts["scales"]) or len(tensors) != 2 * len(pairs):
         raise ValueError(f"{path.name} is not the adapter that was announced")
     return LoraWeights(

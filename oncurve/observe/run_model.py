@@ -68,11 +68,29 @@ def locate_model(name: str) -> tuple[str, bool]:
             f'Qwen/Qwen2.5-0.5B, or "embedded"; if the recipe builds its base model first, its first line says how'
         )
     if os.path.isdir(located) and not any(os.path.isfile(path / file) for file in MODEL_FILES):
-        raise CheckpointError(
-            f"model {name!r}: the folder has no config.json and no adapter_config.json, so it is not a model. Name the "
-            f"folder that the model was saved in, or the folder of a finished run"
-        )
+        raise CheckpointError(f"model {name!r}: {_describe_foreign(path)}")
     return located, looks_local
+
+
+def _describe_foreign(folder: Path) -> str:
+    """A description of a folder without a configuration, with what to do."""
+    names = sorted(os.listdir(folder))
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return (
+            f"the folder has no config.json; {gguf[0]} is a model in llama.cpp's format. Name the model that it was "
+            f"made from, which its README names"
+        )
+    if any(name.startswith("consolidated") for name in names):
+        return (
+            "the folder has no config.json; consolidated files are the form in which Meta and Mistral publish weights "
+            "for their own programs. Download config.json and the files model*.safetensors of the same model, too"
+        )
+    if weights := [name for name in names if name.endswith((".safetensors", ".bin"))]:
+        return f"the folder has weights ({weights[0]}) and no config.json. Put the config.json of that model there"
+    return (
+        "the folder has no config.json and no adapter_config.json, so it is not a model. Name the folder that the "
+        "model was saved in, or the folder of a finished run"
+    )
 
 
 def is_adapter(path: str | Path) -> bool:
@@ -101,3 +119,20 @@ def base_of(folder: str | Path) -> tuple[str, str | None]:
             f"{folder}: its {ADAPTER_CONFIG} names no base model. Write base_model_name_or_path there"
         )
     return name, revision if isinstance(revision, str) else None
+
+
+def bases_under(folder: str | Path) -> list[tuple[str, str | None]]:
+    """The bases of an adapter by name and revision: the last is a whole model, those before it are adapters.
+
+    Raises CheckpointError if one of them names no base, or if they lie over each other in a circle.
+    """
+    seen, bases = [Path(folder).resolve()], [base_of(folder)]
+    while is_adapter(path := locate(bases[-1][0])):
+        if Path(path).resolve() in seen:
+            raise CheckpointError(
+                f"{folder}: the base that its {ADAPTER_CONFIG} names is an adapter over itself. Write the model that "
+                f"it was trained over into base_model_name_or_path"
+            )
+        seen.append(Path(path).resolve())
+        bases.append(base_of(path))
+    return bases

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,7 +18,7 @@ from oncurve.observe.machine import unseen_gpu
 from oncurve.observe.run_model import base_of, is_adapter, locate, read_adapter
 from oncurve.policy.distributed import ALONE, Processes, start
 from oncurve.policy.environment import read_rank_info
-from oncurve.policy.model_folder import load_model, load_tokenizer
+from oncurve.policy.model_folder import load_base, load_model, load_tokenizer
 from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import ReplicaLocation, Sharding, ZeroSettings
 
@@ -164,14 +164,13 @@ def load(source: ModelSource, device: torch.device) -> LoadedModel:
         return _take(source)
     chosen = source.section
     adapter_folder, base, revision = _locations(source)
-    model, tokenizer = load_model(
-        base,
-        device=device,
-        revision=revision,
-        trust_remote_code=chosen.trust_remote_code,
-        quantization=chosen.quantization,
-    )
-    if adapter_folder is not None:  # whose own tokenizer counts
+    options: dict[str, Any] = {
+        "device": device, "trust_remote_code": chosen.trust_remote_code, "quantization": chosen.quantization,
+    }  # fmt: skip
+    if adapter_folder is None:
+        model, tokenizer = load_model(base, revision=revision, **options)
+    else:  # whose own tokenizer counts
+        model, _ = load_base(adapter_folder, options)
         tokenizer = load_tokenizer(source.name, trust_remote_code=chosen.trust_remote_code)[1]
     tokenizer = source.objects.tokenizer or tokenizer
     if adapter_folder is not None and chosen.lora is None:
@@ -188,10 +187,10 @@ def load_by_parts(source: ModelSource, device: torch.device) -> LoadedModel | No
     adapter_folder, base, revision = _locations(source)
     options = {"revision": revision, "trust_remote_code": source.section.trust_remote_code}
     try:
-        if adapter_folder is not None and source.section.lora is None:
+        if adapter_folder is not None and (source.section.lora is None or is_adapter(locate(base))):
             raise NotByParts("an adapter is to be added to its weights")
         config, tokenizer = load_tokenizer(base if adapter_folder is None else source.name, **options)
-        model, unread = unread_model(locate(base), config, device, **options)
+        model, unread = unread_model(locate(base), (config, tokenizer), device, **options)
     except NotByParts as reason:
         log.warning("%s is loaded whole by every process before it is cut: %s", source.name, reason)
         return None
@@ -229,7 +228,7 @@ def _put_adapter(source: ModelSource, model: PreTrainedModel) -> Adapter | None:
 
     adapter_folder, base, revision = _locations(source)
     if adapter_folder is not None:
-        return open_adapter(model, adapter_folder)
+        return open_adapter(model, adapter_folder, dropout=source.section.lora.dropout)
     folder = locate(base)
     name = base if base == "embedded" or not Path(folder).is_dir() else str(Path(folder).resolve())
     return add_adapter(model, source.section.lora, base=name, revision=revision, seed=source.seed)
@@ -241,6 +240,8 @@ def _check_continued(source: ModelSource, folder: str) -> None:
     if lora is None:
         return
     saved = read_adapter(folder)
+    if saved.get("peft_type") != "LORA":
+        return  # refused with its type when it is opened
     for key, expected, actual in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
         if expected != actual:
             raise ConfigError(

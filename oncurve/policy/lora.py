@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from oncurve.constants import ADAPTER_CONFIG
 from oncurve.core.errors import ConfigError
+from oncurve.observe.model_files import read_model_files
 from oncurve.observe.run_model import read_adapter
+from oncurve.policy.lora_files import changed_base, check_adapter
 from oncurve.policy.lora_forward import sum_at_once
 from oncurve.policy.lora_merge import mergeable, refuse_tied
 from oncurve.policy.lora_targets import describe, forbidden_endings, linear_names, lost_by_files, unreached
+from oncurve.policy.passport import passport_of, set_passport, with_adapter
 from oncurve.policy.settings import LoraSettings
 from oncurve.run_errors import CheckpointError
 
@@ -184,16 +188,37 @@ def _refuse_apart(targets: str | tuple[str, ...], names: list[str], apart: set[s
             )
 
 
-def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
+UNREAD = {
+    "layer_replication": "its layers are repeated, so that the base is another model",
+    "alora_invocation_tokens": "it acts only after certain tokens",
+    "arrow_config": "it is a choice among several adapters",
+    "monteclora_config": "it draws its weights anew in each pass",
+}
+"""Keys of an adapter_config.json that ask for what is not computed here, each with the reason."""
+
+
+def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float = 0.0) -> Adapter:
     """Put the adapter of a folder into the base model that it was made for, ready to be trained further.
 
-    Raises CheckpointError if the folder holds no LoRA adapter, or one for another model.
+    In training ``dropout`` of its inputs are dropped, whatever its files say.
+
+    Raises CheckpointError if the folder holds no LoRA adapter, one for another model, or not all of it.
     """
     from peft import PeftModel
 
-    kind = read_adapter(folder).get("peft_type")
-    if kind != "LORA":
-        raise CheckpointError(f"{folder}: an adapter of type {kind!r}; oncurve reads LORA")
+    described = read_adapter(folder)
+    if described.get("peft_type") != "LORA":
+        raise CheckpointError(
+            f"{folder}: an adapter of type {described.get('peft_type')!r}, and oncurve reads LORA. Merge it into its "
+            f"base with peft, and name the merged model"
+        )
+    for key, reason in UNREAD.items():
+        if described.get(key):
+            raise CheckpointError(
+                f"{folder}: its {ADAPTER_CONFIG} has {key}: {reason}. Merge it into its base with peft"
+            )
+    files = read_model_files(folder)
+    changed = changed_base(model, files)
     try:
         with without_old_names():
             peft_model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
@@ -201,7 +226,21 @@ def open_adapter(model: PreTrainedModel, folder: str | Path) -> Adapter:
         raise CheckpointError(
             f"{folder}: the adapter does not fit its base model: {' '.join(str(error).split())[:400]}"
         ) from None
+    check_adapter(peft_model, files, changed)
+    _set_dropout(peft_model, dropout)
+    if (passport := passport_of(model)) is not None:
+        set_passport(model, with_adapter(passport, described, files, dropout))
     return _finished(peft_model)
+
+
+def _set_dropout(peft_model: PeftModel, dropout: float) -> None:
+    """Let the adapter drop this share of its inputs in training, and its files say so."""
+    from peft.tuners.lora import LoraLayer
+
+    for part in peft_model.modules():
+        if isinstance(part, LoraLayer) and "default" in part.lora_dropout:
+            part.lora_dropout["default"] = nn.Dropout(dropout) if dropout else nn.Identity()
+    _lora_config(peft_model).lora_dropout = dropout
 
 
 def around(model: nn.Module) -> Adapter | None:
@@ -253,6 +292,7 @@ def without_old_names() -> Iterator[None]:
     doubles the rank of a part that it then does not find, which changes nothing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message="Found missing adapter keys")  # which check_adapter refuses
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
         yield
 

@@ -10,12 +10,15 @@ import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,7 +32,20 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.algorithm.precision import SavedCopies, use_dither
 from oncurve.constants import MODEL_FILES
-from oncurve.observe.run_model import base_of, is_adapter, locate_model
+from oncurve.observe.run_model import bases_under, is_adapter, locate, locate_model
+from oncurve.policy.passport import (
+    Names,
+    Passport,
+    check_names,
+    check_numbers,
+    compare_names,
+    files_of,
+    make_passport,
+    passport_of,
+    set_passport,
+    stored_tensors,
+    switch_off,
+)
 from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -49,17 +65,16 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal language model and its tokenizer, from a folder, the hub, or this package.
 
-    A folder with an adapter gives its base model with the adapter in it.
+    A folder with an adapter gives its base model with the adapter in it. The model has a ``passport``.
 
-    Raises CheckpointError if there is none, or if its files cannot be read.
+    Raises CheckpointError if there is none, if its files cannot be read, or if they hold something else than it.
     """
     path, _ = locate_model(name)
+    own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
     if is_adapter(path):
         from oncurve.policy.lora import open_adapter  # lazy
 
-        base, base_revision = base_of(path)
-        own: dict[str, Any] = {"trust_remote_code": trust_remote_code, "quantization": quantization}
-        model, _ = load_model(base, dtype=dtype, device=device, revision=base_revision, **own)
+        model, _ = load_base(path, {"dtype": dtype, "device": device, **own})
         return open_adapter(model, path).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
     few_bits: dict[str, Any] = {}
     if quantization:
@@ -68,17 +83,78 @@ def load_model(
         few_bits = quantized(quantization, device)
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     config, tokenizer = load_tokenizer(name, **options)
+    _refuse_kind(name, config)
+    files = files_of(path, revision)
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
         with _LOADING:
-            model, report = load(path, dtype=dtype, output_loading_info=True, **options, **few_bits)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            model, report = load(
+                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options, **few_bits
+            )
+    except _UNLOADABLE as error:
         raise unloadable(name, error) from None
-    if absent := sorted(report["missing_keys"]):
-        raise CheckpointError(
-            f"model {name!r} is no whole causal language model: {len(absent)} of its weights are missing and would be "
-            f"random, among them {absent[0]}. Give a complete checkpoint"
-        )
+    switched = switch_off(model.config)
+    files = files or files_of(path, revision)
+    check_names(name, model, Names.of_report(report), config, files)
+    numbers = check_numbers(name, model.named_parameters())
+    _say_what_stays_out(name, model, config)
+    set_passport(model, make_passport(name, model, tokenizer, files, switched=switched, numbers=numbers))
+    model = model if quantization else model.to(device)
+    model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
+    return model, tokenizer
+
+
+def _refuse_kind(name: str, config: PreTrainedConfig) -> None:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "auto_map" not in vars(config):
+        raise unloadable(name, ValueError("Unrecognized configuration class"))
+
+
+def load_base(
+    adapter: str | Path, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model under an adapter, with the ``options`` of ``load_model``; where that is an adapter over another base,
+    with that one added to its weights.
+
+    Raises CheckpointError as ``load_model``, and for adapters that lie over each other in a circle.
+    """
+    *adapters, (name, revision) = bases_under(adapter)
+    model, tokenizer = load_model(name, revision=revision, **options)
+    for lower, _ in reversed(adapters):
+        from oncurve.policy.lora import open_adapter  # lazy
+
+        model = open_adapter(model, locate(lower)).merge()
+        tokenizer = load_tokenizer(lower, trust_remote_code=bool(options.get("trust_remote_code")))[1]
+    return model, tokenizer
+
+
+def inspect_folder(name: str, *, trust_remote_code: bool = False) -> Passport:
+    """The passport of a model, from its files: their numbers are read one after the other, and no model is made.
+
+    An adapter is put into its base. Raises CheckpointError as ``load_model``.
+    """
+    path, _ = locate_model(name)
+    if not is_adapter(path):
+        _refuse_kind(name, load_tokenizer(name, trust_remote_code=trust_remote_code)[0])
+    files = files_of(path)
+    if is_adapter(path) or files is None or not files.tensors:
+        passport = passport_of(load_model(name, trust_remote_code=trust_remote_code)[0])
+        assert passport is not None  # every model that is loaded has one
+        return passport
+    config, tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    try:
+        with _LOADING:
+            model, names = compare_names(config, files, trust_remote_code=trust_remote_code)
+        if (files.folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(files.folder)
+    except _UNLOADABLE as error:
+        raise unloadable(name, error) from None
+    switched = switch_off(model.config)
+    check_names(name, model, names, config, files)
+    numbers = check_numbers(name, stored_tensors(files, files.tensors))
+    return make_passport(name, model, tokenizer, files, switched=switched, numbers=numbers)
+
+
+def _say_what_stays_out(name: str, model: PreTrainedModel, config: PreTrainedConfig) -> None:
     if config.get_text_config() is not config and type(model.config) is not type(config):
         log.warning(
             "%s is of the kind %s, of which %s is the part for text: the parts for pictures and sounds are neither "
@@ -87,9 +163,6 @@ def load_model(
             config.model_type,
             type(model).__name__,
         )
-    model = model if quantization else model.to(device)
-    model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
-    return model, tokenizer
 
 
 def load_tokenizer(
@@ -103,7 +176,7 @@ def load_tokenizer(
     """
     path, _ = locate_model(name)
     if is_adapter(path):
-        base, revision = base_of(path)
+        base, revision = bases_under(path)[0]
         config, tokenizer = load_tokenizer(base, revision=revision, trust_remote_code=trust_remote_code)
         return config, _own_tokenizer(Path(path), config, trust_remote_code=trust_remote_code) or _with_own_template(
             tokenizer, Path(path)
@@ -112,7 +185,7 @@ def load_tokenizer(
     try:
         config = AutoConfig.from_pretrained(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except _UNLOADABLE as error:
         raise unloadable(name, error) from None
     if len(tokenizer.get_added_vocab()) >= len(tokenizer):
         raise CheckpointError(
@@ -129,7 +202,7 @@ def _own_tokenizer(
         return None
     try:
         return AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except _UNLOADABLE as error:
         raise unloadable(str(folder), error) from None
 
 
@@ -145,7 +218,8 @@ def declared_end_ids(name: str, tokenizer: PreTrainedTokenizerBase, *, revision:
     """The tokens that end a completion: the tokenizer's end token and those of the model's generation settings."""
     path, _ = locate_model(name)
     if is_adapter(path):
-        path, revision = base_of(path)
+        path, revision = bases_under(path)[-1]
+        path = locate(path)
     options: dict[str, Any] = {"revision": revision}
     try:
         listed = GenerationConfig.from_pretrained(path, **options).eos_token_id
@@ -181,6 +255,11 @@ def unloadable(name: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"model {name!r} cannot be loaded ({type(error).__name__}): {text[:300]}")
 
 
+_UNLOADABLE = (
+    OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError, IndexError, SafetensorError,
+    StrictDataclassError,
+)  # fmt: skip
+"""Errors of transformers for a folder that it cannot make a model of; those of types are of values in config.json."""
 _GET_IT = "Check the name; without a network, set model=FOLDER to a folder that holds the model"
 _KNOWN = (
     (("Unrecognized configuration class",),
@@ -294,8 +373,8 @@ def merge_adapter(
     from oncurve.policy.lora import open_adapter  # lazy
     from oncurve.policy.lora_merge import arrived_share  # lazy
 
-    base, revision = base_of(adapter)
-    model, _ = load_model(base, revision=revision)
+    model, _ = load_base(adapter)
+    base, revision = bases_under(adapter)[-1]
     opened = open_adapter(model, adapter)
     kind = kind or stored_type(base, revision) or model.dtype
     share = arrived_share(opened.model, kind, seed) if kind != model.dtype else 1.0

@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
@@ -28,6 +34,7 @@ from oncurve.policy.backend import TensorFiles
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
+from oncurve.policy.passport import check_names, compare_names, files_of, make_passport, set_passport, switch_off
 from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.sharding import ReplicaLocation, fill
 
@@ -86,12 +93,19 @@ class Unread:
 
 
 def unread_model(
-    folder: str, config: PreTrainedConfig, device: torch.device, *, revision: str | None, trust_remote_code: bool
+    folder: str,
+    known: tuple[PreTrainedConfig, PreTrainedTokenizerBase],
+    device: torch.device,
+    *,
+    revision: str | None,
+    trust_remote_code: bool,
 ) -> tuple[PreTrainedModel, Unread]:
-    """A model in float32 without its weights, and where they are.
+    """A model in float32 without its weights, and where they are, by its configuration and tokenizer.
 
-    Raises NotByParts for a model whose files are no safetensors files, or name or cut weights otherwise than it does.
+    Raises NotByParts for a model whose files are no safetensors files, or name or cut weights otherwise than it does;
+    CheckpointError for files that hold something else than it, as ``load_model``.
     """
+    config, tokenizer = known
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
     files = TensorFiles(_paths(folder, revision))
     with no_init_weights(), _without_weights():
@@ -105,6 +119,11 @@ def unread_model(
             buffer.copy_(files[names[name]])
     if model.can_generate() and _find(folder, "generation_config.json", revision):
         model.generation_config = GenerationConfig.from_pretrained(folder, revision=revision or "main")
+    switched = switch_off(model.config)
+    if (account := files_of(folder, revision)) is not None:
+        _, compared = compare_names(model.config, account, kind=type(model))
+        check_names(folder, model, compared, config, account)
+    set_passport(model, make_passport(folder, model, tokenizer, account, switched=switched, numbers=None))
     try:
         stand_in(model, "cpu")
     except FAILURES as error:

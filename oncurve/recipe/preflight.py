@@ -116,5 +116,10 @@ def _missing_data(name: str, section: DataSection) -> list[str]:
 
 
 def _check_model(name: str) -> None:
-    """A model that can only be a folder must be one; what may be a name on the Hugging Face Hub is looked up later."""
-    locate_model(name)
+    """A model that can only be a folder must be one, with one set of whole files; what may be a name on the Hugging
+    Face Hub is looked up later."""
+    path, _ = locate_model(name)
+    if name != "embedded" and os.path.isdir(path):
+        from oncurve.observe.model_files import read_model_files  # lazy
+
+        read_model_files(path)

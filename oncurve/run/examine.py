@@ -37,7 +37,7 @@ from oncurve.episodes.from_settings import make_tools_of
 from oncurve.model.context import context_of
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
-from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
+from oncurve.policy.model_folder import declared_end_ids, inspect_folder, load_tokenizer
 from oncurve.recipe.load import read_run_config
 from oncurve.recipe.preflight import check_algorithm
 from oncurve.recipe.schema import Config
@@ -132,6 +132,17 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         parts = (list(parts[0][:CHECKED_ROWS]), *parts[1:])
     with closing(make_rewards(config, rows=parts)) as reward_function:
         return _check_rows(config, parts, partial(grade, reward_function), console)
+
+
+def check_model(name: str, *, console: Console) -> bool:
+    """Print the passport of a model; every number of its files is read, and no model is made of them.
+
+    Raises CheckpointError for a folder that is not what a run would train.
+    """
+    for line in inspect_folder(name).lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print("OK: the model is what its files hold.", highlight=False)
+    return True
 
 
 def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Grade, console: Console) -> bool:

@@ -126,9 +126,11 @@ MODEL_FILES = (
 
 
 def model_fingerprints(model: str) -> dict[str, str]:
-    """Fingerprints of what a folder says of a model beside its weights: its shape, its tokenizer, its end tokens."""
+    """Fingerprints of what a folder says of a model beside its weights: its shape, its tokenizer, its end tokens, its
+    own code."""
     folder = Path(resolve_model(str(Path(model).expanduser())))
     files = [folder / name for name in MODEL_FILES if (folder / name).is_file()]
+    files += sorted(folder.glob("*.py")) if (folder / "config.json").is_file() else []
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -21,6 +22,7 @@ from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
 from oncurve.policy.model_folder import unloadable
+from oncurve.policy.passport import passport_of
 from oncurve.policy.scoring_path import find_scoring_path
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
@@ -32,6 +34,19 @@ WORTH_SAYING = 50_000_000
 def describe_paths(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
     """The ways in which a policy's model is trained and sampled, and the reasons against faster ones."""
     return f"model: trained with {policy.scoring_path}; {_sampled(policy, rollouts)}"
+
+
+def describe_folder(policy: TrainedPolicy, name: str) -> list[str]:
+    """The passport of a policy's model in five lines; nothing of the package's own, and of one that a program made."""
+    passport = None if name == "embedded" else passport_of(policy.model)
+    return [] if passport is None else [*passport.lines]
+
+
+def passport_facts(policy: TrainedPolicy, paths: str) -> dict[str, Any]:
+    """The same for the manifest of a run, with the ways that ``describe_paths`` gives, and the threads."""
+    passport = passport_of(policy.model)
+    own = {} if passport is None else {"passport": dict(passport.facts)}
+    return {"threads": torch.get_num_threads(), "ways": paths, **own}
 
 
 def describe_sampling(policy: TrainedPolicy, rollouts: RolloutSection | None = None) -> str:
@@ -58,8 +73,9 @@ def _is_rounded(weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 def advice(policy: TrainedPolicy, config: Config) -> list[str]:
-    """Lines on settings that this model and machine make doubtful."""
+    """The passport of a policy's model, and lines on settings that this model and machine make doubtful."""
     return [
+        *describe_folder(policy, config.model),
         *filter(
             None,
             (
@@ -68,7 +84,7 @@ def advice(policy: TrainedPolicy, config: Config) -> list[str]:
                 lost_updates(policy, config),
                 slow_rate(policy, config),
             ),
-        )
+        ),
     ]
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 
 from oncurve.core.errors import ConfigError
@@ -30,7 +29,7 @@ from oncurve.run.builder import make_parts, settle
 from oncurve.run.guards import KlAlarm
 from oncurve.run.identity import identity
 from oncurve.run.interruption import Interrupted, Interruption
-from oncurve.run.model_paths import advice, describe_paths
+from oncurve.run.model_paths import advice, describe_paths, passport_facts
 from oncurve.run.rendered import arithmetic, count_prompts, with_epochs
 from oncurve.run.result import Result, Steps, finish, report
 from oncurve.run.session import make_session
@@ -93,11 +92,9 @@ def recipe_steps(
                     console.print(arithmetic(config, parts.prompts), markup=False, highlight=False)
                     console.print(paths, *hints, sep="\n", markup=False, highlight=False, soft_wrap=True)
                 with processes.on_main(lambda: RunFolder(path)) or NullRunFolder(path) as folder:
-                    counts = count_prompts(parts.prompts)
-                    started = describe_run(
-                        prompts=counts, processes=processes.count, threads=torch.get_num_threads(), ways=paths
-                    )
-                    folder.write_start(recipe, config.model_dump(mode="json"), started)
+                    counts, known = count_prompts(parts.prompts), passport_facts(parts.policy, paths)
+                    manifest = describe_run(prompts=counts, processes=processes.count, **known)
+                    folder.write_start(recipe, config.model_dump(mode="json"), manifest)
                     for line in (chat, paths, *hints):
                         if line is not None:
                             folder.log(line)

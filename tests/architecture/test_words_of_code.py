@@ -57,7 +57,6 @@ FORMATS = {
     ("history.opened", "place"): "a key of `oncurve replay --json`",
     ("plan.shape", "ways"): "a key of `oncurve plan --json`",
     ("plan.step_time", "way"): "a key of `oncurve plan --json`",
-    ("run.training", "ways"): "a key of a run's manifest.json",
 }
 """Names that files or other programs read, by their modules."""
 

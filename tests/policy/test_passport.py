@@ -1,0 +1,332 @@
+"""A model's folder, edited in a hundred ways: what is loaded is what its owner saved, or it is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from offenders import assert_none
+from safetensors.torch import load_file, save_file
+from tiny_models import make_model, model_config
+from torch import Tensor
+
+from oncurve.core.errors import OncurveError
+from oncurve.policy.model_folder import load_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Edit = Callable[[Path], None]
+FILE, ADAPTER_FILE, INDEX = "model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json"
+
+
+def write(folder: Path, weights: dict[str, Tensor], name: str = FILE) -> None:
+    save_file({key: weight.contiguous() for key, weight in weights.items()}, folder / name, metadata={"format": "pt"})
+
+
+def weights(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], name: str = FILE) -> Edit:
+    """Other tensors in the file."""
+    return lambda folder: write(folder, change(load_file(folder / name)), name)
+
+
+def each(part: str, change: Callable[[Tensor], Tensor], name: str = FILE) -> Edit:
+    """Another tensor for each of which the name has a part."""
+    return weights(
+        lambda known: {key: change(weight) if part in key else weight for key, weight in known.items()}, name
+    )
+
+
+def without(part: str, name: str = FILE) -> Edit:
+    return weights(lambda known: {key: weight for key, weight in known.items() if part not in key}, name)
+
+
+def more(name: str, *shape: int, dtype: torch.dtype = torch.float32, file: str = FILE) -> Edit:
+    return weights(lambda known: known | {name: torch.ones(shape).to(dtype)}, file)
+
+
+def renamed(old: str, new: str, name: str = FILE) -> Edit:
+    return weights(lambda known: {re.sub(old, new, key): weight for key, weight in known.items()}, name)
+
+
+def put(file: str, **changes: Any) -> Edit:
+    """Other keys in a file of JSON; None takes one out."""
+
+    def edit(folder: Path) -> None:
+        known = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+        known |= changes
+        (folder / file).write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
+
+    return edit
+
+
+def config(**changes: Any) -> Edit:
+    return put("config.json", **changes)
+
+
+def both(*edits: Edit) -> Edit:
+    def edit(folder: Path) -> None:
+        for change in edits:
+            change(folder)
+
+    return edit
+
+
+def beside(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], name: str) -> Edit:
+    """Another weight file, of torch's or of safetensors' kind."""
+
+    def edit(folder: Path) -> None:
+        known = change(load_file(folder / FILE))
+        torch.save(known, folder / name) if name.endswith(".bin") else write(folder, known, name)
+
+    return edit
+
+
+def file(name: str, content: bytes = b"", *, cut: int = 0) -> Edit:
+    """Another content of a file, or the file without its last bytes."""
+
+    def edit(folder: Path) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-cut] if cut else content)
+
+    return edit
+
+
+def gone(name: str) -> Edit:
+    return lambda folder: (folder / name).unlink()
+
+
+def index(change: Callable[[dict[str, str]], dict[str, str]]) -> Edit:
+    def edit(folder: Path) -> None:
+        known = json.loads((folder / INDEX).read_text())
+        (folder / INDEX).write_text(json.dumps(known | {"weight_map": change(known["weight_map"])}))
+
+    return edit
+
+
+def scaled(known: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: 1.5 * weight for key, weight in known.items()}
+
+
+def with_nan(weight: Tensor) -> Tensor:
+    return torch.where(torch.arange(weight.numel()).view_as(weight) == 1, torch.nan, weight)
+
+
+SAME = ""
+"""The folder is loaded, and its model is the one that was edited."""
+CASES: dict[str, tuple[str, Edit, str]] = {
+    "nothing": ("llama", both(), SAME),
+    "bfloat16 beside it": ("llama", beside(lambda w: {k: v.bfloat16() for k, v in w.items()}, "m.safetensors"), SAME),
+    "the same as torch's file": ("llama", beside(dict, "pytorch_model.bin"), SAME),
+    "float16 in torch's file": (
+        "llama", beside(lambda w: {k: v.half() for k, v in w.items()}, "pytorch_model.bin"), SAME),
+    "torch's file alone": ("llama", both(beside(dict, "pytorch_model.bin"), gone(FILE)), SAME),
+    "other torch's file": ("llama", beside(scaled, "pytorch_model.bin"), "two sets of weights"),
+    "other file beside": ("llama", beside(scaled, "model-00001-of-00002.safetensors"), "two sets of weights"),
+    "a file of another shape": (
+        "llama", beside(lambda w: {k: v[:2] for k, v in w.items()}, "model.old.safetensors"), "two sets of weights"),
+    "consolidated beside": (
+        "llama", beside(lambda w: {f"x.{k}": v for k, v in w.items()}, "consolidated.safetensors"), SAME),
+    "optimizer beside": ("llama", beside(scaled, "optimizer.bin"), SAME),
+    "gguf beside": ("llama", file("model.gguf", b"GGUF"), SAME),
+    "gguf alone": ("llama", both(file("model.gguf", b"GGUF"), gone(FILE)), "has no weights"),
+    "no weights": ("llama", gone(FILE), "has no weights"),
+    "no config": ("llama", gone("config.json"), "no config.json"),
+    "gguf and no config": ("llama", both(gone("config.json"), gone(FILE), file("a.gguf")), "llama.cpp"),
+    "consolidated and no config": (
+        "llama", both(gone("config.json"), gone(FILE), file("consolidated.00.pth")), "consolidated"),
+    "cut off": ("llama", file(FILE, cut=100), "cut off"),
+    "an empty file": ("llama", file(FILE), "damaged"),
+    "no header": ("llama", file(FILE, b"\xff" * 64), "damaged"),
+    "a pointer of Git LFS": (
+        "llama", file(FILE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), "damaged"),
+    "torch's file cut off": (
+        "llama", both(beside(dict, "pytorch_model.bin"), gone(FILE), file("pytorch_model.bin", cut=999)), "."),
+    "biases": (
+        "llama", more("model.layers.0.self_attn.q_proj.bias", 32), "no layer of LlamaForCausalLM takes 1 tensor"),
+    "a norm of keys": ("llama", more("model.layers.1.self_attn.k_norm.weight", 8), "no layer"),
+    "one more layer": ("llama", more("model.layers.2.mlp.up_proj.weight", 64, 32), "no layer"),
+    "a head for scores": ("llama", more("score.weight", 1, 32), "no layer"),
+    "a value head": ("llama", more("v_head.summary.weight", 1, 32), "no layer"),
+    "scales": ("llama", more("model.layers.0.mlp.up_proj.weight_scale", 64, 1), "no layer"),
+    "inverse scales": ("llama", more("model.layers.0.mlp.up_proj.weight_scale_inv", 1, 1), "no layer"),
+    "an input scale": ("llama", more("model.layers.0.mlp.up_proj.input_scale", 1), "no layer"),
+    "a head for other tokens": ("llama", more("model.mtp.0.weight", 32, 32), "no layer"),
+    "a LoRA left in": ("llama", more("model.layers.0.self_attn.q_proj.lora_A.default.weight", 4, 32), "no layer"),
+    "old angles": ("llama", more("model.layers.0.self_attn.rotary_emb.inv_freq", 4), SAME),
+    "positions": ("llama", more("model.rotary_emb.inv_freq", 4), SAME),
+    "a name of a wrapper": ("llama", renamed("^", "_orig_mod."), "missing"),
+    "names of another class": ("llama", renamed("^model.", "transformer."), "missing"),
+    "a name without its prefix": ("llama", renamed("^model.", ""), SAME),
+    "twice, with and without prefix": (
+        "llama", weights(lambda w: w | {k.removeprefix("model."): 2 * v for k, v in w.items()}), "twice"),
+    "a missing norm": ("llama", without("model.norm"), "missing"),
+    "a missing layer": ("llama", without("layers.1."), "missing"),
+    "no head": ("llama", without("lm_head"), "missing"),
+    "no embedding": ("llama", without("embed_tokens"), "missing"),
+    "float8": ("llama", each("_proj", lambda v: v.to(torch.float8_e4m3fn)), "F8_E4M3"),
+    "float8 of the other kind": ("llama", each("_proj", lambda v: v.to(torch.float8_e5m2)), "F8_E5M2"),
+    "int8": ("llama", each("up_proj", lambda v: (40 * v).to(torch.int8)), "I8"),
+    "packed int32": ("llama", each("up_proj", lambda v: (40 * v).to(torch.int32)), "I32"),
+    "uint8": ("llama", each("lm_head", lambda v: (40 * v).to(torch.uint8)), "U8"),
+    "float16": ("llama", each("", lambda v: v.half()), SAME),
+    "bfloat16": ("llama", each("", lambda v: v.bfloat16()), SAME),
+    "types mixed": ("llama", each("norm", lambda v: v.bfloat16()), SAME),
+    "NaN": ("llama", each("1.mlp.up_proj", with_nan), "NaN or infinity in 1 tensor"),
+    "infinity in a norm": ("llama", each("model.norm", lambda v: v / 0), "NaN or infinity"),
+    "NaN in the embedding": ("llama", each("embed", with_nan), "NaN or infinity"),
+    "zeros": ("llama", each("1.mlp.down_proj", lambda v: 0 * v), "taken"),
+    "half of a matrix": ("llama", each("1.mlp.up_proj", lambda v: v[:16]), "another shape"),
+    "a matrix that lies": ("llama", each("up_proj", lambda v: v.T), "another shape"),
+    "a larger vocabulary": ("llama", each("embed_tokens", lambda v: v.repeat(2, 1)), "another shape"),
+    "config: more layers": ("llama", config(num_hidden_layers=3), "missing"),
+    "config: fewer layers": ("llama", config(num_hidden_layers=1), "no layer"),
+    "config: no layers": ("llama", config(num_hidden_layers=0), "."),
+    "config: biases": ("llama", config(attention_bias=True), "missing"),
+    "config: biases of the MLP": ("llama", config(mlp_bias=True), "missing"),
+    "config: another width": ("llama", config(intermediate_size=65), "another shape"),
+    "config: another vocabulary": ("llama", config(vocab_size=300), "another shape"),
+    "config: more keys": ("llama", config(num_key_value_heads=4), "another shape"),
+    "config: tied": ("llama", config(tie_word_embeddings=True), "one matrix"),
+    "config: attentions": ("llama", config(output_attentions=True), SAME),
+    "config: hidden states": ("llama", config(output_hidden_states=True), SAME),
+    "config: tuples": ("llama", config(return_dict=False), SAME),
+    "config: no cache": ("llama", config(use_cache=False), SAME),
+    "config: dropout": ("llama", config(attention_dropout=0.1), SAME),
+    "config: a text": ("llama", config(num_attention_heads="4"), "num_attention_heads"),
+    "config: another text": ("llama", config(rms_norm_eps="1e-6"), "rms_norm_eps"),
+    "config: a list": ("llama", config(hidden_size=[32]), "hidden_size"),
+    "config: null": ("llama", config(hidden_size=7), "."),
+    "config: an activation": ("llama", config(hidden_act="no_such"), "no_such"),
+    "config: a rope": ("llama", config(rope_parameters="x"), "rope_parameters"),
+    "config: a rope of no type": ("llama", config(rope_parameters={"rope_type": "no_such", "rope_theta": 1.0}), "."),
+    "config: another class": ("llama", config(architectures=["MistralForCausalLM"]), "two models"),
+    "config: a class of nobody": ("llama", config(architectures=["LLaMAForCausalLM"]), SAME),
+    "config: no class": ("llama", config(architectures=None), SAME),
+    "config: another type": ("llama", config(model_type="qwen3"), "."),
+    "config: no type": ("llama", config(model_type=None), "model type"),
+    "config: a type of nobody": ("llama", config(model_type="llama9"), "model type"),
+    "config: no JSON": ("llama", file("config.json", b"{"), "config.json"),
+    "config: a list of things": ("llama", file("config.json", b"[1]"), "config.json"),
+    "tied": ("qwen2", both(), SAME),
+    "tied, head in the file": (
+        "qwen2", weights(lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}), SAME),
+    "tied, another head": (
+        "qwen2", weights(lambda w: w | {"lm_head.weight": 2 * w["model.embed_tokens.weight"]}), "one matrix"),
+    "tied, only the head": ("qwen2", renamed("model.embed_tokens", "lm_head"), SAME),
+    "untied, no head": ("qwen2", config(tie_word_embeddings=False), "missing"),
+    "qwen2 without a bias": ("qwen2", without("0.self_attn.q_proj.bias"), "missing"),
+    "qwen2 called llama": ("qwen2", config(model_type="llama", architectures=None), "no layer"),
+    "gpt2": ("gpt2", both(), SAME),
+    "gpt2 with masks": ("gpt2", more("transformer.h.0.attn.bias", 1, 1, 8, 8, dtype=torch.uint8), SAME),
+    "gpt2 with a strange mask": ("gpt2", more("transformer.h.0.attn.mask", 8, 8), "no layer"),
+    "parts": ("parts", both(), SAME),
+    "a part is missing": ("parts", gone("model-00002-of-00003.safetensors"), "1 of them are not there"),
+    "an index that knows more": ("parts", index(lambda m: m | {"a.weight": next(iter(m.values()))}), SAME),
+    "an index that knows less": ("parts", index(lambda m: {k: v for k, v in m.items() if "norm" not in k}), SAME),
+    "an index of nothing": ("parts", index(lambda m: {}), "no weight_map"),
+    "an index of another generation": (
+        "parts", index(lambda m: {k: v.replace("of-00003", "of-00004") for k, v in m.items()}), "are not there"),
+    "a part twice": (
+        "parts", lambda folder: shutil.copy(
+            folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors"), "two files"),
+    "parts of a newer generation": (
+        "parts", lambda folder: write(
+            folder, scaled(load_file(folder / "model-00001-of-00003.safetensors")), "model-00001-of-00002.safetensors"),
+        "two sets of weights"),
+    "one file and old parts": (
+        "parts", lambda folder: write(folder, scaled(load_file(folder / "model-00001-of-00003.safetensors"))), "."),
+    "generation settings": ("llama", put("generation_config.json", temperature=0.6, top_p=0.9, do_sample=True), SAME),
+    "an end outside": ("llama", put("generation_config.json", eos_token_id=999), SAME),
+    "adapter": ("adapter", both(), SAME),
+    "adapter: half": ("adapter", without("layers.1", ADAPTER_FILE), "half an adapter"),
+    "adapter: no B": ("adapter", without("0.self_attn.q_proj.lora_B", ADAPTER_FILE), "half an adapter"),
+    "adapter: fewer targets": ("adapter", put("adapter_config.json", target_modules=["q_proj"]), "no layer takes 4"),
+    "adapter: more targets": (
+        "adapter", put("adapter_config.json", target_modules=["q_proj", "v_proj", "o_proj"]), "half"),
+    "adapter: one layer": ("adapter", put("adapter_config.json", layers_to_transform=[0]), "no layer takes 4"),
+    "adapter: another rank": ("adapter", put("adapter_config.json", r=8), "does not fit"),
+    "adapter: another kind": ("adapter", put("adapter_config.json", peft_type="LOHA"), "LOHA"),
+    "adapter: no kind": ("adapter", put("adapter_config.json", peft_type=None), "None"),
+    "adapter: dropout": ("adapter", put("adapter_config.json", lora_dropout=0.05), SAME),
+    "adapter: replication": (
+        "adapter", put("adapter_config.json", layer_replication=[[0, 2], [1, 2]]), "layer_replication"),
+    "adapter: only after tokens": ("adapter", put("adapter_config.json", alora_invocation_tokens=[1]), "alora"),
+    "adapter: no base": ("adapter", put("adapter_config.json", base_model_name_or_path=None), "names no base"),
+    "adapter: base is nowhere": (
+        "adapter", put("adapter_config.json", base_model_name_or_path="/no/base"), "no such folder"),
+    "adapter: itself its base": (
+        "adapter", lambda folder: put("adapter_config.json", base_model_name_or_path=str(folder))(folder),
+        "over itself"),
+    "adapter: DoRA's flag": ("adapter", put("adapter_config.json", use_dora=True), "half"),
+    "adapter: one more tensor": (
+        "adapter", more("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", 4, 32, file=ADAPTER_FILE),
+        "no layer"),
+    "adapter: NaN": ("adapter", each("1.self_attn.v_proj.lora_A", with_nan, ADAPTER_FILE), "NaN or infinity"),
+    "adapter: names of a trainer": ("adapter", renamed("base_model.model.", "", ADAPTER_FILE), "half an adapter"),
+    "adapter: names with default": (
+        "adapter", renamed("lora_(.)", r"lora_\1.default", ADAPTER_FILE), "half an adapter"),
+    "adapter: no file": ("adapter", gone(ADAPTER_FILE), "weights of the adapter"),
+    "adapter: cut off": ("adapter", file(ADAPTER_FILE, cut=50), "cut off"),
+    "adapter: an embedding beside": (
+        "adapter", more("base_model.model.model.embed_tokens.weight", 261, 32, file=ADAPTER_FILE), "other numbers"),
+    "adapter and whole weights": (
+        "adapter", lambda folder: shutil.copy(folder.parents[0] / "llama" / FILE, folder), "holds two models"),
+    "an adapter's file beside whole weights": (
+        "llama", lambda folder: shutil.copy(folder.parents[0] / "adapter" / ADAPTER_FILE, folder), SAME),
+}  # fmt: skip
+"""By name: the folder that is edited, the edit, and words of the refusal."""
+
+
+@pytest.fixture(scope="module")
+def folders(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Right folders: three whole models, one in parts, an adapter."""
+    from peft import LoraConfig, get_peft_model
+
+    root = tmp_path_factory.mktemp("folders")
+    for kind in ("llama", "qwen2", "gpt2"):
+        make_model(model_config(kind, tokenizer)).save_pretrained(root / kind)
+    model = make_model(model_config("llama", tokenizer), seed=1)
+    model.save_pretrained(root / "parts", max_shard_size="64KB")
+    options: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    peft = get_peft_model(
+        make_model(model_config("llama", tokenizer)), LoraConfig(r=4, task_type="CAUSAL_LM", **options)
+    )
+    peft.peft_config["default"].base_model_name_or_path = str(root / "llama")
+    peft.save_pretrained(root / "adapter")
+    for kind in ("llama", "qwen2", "gpt2", "parts"):
+        tokenizer.save_pretrained(root / kind)
+    return root
+
+
+def row(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(5, 25)[None], use_cache=False).logits[0].log_softmax(-1)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers' and peft's, of folders that are refused
+def test_a_hundred_folders_are_what_they_hold_or_are_refused(folders: Path, tmp_path: Path) -> None:
+    right = {kind: row(load_model(str(folders / kind))[0]) for kind in ("llama", "qwen2", "gpt2", "parts", "adapter")}
+
+    def fault(kind: str, edit: Edit, refusal: str) -> str | None:
+        folder = folders / "edited"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(folders / kind, folder)
+        edit(folder)
+        try:
+            model, _ = load_model(str(folder))
+        except OncurveError as error:
+            return None if refusal and re.search(refusal, str(error)) else f"refused: {error}"
+        except Exception as error:  # noqa: BLE001  a traceback is what is looked for
+            return f"TRACEBACK {type(error).__name__}: {error}"
+        if refusal not in (SAME, "taken"):
+            return "not refused"
+        distance = float((row(model) - right[kind]).abs().max())
+        return f"{distance:.2g} from the model" if refusal == SAME and distance > 0.2 else None
+
+    results = {name: fault(*case) for name, case in CASES.items()}
+    assert_none(f"{name}: {text}" for name, text in results.items() if text)
