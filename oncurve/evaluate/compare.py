@@ -75,7 +75,7 @@ class Comparison:
             rows.append(self._row("bad format", lambda example: example.category == "bad_format"))
         if self.before.counts["error"] or self.after.counts["error"]:
             rows.append(self._row("not gradable", lambda example: example.category == "error", of_all=True))
-        rows.append(self._row("cut off at limit", lambda example: example.finish_reason != "stop", of_all=True))
+        rows.append(self._row("cut off at limit", lambda example: example.is_truncated, of_all=True))
         return tuple(rows)
 
     @cached_property
@@ -238,12 +238,12 @@ class Comparison:
             lines.append(
                 f"reward: {decimals(reward.before.value)} before, {decimals(reward.after.value)} after training, "
                 f"{signed_decimals(reward.change)} {interval(reward.low, reward.high, signed_decimals)} "
-                f"({reward.after.total} test problems)"
+                f"({counted(reward.after.total, 'test problem')})"
             )
         if self.judges("correct"):
             before, after = self.before.correct, self.after.correct
             shares = f"{percent(before.fraction)} before, {percent(after.fraction)} after training"
-            lines.append(f"correct: {shares} ({after.total} test problems)")
+            lines.append(f"correct: {shares} ({counted(after.total, 'test problem')})")
         return lines
 
     def _cells(self, *, between: str) -> list[tuple[str, ...]]:

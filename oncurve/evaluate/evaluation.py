@@ -69,6 +69,11 @@ class Example:
         """Right answer in the right form."""
         return self.category == "correct"
 
+    @property
+    def is_truncated(self) -> bool:
+        """The completion never ended by itself, as ``Completion.is_truncated`` says of those of a run."""
+        return self.finish_reason not in ENDED_BY_ITSELF
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -210,7 +215,7 @@ class Evaluation:
             "evaluation/mean_reward_low": mean.low,
             "evaluation/mean_reward_high": mean.high,
             "evaluation/error_fraction": sum(e.error not in (None, NOT_APPLICABLE) for e in self.examples) / total,
-            "evaluation/truncated_fraction": sum(e.finish_reason not in ENDED_BY_ITSELF for e in self.examples) / total,
+            "evaluation/truncated_fraction": sum(example.is_truncated for example in self.examples) / total,
             "evaluation/mean_tokens": fmean(example.num_tokens for example in self.examples),
             "evaluation/num_examples": float(total),
         }

@@ -54,7 +54,7 @@ from oncurve.recipe.schema import Config
 from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function, part_weights, with_early_grading
 from oncurve.run.interruption import Interruption
-from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
+from oncurve.run.rendered import Rendered, check_thinking, make_prompts, refuse_shared, split_rows
 from oncurve.sample.settings import SAMPLERS
 
 if TYPE_CHECKING:
@@ -342,6 +342,7 @@ def make_parts(
             "here. Set policy.compute_type=bfloat16, or policy.parallel=fsdp"
         )
     rows = split_rows(config, objects)  # what a user can mistake is found before the model is loaded
+    refuse_shared(rows, config, objects)
     reward_function = make_rewards(config, rows=rows, objects=objects)
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, objects=objects)
