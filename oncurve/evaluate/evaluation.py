@@ -29,6 +29,10 @@ from oncurve.wording import decimals, interval, percent
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
+LIKELIHOOD = "the mean log-probability of a token of the row's demonstration, which is minus its loss"
+"""The reward of a supervised stage whose rows have no answers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One completion of one held-out prompt, graded.
@@ -126,7 +130,7 @@ class Evaluation:
     seed: int = 0
     """Seed of the bootstrap."""
     correct_means: str = ""
-    """Meaning of "correct" here, in a few words."""
+    """Meaning of "correct" here, in a few words; ``LIKELIHOOD`` where nothing is, and the reward is that."""
 
     @cached_property
     def graded(self) -> tuple[Example, ...]:

@@ -56,7 +56,9 @@ class OptimizerSettings(Section):
 
     def slow_warning(self, weights: int, *, is_adapter: bool) -> str | None:
         """A warning of a rate at which so few weights hardly move; None from a tenth of the usual rate on."""
-        if self.type == "muon" or self.learning_rate == 0:
+        if self.learning_rate == 0:
+            return "warning: optimizer.learning_rate is 0: no weight moves, and the model stays as it is"
+        if self.type == "muon":
             return None
         usual = 1e-5 if is_adapter else next((rate for most, rate in USUAL_RATES if weights <= most), 0.0)
         if self.learning_rate > 0.1 * usual:

@@ -41,7 +41,9 @@ class Rendered:
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = field(default_factory=list)
     """Demonstrations of a supervised stage, one for each prompt in ``train``; ``train`` itself where rows wait."""
     demonstrations_during: list[Demonstration] = field(default_factory=list)
-    """Held-out demonstrations, whose loss is measured during a supervised stage."""
+    """Validation demonstrations, whose loss is measured during a supervised stage."""
+    demonstrations_held_out: list[Demonstration] = field(default_factory=list)
+    """Those of test and validation, of which the last turn is to be said."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """The prompt of the reference for each training prompt, with the hint of ``algorithm.teacher_hint``; where prompts
     are written on demand, of those that have been."""
@@ -175,6 +177,7 @@ def make_prompts(
     writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, objects)
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = []
     demonstrations_during: list[Demonstration] = []
+    demonstrations_held_out: list[Demonstration] = []
     if config.sft is None:
         train = (
             writer.on_demand(train_rows)
@@ -196,6 +199,7 @@ def make_prompts(
             writer.demonstrations(test, config.evaluation_data, last),
             writer.demonstrations(during, config.evaluation_data, last),
         )
+        demonstrations_held_out = [*held_out[0], *held_out[1]]
         test_prompts, middle = (
             [demonstration.prompt for demonstration in part if demonstration.leaves_room(limit)] for part in held_out
         )
@@ -211,7 +215,8 @@ def make_prompts(
             train.see = lambda prompts: hinted.update(writer.hinted(prompts))
         else:
             hinted = writer.hinted(train)
-    return Rendered(train, middle, test_prompts, excluded, demonstrations, demonstrations_during, hinted)
+    demonstrated = (demonstrations, demonstrations_during, demonstrations_held_out)
+    return Rendered(train, middle, test_prompts, excluded, *demonstrated, hinted)
 
 
 @dataclass
