@@ -75,20 +75,25 @@ class LikelihoodReward:
 
     def __init__(self, policy: DevicePolicy, demonstrations: Sequence[Demonstration]) -> None:
         self._policy = policy
-        self._of = {(one.prompt.prompt_ids, taught_text(one.prompt.row)): one for one in demonstrations}
+        self._of = {_key(demonstration.prompt): demonstration for demonstration in demonstrations}
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One for each, under the weights of now. All processes call it with the same prompts."""
-        demonstrations = [self._of[prompt.prompt_ids, taught_text(prompt.row)] for prompt in prompts]
+        demonstrations = [self._of[_key(prompt)] for prompt in prompts]
         return [Reward(value) for value in mean_logprobs(self._policy, demonstrations)]
 
     def close(self) -> None:
         """Nothing was taken."""
 
 
+def _key(prompt: Prompt) -> tuple[Sequence[int], str]:
+    """The tokens of a prompt and the text of its demonstration."""
+    return prompt.prompt_ids, taught_text(prompt.row)
+
+
 def mean_logprobs(policy: DevicePolicy, demonstrations: Sequence[Demonstration]) -> list[float]:
     """The mean of log p over the learned tokens of each demonstration under the current weights, in nats."""
-    groups = [_demonstrated(one.prompt, one, step=0) for one in demonstrations]
+    groups = [_demonstrated(demonstration.prompt, demonstration, step=0) for demonstration in demonstrations]
     batch = collate(groups, torch.ones(len(groups), 1))
     logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
     assert logprobs is not None

@@ -43,7 +43,7 @@ class Rendered:
     demonstrations_during: list[Demonstration] = field(default_factory=list)
     """Validation demonstrations, whose loss is measured during a supervised stage."""
     demonstrations_held_out: list[Demonstration] = field(default_factory=list)
-    """Those of test and validation, of which the last turn is to be said."""
+    """Demonstrations of test and validation, of which the last turn is to be said."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """The prompt of the reference for each training prompt, with the hint of ``algorithm.teacher_hint``; where prompts
     are written on demand, of those that have been."""
