@@ -21,7 +21,7 @@ from oncurve.core.errors import ConfigError, Failure, attempt
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _EXIT = os._exit
 _reported: set[tuple[str, str]] = set()
 _contents: dict[str, Any] = {}

@@ -68,9 +68,7 @@ def coldstart(
     output: Annotated[Path, typer.Option(help="Folder for the new run, which is a model too.")],
     task: Annotated[
         str | None,
-        typer.Option(
-            help="word_problems (the default), programs, calculator, calculator_chains, or the folder of a recipe."
-        ),
+        typer.Option(help="word_problems, programs, calculator, calculator_chains, or the folder of a recipe."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Demonstrations of your own instead of a task's.")] = None,
     size: Annotated[
@@ -94,7 +92,12 @@ def coldstart(
     if data is None:
         if size or like or layers:
             raise ConfigError("--size, --like and --layers are for demonstrations of your own: give --data FILE")
-        recipe, settings = prepare_base(output, task=task or "word_problems", seed=seed)
+        if task is None:
+            raise ConfigError(
+                f"give demonstrations of your own with --data FILE, or a task of the package with --task: one of "
+                f"{', '.join(BASES)}, or the folder of a recipe"
+            )
+        recipe, settings = prepare_base(output, task=task, seed=seed)
     else:
         if task or (size and like):
             raise ConfigError(

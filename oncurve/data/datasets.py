@@ -176,8 +176,31 @@ def drop_repeats(rows: Sequence[Row]) -> tuple[list[Row], int]:
     return list(first.values()), len(rows) - len(first)
 
 
+def problem_key(row: Mapping[str, Any], *, by_row: bool = False) -> str:
+    """The key under which two rows are the same problem: their question, or ``by_row`` all their columns."""
+    if not by_row:
+        return question_key(str(row["question"]))
+    from oncurve.data.fingerprint import rows_fingerprint  # lazy
+
+    return rows_fingerprint([row]).text
+
+
+def count_rows(rows: Sequence[Row], what: str) -> str:
+    """The number of rows, and of their questions where some occur again: "240 test of 4 questions"."""
+    text = f"{len(rows):,} {what}"
+    if isinstance(rows, StoredRows):
+        return text
+    questions = len({question_key(str(row["question"])) for row in rows})
+    return text if questions == len(rows) else f"{text} of {counted(questions, 'question')}"
+
+
 def hold_out(
-    rows: Sequence[Row], *, count: int | None = None, fraction: float | None = None, seed: int = 0
+    rows: Sequence[Row],
+    *,
+    count: int | None = None,
+    fraction: float | None = None,
+    seed: int = 0,
+    by_row: bool = False,
 ) -> tuple[Sequence[Row], list[Row]]:
     """Rows to train on and rows held out, chosen by a hash of the question and not by its index.
 
@@ -185,7 +208,8 @@ def hold_out(
 
     A question falls on the same side in whatever order the rows come and however often it occurs; with
     ``fraction`` it stays there when rows are added. Both lists keep the order of ``rows``. With ``count``, a
-    question that occurs several times can bring a few rows more. Use it to pick few-shot examples too: they
+    question that occurs several times can bring a few rows more. ``by_row``, rows of one question with other columns
+    are problems of their own, and the hash is that of the whole row. Use it to pick few-shot examples too: they
     must leave the rows that are trained on. Of rows that are read on demand, indices are drawn instead.
 
     Raises ConfigError unless exactly one of the two sizes is given, DataError if a side would be empty.
@@ -195,7 +219,7 @@ def hold_out(
     if isinstance(rows, StoredRows):
         number = count if fraction is None else round(fraction * len(rows))
         return rows.split(min(number or 0, len(rows)), seed=seed)
-    hashes = [_hash_fraction(row["question"], seed) for row in rows]
+    hashes = _hashes(rows, seed, by_row)
     bound = fraction if fraction is not None else _bound(hashes, count or 0)
     train, held_out = [], []
     for row, value in zip(rows, hashes, strict=True):
@@ -207,6 +231,17 @@ def hold_out(
             f"out. Both must have some: {_why(rows)}"
         )
     return train, held_out
+
+
+def draw_rows(rows: Sequence[Row], count: int, *, seed: int, by_row: bool = False) -> list[Row]:
+    """The rows that ``hold_out`` would choose, all of them where there are no more than ``count``."""
+    if len(rows) <= count:
+        return list(rows)
+    if isinstance(rows, StoredRows):
+        return rows.split(count, seed=seed)[1]
+    hashes = _hashes(rows, seed, by_row)
+    bound = _bound(hashes, count)
+    return [row for row, value in zip(rows, hashes, strict=True) if value < bound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +338,8 @@ def _adapted(type: str, source: str, row: Row, *, needs_answer: bool) -> Row:
     if isinstance(answer_in_row, float) and math.isnan(answer_in_row):  # how tables say that there is none
         answer_in_row = None
         row = row | {"answer": None}
-    answer = _text(source, row, "answer").strip() if needs_answer or row.get("answer") is not None else ""
+    is_empty = row.get("answer") is None or (type != "given" and not str(row["answer"]).strip())
+    answer = "" if is_empty and not needs_answer else _text(source, row, "answer").strip()
     raw_answer = (
         {RAW_ANSWER: answer_in_row}
         if answer_in_row is None or isinstance(answer_in_row, (list, tuple, Mapping, bool))
@@ -407,10 +443,11 @@ def _why(rows: Sequence[Row]) -> str:
     return "set evaluation.num_prompts to fewer problems, or name others with evaluation.data."
 
 
-def _hash_fraction(question: str, seed: int) -> float:
-    """A number in [0, 1) that depends on the question and the seed alone."""
-    digest = blake2b(f"{seed}\n{question_key(question)}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 11) / 2**53
+def _hashes(rows: Sequence[Row], seed: int, by_row: bool) -> list[float]:
+    """Numbers in [0, 1), each of which depends on its row's problem and the seed alone."""
+    keys = (f"{seed}\n{problem_key(row, by_row=by_row)}" for row in rows)
+    digests = (blake2b(key.encode(), digest_size=8).digest() for key in keys)
+    return [(int.from_bytes(digest, "big") >> 11) / 2**53 for digest in digests]
 
 
 def _bound(hashes: Sequence[float], count: int) -> float:

@@ -68,6 +68,11 @@ class EpisodeKeys(Section):
         """Completions have turns."""
         return bool(self.tools or self.environments or self.agent)
 
+    @property
+    def plays_rows(self) -> bool:
+        """An environment or agent gets all columns of a row, so that rows of one question are different problems."""
+        return bool(self.environments or self.agent)
+
     @model_validator(mode="after")
     def _check_agent(self) -> EpisodeKeys:
         if self.agent is not None and (self.tools or self.environments):

@@ -36,7 +36,7 @@ def analysis_markdown(evaluation: Evaluation, *, limit: int = 3, max_characters:
     rows: list[tuple[str, ...]] = []
     for name, examples in groups.items():
         length = f"{fmean(row.num_tokens for row in examples):.0f}" if examples else "-"
-        cut = sum(row.finish_reason != "stop" for row in examples)
+        cut = sum(row.is_truncated for row in examples)
         rows.append((TITLES[name], str(evaluation.category_share(name)), length, str(cut)))
     lines += tables.markdown(("category", "completions [95 %]", "mean tokens", "cut off"), rows)
     for name, examples in groups.items():

@@ -15,7 +15,15 @@ from rich.text import Text
 
 from oncurve import tables
 from oncurve.core.errors import DataError
-from oncurve.evaluate.evaluation import ComparisonRow, Evaluation, Example, RewardChange, reward_change, share_change
+from oncurve.evaluate.evaluation import (
+    LIKELIHOOD,
+    ComparisonRow,
+    Evaluation,
+    Example,
+    RewardChange,
+    reward_change,
+    share_change,
+)
 from oncurve.observe.record import write_json, write_lines, write_text
 from oncurve.wording import counted, decimals, interval, p_text, percent, points, signed_decimals, signed_points
 
@@ -75,7 +83,7 @@ class Comparison:
             rows.append(self._row("bad format", lambda example: example.category == "bad_format"))
         if self.before.counts["error"] or self.after.counts["error"]:
             rows.append(self._row("not gradable", lambda example: example.category == "error", of_all=True))
-        rows.append(self._row("cut off at limit", lambda example: example.finish_reason != "stop", of_all=True))
+        rows.append(self._row("cut off at limit", lambda example: example.is_truncated, of_all=True))
         return tuple(rows)
 
     @cached_property
@@ -152,6 +160,8 @@ class Comparison:
         notes = [f"Both {decoding}; {tokens}.", f"[95 % intervals]: {interval}; p: {test}, paired.", f"{sides}."]
         if self.judges("correct") and self.after.correct_means:
             notes.append(f"Correct: {self.after.correct_means}.")
+        elif self.after.correct_means == LIKELIHOOD:
+            notes.append(f"Reward: {LIKELIHOOD}.")
         if left_out := len(self.before.examples) - self.reward.total:
             notes.append(f"{counted(left_out, 'example')} not graded both times, left out of all other rows.")
         return " ".join(notes)
@@ -238,12 +248,14 @@ class Comparison:
             lines.append(
                 f"reward: {decimals(reward.before.value)} before, {decimals(reward.after.value)} after training, "
                 f"{signed_decimals(reward.change)} {interval(reward.low, reward.high, signed_decimals)} "
-                f"({reward.after.total} test problems)"
+                f"({counted(reward.after.total, 'test problem')})"
             )
+            if self.after.correct_means == LIKELIHOOD:
+                lines.append(f"reward: {LIKELIHOOD}")
         if self.judges("correct"):
             before, after = self.before.correct, self.after.correct
             shares = f"{percent(before.fraction)} before, {percent(after.fraction)} after training"
-            lines.append(f"correct: {shares} ({after.total} test problems)")
+            lines.append(f"correct: {shares} ({counted(after.total, 'test problem')})")
         return lines
 
     def _cells(self, *, between: str) -> list[tuple[str, ...]]:

@@ -29,6 +29,10 @@ from oncurve.wording import decimals, interval, percent
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
+LIKELIHOOD = "the mean log-probability of a token of the row's demonstration, which is minus its loss"
+"""The reward of a supervised stage whose rows have no answers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One completion of one held-out prompt, graded.
@@ -68,6 +72,11 @@ class Example:
     def is_correct(self) -> bool:
         """Right answer in the right form."""
         return self.category == "correct"
+
+    @property
+    def is_truncated(self) -> bool:
+        """The completion never ended by itself, as ``Completion.is_truncated`` says of those of a run."""
+        return self.finish_reason not in ENDED_BY_ITSELF
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ class Evaluation:
     seed: int = 0
     """Seed of the bootstrap."""
     correct_means: str = ""
-    """Meaning of "correct" here, in a few words."""
+    """Meaning of "correct" here, in a few words; ``LIKELIHOOD`` where nothing is, and the reward is that."""
 
     @cached_property
     def graded(self) -> tuple[Example, ...]:
@@ -210,7 +219,7 @@ class Evaluation:
             "evaluation/mean_reward_low": mean.low,
             "evaluation/mean_reward_high": mean.high,
             "evaluation/error_fraction": sum(e.error not in (None, NOT_APPLICABLE) for e in self.examples) / total,
-            "evaluation/truncated_fraction": sum(e.finish_reason not in ENDED_BY_ITSELF for e in self.examples) / total,
+            "evaluation/truncated_fraction": sum(example.is_truncated for example in self.examples) / total,
             "evaluation/mean_tokens": fmean(example.num_tokens for example in self.examples),
             "evaluation/num_examples": float(total),
         }

@@ -16,15 +16,15 @@ class EvaluationSection(Section):
     """Evaluation before, during and after the run."""
 
     data: Data | None = None
-    """Other problems for evaluation; None holds out some of the training data."""
+    """Other problems for test and validation; None holds out some of the training data."""
     num_prompts: PositiveInt = 500
-    """Problems before and after the run, held out if ``data`` is None; a fifth if fewer than a step takes were left."""
+    """Test problems, before and after the run; held out if ``data`` is None, a fifth where too few rows are left."""
     split_seed: NonNegative = 0
     """Which rows are held out. Independent of run.seed, so that seeds are tested on the same problems."""
     every_steps: NonNegative = 0
-    """Also evaluate after every so many steps; 0: only before and after the run."""
+    """Also measure the validation problems after every so many steps; 0: only the test, before and after the run."""
     num_prompts_during: PositiveInt = 100
-    """Problems during the run."""
+    """Validation problems, during the run; held out like test problems, whether they are measured or not."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

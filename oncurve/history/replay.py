@@ -175,14 +175,19 @@ def replay(
 
 
 def _changed_config(run: PastRun, changes: Sequence[str]) -> Config:
-    for change in changes:
-        key = change.partition("=")[0]
-        if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE):
-            raise ConfigError(
-                f"{key}: with another value the run would have sampled other completions. Replay changes "
-                f"{', '.join(CHANGEABLE)}; for anything else train again"
-            )
-    return read_run_config((run.path / "config.yaml").read_text(encoding="utf-8"), changes, source="the run's recipe")
+    """The run's recipe with the changes. Raises ConfigError for keys on which its completions depend."""
+    keys = [change.partition("=")[0] for change in changes]
+    others = [key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)]
+    text = (run.path / "config.yaml").read_text(encoding="utf-8")
+    config = read_run_config(text, () if others else changes, source="the run's recipe")
+    if config.completions_per_step != run.config.completions_per_step:  # of whichever key of a section in braces
+        others.append("algorithm.group_size")
+    if others:
+        raise ConfigError(
+            f"{others[0]}: with another value the run would have sampled other completions. Replay changes "
+            f"{', '.join(CHANGEABLE)}, but not algorithm.group_size; for anything else train again"
+        )
+    return config
 
 
 def _samples_again(config: Config) -> bool:

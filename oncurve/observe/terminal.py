@@ -77,3 +77,17 @@ def counting(out: Console, what: str) -> Iterator[Callable[[int, int], None]]:
                 out.print(text, markup=False, highlight=False)
 
         yield tell
+
+
+def open_terminals() -> list[int]:
+    """The numbers of standard input and outputs that are a terminal."""
+    return [number for number in (0, 1, 2) if os.isatty(number)]
+
+
+def leave_terminals(numbers: list[int]) -> None:
+    """Write nothing more to terminals that were closed, where each line would be an error, and forget them."""
+    for number in numbers:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, number)
+        os.close(nothing)
+    numbers.clear()

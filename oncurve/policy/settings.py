@@ -16,6 +16,9 @@ USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
 """Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
 
 
+Extension = Literal["stretch", "restart", "hold"]
+
+
 class OptimizerSettings(Section):
     """The optimizer and its schedule."""
 
@@ -38,6 +41,11 @@ class OptimizerSettings(Section):
     """Updates of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or down to 0."""
+    extension: Extension | None = None
+    """How a run with a schedule goes on that is resumed with more updates: stretch, as if it had been planned so;
+    restart, warm-up and schedule again over the new ones; hold, the last planned rate. None: it is asked for."""
+    planned_updates: tuple[PositiveInt, ...] = ()
+    """Updates that earlier schedules of an extended run went up to; a resume writes it."""
 
     @property
     def betas(self) -> tuple[float, float]:
@@ -56,7 +64,9 @@ class OptimizerSettings(Section):
 
     def slow_warning(self, weights: int, *, is_adapter: bool) -> str | None:
         """A warning of a rate at which so few weights hardly move; None from a tenth of the usual rate on."""
-        if self.type == "muon" or self.learning_rate == 0:
+        if self.learning_rate == 0:
+            return "warning: optimizer.learning_rate is 0: no weight moves, and the model stays as it is"
+        if self.type == "muon":
             return None
         usual = 1e-5 if is_adapter else next((rate for most, rate in USUAL_RATES if weights <= most), 0.0)
         if self.learning_rate > 0.1 * usual:
@@ -83,7 +93,16 @@ class OptimizerSettings(Section):
         return self.learning_rate * updates
 
     def rate(self, update: int, total_updates: int) -> float:
-        """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero at the last."""
+        """The learning rate of an update, counted from 0: warm-up, then the schedule down to zero at the last.
+
+        In an extended run each schedule goes from the end of the one before to its own.
+        """
+        if self.planned_updates and self.extension == "hold":
+            update, total_updates = min(update, self.planned_updates[0] - 1), self.planned_updates[0]
+        elif self.planned_updates and self.extension == "restart":
+            start = max((end for end in self.planned_updates if end <= update), default=0)
+            end = min((end for end in self.planned_updates if end > update), default=total_updates)
+            update, total_updates = update - start, end - start
         if update < self.warmup_updates:
             return self.learning_rate * (update + 1) / (self.warmup_updates + 1)
         if self.schedule == "constant":

@@ -126,8 +126,8 @@ class Site:
             try:
                 entry = _entry(self._read(run).value)
             except DataError as error:
-                entry = {"problem": str(error)}
-            rows.append({"name": name, "href": f"/run/{quote(name, safe='')}", "state": state(run), **entry})
+                entry = {"problem": str(error), "state": state(run)}
+            rows.append({"name": name, "href": f"/run/{quote(name, safe='')}", **entry})
         return rows
 
     def _read(self, run: Path) -> Made:
@@ -157,16 +157,17 @@ class Site:
 
 
 def _entry(read: Reading) -> dict[str, Any]:
-    """A run in a few numbers, for a list."""
+    """A run in a few numbers, for a list: its state is of the same moment, and its test is of the trained model."""
     facts = read.facts
     severities = [finding["severity"] for finding in facts["findings"]]
-    measured = facts["evaluation"]["measured"]
+    measured = [evaluation for evaluation in facts["evaluation"]["measured"] if evaluation["name"] != "base"]
     tested = [evaluation["shares"]["correct"]["fraction"] for evaluation in measured if evaluation["shares"]]
     earned = [evaluation["mean_reward"]["value"] for evaluation in measured if evaluation["mean_reward"]]
     is_supervised = bool(read.config.get("sft"))
     curve = "sft/loss" if is_supervised else "reward/mean"  # every demonstration has a reward of 1
     values, last = read.table.curve(curve), read.table.last(curve)
     return {
+        "state": facts["state"],
         "steps_done": facts["steps_done"],
         "steps_planned": facts["steps_planned"],
         "model": str(read.config.get("model") or ""),

@@ -13,7 +13,7 @@ from oncurve.doctor.case import read_case
 from oncurve.observe.columns import Columns
 from oncurve.observe.record import read_json, read_rows, write_pieces
 from oncurve.report.curves import PANELS, CurveTable, block_size, glossary, key_groups
-from oncurve.report.overview import overview
+from oncurve.report.overview import overview, state
 from oncurve.report.page import (
     TEXT_BUDGET,
     TOKEN_BUDGET,
@@ -138,9 +138,11 @@ class Reading:
 
 def read_run(run: Path, *, usd_per_hour: float | None = None) -> Reading:
     """A run's folder, its metrics read once. Raises DataError if there is no run, or a file of it is broken."""
+    now = state(run)  # before its numbers: a run that ends meanwhile is finished only with its last ones
     case = read_case(run)
     table = CurveTable(case.columns, block_size([case.columns]))
-    return Reading(overview(run, case, usd_per_hour=usd_per_hour), case.columns, table, case.config)
+    facts = {**overview(run, case, usd_per_hour=usd_per_hour), "state": now}
+    return Reading(facts, case.columns, table, case.config)
 
 
 def report_page(

@@ -142,6 +142,10 @@ class EnvironmentSection(RewardSection):
         """The environment may report "correct"."""
         return True
 
+    def reads_answer(self, around: Surroundings) -> bool:
+        """No: the environment or agent gets the columns that it asks for, and there need be no answer among them."""
+        return False
+
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
         return EnvironmentReward()

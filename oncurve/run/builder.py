@@ -32,6 +32,7 @@ from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.data.python_objects import NAMELESS, NOTHING, PythonObjects
 from oncurve.data.settings import DataSection
+from oncurve.evaluate.evaluation import LIKELIHOOD
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.model.context import context_of
@@ -54,7 +55,7 @@ from oncurve.recipe.schema import Config
 from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function, part_weights, with_early_grading
 from oncurve.run.interruption import Interruption
-from oncurve.run.rendered import Rendered, check_thinking, make_prompts, split_rows
+from oncurve.run.rendered import Rendered, check_thinking, make_prompts, refuse_shared, split_rows
 from oncurve.sample.settings import SAMPLERS
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ class Parts:
     examining_reward: RewardFunction | None = None
     """Reward of measurements; None: that of training."""
     correct_means: str = ""
-    """Meaning of "correct" in measurements, where the recipe's rewards do not say it."""
+    """Meaning of "correct" in measurements, or of their reward, where it is none of the recipe's."""
 
     @property
     def closing(self) -> list[Sampler | RewardFunction | OutsideTeacher]:
@@ -348,6 +349,7 @@ def make_parts(
             "here. Set policy.compute_type=bfloat16, or policy.parallel=fsdp"
         )
     rows = split_rows(config, objects)  # what a user can mistake is found before the model is loaded
+    refuse_shared(rows, config, objects)
     reward_function = make_rewards(config, rows=rows, objects=objects)
     algorithm = make_algorithm(config)
     policy = make_policy(config, with_reference=algorithm.needs_reference, processes=processes, objects=objects)
@@ -372,12 +374,12 @@ def make_parts(
     sampler, servers, ahead = make_shared_sampler(config, processes, data, interruption, objects)
     if config.sft is None:
         return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, objects, ahead)
-    from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, SameTextReward  # lazy
+    from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, LikelihoodReward  # lazy
 
     correct_means = ""
     if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
         reward_function.close()
-        reward_function, correct_means = SameTextReward(), "the text is the demonstration's"
+        reward_function, correct_means = LikelihoodReward(policy, prompts.demonstrations_held_out), LIKELIHOOD
     demonstrations = DemonstrationSampler(prompts.demonstrations)
     return Parts(
         config, policy, algorithm, demonstrations, DemonstratedReward(), prompts, data, servers, objects,

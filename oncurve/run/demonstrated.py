@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
+from oncurve.core.batch import collate
+from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.core.sampler import PolicyView, SamplingRequest
 from oncurve.data.demonstrations import Demonstration, taught_text
@@ -27,25 +31,25 @@ class DemonstrationSampler:
         """One group of one completion per prompt, in order. Its log-probabilities are 0: nobody sampled it."""
         if request.group_size != 1:
             raise ValueError(f"a prompt has one demonstration, not {request.group_size}")
-        groups = []
-        for prompt in request.prompts:
-            demonstration = self._of[prompt.index]
-            nothing = (0.0,) * len(demonstration.token_ids)
-            completion = Completion(
-                prompt.prompt_ids,
-                demonstration.token_ids,
-                demonstration.text,
-                nothing,
-                "stop",
-                request.step,
-                0,
-                segments=demonstration.segments,
-            )
-            groups.append(Group(prompt, (completion,)))
-        return groups
+        return [_demonstrated(prompt, self._of[prompt.index], step=request.step) for prompt in request.prompts]
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+def _demonstrated(prompt: Prompt, demonstration: Demonstration, *, step: int) -> Group:
+    """The demonstration as the only completion of its prompt."""
+    completion = Completion(
+        prompt.prompt_ids,
+        demonstration.token_ids,
+        demonstration.text,
+        (0.0,) * len(demonstration.token_ids),
+        "stop",
+        step,
+        0,
+        segments=demonstration.segments,
+    )
+    return Group(prompt, (completion,))
 
 
 class DemonstratedReward:
@@ -61,18 +65,37 @@ class DemonstratedReward:
         """Nothing was taken."""
 
 
-class SameTextReward:
-    """1 for a completion that says what the row's demonstration says, for rows without a reference answer."""
+class LikelihoodReward:
+    """The mean log-probability of a token of the row's demonstration, minus its loss, for rows without an answer.
 
-    name = "same_text"
+    It looks at no completion: what a conversation, an episode or a free text says is seldom said again word for word.
+    """
+
+    name = "likelihood"
+
+    def __init__(self, policy: DevicePolicy, demonstrations: Sequence[Demonstration]) -> None:
+        self._policy = policy
+        self._of = {_key(demonstration.prompt): demonstration for demonstration in demonstrations}
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
-        """Compared without white space at both ends."""
-        same = [
-            float(completion.text.strip() == taught_text(prompt.row).strip())
-            for prompt, completion in zip(prompts, completions, strict=True)
-        ]
-        return [Reward(value, {"correct": value}) for value in same]
+        """One for each, under the weights of now. All processes call it with the same prompts."""
+        demonstrations = [self._of[_key(prompt)] for prompt in prompts]
+        return [Reward(value) for value in mean_logprobs(self._policy, demonstrations)]
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+def _key(prompt: Prompt) -> tuple[Sequence[int], str]:
+    """The tokens of a prompt and the text of its demonstration."""
+    return prompt.prompt_ids, taught_text(prompt.row)
+
+
+def mean_logprobs(policy: DevicePolicy, demonstrations: Sequence[Demonstration]) -> list[float]:
+    """The mean of log p over the learned tokens of each demonstration under the current weights, in nats."""
+    groups = [_demonstrated(demonstration.prompt, demonstration, step=0) for demonstration in demonstrations]
+    batch = collate(groups, torch.ones(len(groups), 1))
+    logprobs = policy.annotate(batch, old=True, entropy=False, reference=False).old_logprobs
+    assert logprobs is not None
+    mask = batch.mask.to(logprobs.device)
+    return (torch.where(mask, logprobs, 0.0).sum(dim=1) / mask.sum(dim=1)).tolist()

@@ -17,7 +17,7 @@ from oncurve.core.records import SamplingParams
 from oncurve.core.sampler import SamplingRequest
 from oncurve.data.chat_template import Chat, prepare_tokenizer
 from oncurve.data.check import Grade, GradeMeaning, check_data, form_of
-from oncurve.data.datasets import statistics
+from oncurve.data.datasets import count_rows, statistics
 from oncurve.data.from_settings import Rows
 from oncurve.data.prompt_check import demonstration_report, prompt_report
 from oncurve.data.prompts import (
@@ -47,7 +47,7 @@ from oncurve.rewards.section import RewardSection
 from oncurve.rewards.terms import deciding_reward, describe_rewards, have_right_answer
 from oncurve.run.builder import make_policy, make_rewards
 from oncurve.run.model_paths import describe_sampling, foresee_paths
-from oncurve.run.rendered import check_thinking, make_prompts, split_rows
+from oncurve.run.rendered import check_thinking, describe_validation, make_prompts, split_rows
 from oncurve.run.reward_cost import MeteredGrade
 from oncurve.sample.engine import InProcessEngine
 from oncurve.sandbox.tiers import describe_isolation
@@ -160,7 +160,8 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Grad
     has_right_answer = have_right_answer(config.rewards)
     if not has_right_answer:
         console.print("no reward looks at an answer, so that none is right: the table shows what completions earn")
-    counts = f"{len(rows)} training rows, {len(during)} validation, {len(test)} test"
+    counts = f"{count_rows(rows, 'training rows')}, {count_rows(test, 'test')}, "
+    counts += describe_validation(config, during, test)
     graded, held_out, section = _rows_to_grade(config, parts, tokenizer, model_config, console)
     if not graded:
         console.print(f"OK: {counts}. No row has an answer, so that no reward is checked.", highlight=False)

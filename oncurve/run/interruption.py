@@ -13,9 +13,10 @@ from inspect import ismethod
 from types import FrameType
 from typing import Any
 
+from oncurve.observe.terminal import leave_terminals, open_terminals
 from oncurve.policy.distributed import ALONE, Processes
 
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _MEANS = {"SIGUSR1": "SIGTERM"}
 """SLURM's ``--signal`` announces the end by another signal than the one that ends."""
 
@@ -73,6 +74,8 @@ class Interruption:
         self._is_abandonable = False
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._terminals: list[int] = []
+        """Standard input and outputs that are a terminal."""
         self._handlers: dict[signal.Signals, Any] = {}
         """The handlers of signals before this one."""
         self._previous: dict[signal.Signals, Any] = {}
@@ -101,6 +104,9 @@ class Interruption:
             yield
             return
         numbers = {number: self._receive for number in signal.Signals if number.name in _SIGNALS}
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
+            del numbers[signal.SIGHUP]
+        self._terminals = open_terminals()
         if not self._is_alone:
             numbers[signal.SIGUSR2] = self._nudged
         self._handlers = numbers
@@ -172,7 +178,12 @@ class Interruption:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        self._num_received += 1
+        if name == "SIGHUP":
+            leave_terminals(
+                self._terminals
+            )  # a closing session sends it beside others, and twice: it is never the second signal
+        else:
+            self._num_received += 1
         if self._num_received > 1:
             if not self._owns_process:
                 raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat, TemplateRefusal, write_conversations
-from oncurve.data.datasets import hold_out
+from oncurve.data.datasets import count_rows, draw_rows, hold_out, problem_key
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
 from oncurve.data.python_objects import NOTHING, PythonObjects
@@ -21,7 +21,7 @@ from oncurve.data.sources import StoredRows
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import have_right_answer
 from oncurve.rewards.thinking import refuse_unknown_marks
-from oncurve.wording import counted
+from oncurve.wording import counted, shortened
 
 if TYPE_CHECKING:
     from oncurve.data.demonstrations import Demonstration
@@ -42,7 +42,9 @@ class Rendered:
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = field(default_factory=list)
     """Demonstrations of a supervised stage, one for each prompt in ``train``; ``train`` itself where rows wait."""
     demonstrations_during: list[Demonstration] = field(default_factory=list)
-    """Held-out demonstrations, whose loss is measured during a supervised stage."""
+    """Validation demonstrations, whose loss is measured during a supervised stage."""
+    demonstrations_held_out: list[Demonstration] = field(default_factory=list)
+    """Demonstrations of test and validation, of which the last turn is to be said."""
     hinted: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """The prompt of the reference for each training prompt, with the hint of ``algorithm.teacher_hint``; where prompts
     are written on demand, of those that have been."""
@@ -75,7 +77,11 @@ def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
 
 
 def split_rows(config: Config, objects: PythonObjects = NOTHING) -> tuple[Rows, Rows, Rows, Rows]:
-    """Rows for training, few-shot examples, measuring during the run, and the final test: no row is in two of them."""
+    """Rows for training, few-shot examples, validation during the run, and the test before and after it.
+
+    Which they are depends on the rows and on ``evaluation``, and not on whether anything is measured during the run.
+    A row is in one of them only; but where rows are too few, the validation is made of test problems.
+    """
     seed, needed = config.evaluation.split_seed, config.run.prompts_per_step
     kind = {
         "needs_answer": have_right_answer(config.rewards, objects.rewards),
@@ -84,40 +90,68 @@ def split_rows(config: Config, objects: PythonObjects = NOTHING) -> tuple[Rows, 
     own_seed = config.run.seed if isinstance(config.data, DemonstrationsData) else 0
     rows = make_rows(config.data, seed=own_seed, objects=objects.rows, **kind)
     few_shot: Rows = []
-    during: Rows = []
-    test: Rows
+    chosen = {"seed": seed, "by_row": config.rollouts.plays_rows}
     if config.data.few_shot:
         rows, few_shot = hold_out(rows, count=config.data.few_shot, seed=seed)
+    most, most_during = config.evaluation.num_prompts, config.evaluation.num_prompts_during
     if config.evaluation.data is not None:
-        evaluation_rows = make_rows(config.evaluation.data, seed=0, objects=objects.evaluation_rows, **kind)
-        test = list(evaluation_rows[: config.evaluation.num_prompts])
-    else:
-        rows, test = hold_out(
-            rows, count=_held_out(rows, config.evaluation.num_prompts, "num_prompts", needed), seed=seed
-        )
-    if config.evaluation.every_steps:
-        rows, during = hold_out(
-            rows, count=_held_out(rows, config.evaluation.num_prompts_during, "num_prompts_during", needed), seed=seed
-        )
-    return rows, few_shot, during, test
+        own_rows = make_rows(config.evaluation.data, seed=0, objects=objects.evaluation_rows, **kind)
+        test, others = list(own_rows[:most]), own_rows[most:]
+        return rows, few_shot, draw_rows(others if len(others) >= most_during else test, most_during, **chosen), test
+    rows, test = hold_out(rows, count=_held_out(rows, most, "num_prompts", needed), **chosen)
+    if count := _held_out(rows, most_during, "num_prompts_during", needed):
+        rows, during = hold_out(rows, count=count, **chosen)
+        return rows, few_shot, during, test
+    return rows, few_shot, draw_rows(test, most_during, **chosen), test
 
 
 def _held_out(rows: Rows, requested: int, key: str, needed: int) -> int:
     """Rows to hold out: as many as ``evaluation.<key>`` asks for, or a fifth if fewer than ``needed`` are left.
 
-    Raises DataError if a fifth is none.
+    Raises DataError if a fifth is none, and there would be no test problem.
     """
     if len(rows) - requested >= needed:
         return requested
     fewer = len(rows) // 5
-    if not fewer:
+    if not fewer and key == "num_prompts":
         few = f"{counted(len(rows), 'row')} {'is' if len(rows) == 1 else 'are'} too few"
         raise DataError(
             f"{few} to hold some of them out for evaluation.{key}. Use more data, or name "
             f"problems to evaluate on with evaluation.data.type=jsonl evaluation.data.path=FILE"
         )
-    log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, requested)
+    if fewer:
+        log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, requested)
     return fewer
+
+
+def _is_demonstrated(row: dict[str, Any]) -> bool:
+    """A row shows more than an answer: it has a completion of its own, or a worked solution."""
+    return any(row.get(column) for column in ("messages", "parts", "completion", "text", "solution"))
+
+
+def refuse_shared(rows: tuple[Rows, Rows, Rows, Rows], config: Config, objects: PythonObjects = NOTHING) -> None:
+    """Raises DataError for rows of ``evaluation.data`` that are trained on; warns of those that a program passed.
+
+    Training rows that stay on the disk are not read.
+    """
+    train, _, during, test = rows
+    if config.evaluation.data is None or isinstance(train, StoredRows):
+        return
+    evaluated = {problem_key(row, by_row=config.rollouts.plays_rows) for row in (*during, *test)}
+    shared = [row for row in train if problem_key(row, by_row=config.rollouts.plays_rows) in evaluated]
+    if not shared:
+        return
+    text = (
+        f"{len(shared):,} of {counted(len(train), 'training row')} {'is' if len(shared) == 1 else 'are'} in the "
+        f"evaluation data too, such as {shortened(str(shared[0]['question']))!r}. Problems that are trained on measure "
+        f"nothing"
+    )
+    if objects.evaluation_rows is None:
+        raise DataError(
+            f"evaluation.data: {text}. Name other problems, take these rows out of one of the two files, or leave "
+            f"evaluation.data out, and some rows are held out"
+        )
+    log.warning("%s", text)
 
 
 def check_thinking(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -153,13 +187,14 @@ def make_prompts(
     writer = _Writer(config, tokenizer, few_shot, limit, context_tokens, objects)
     demonstrations: list[Demonstration] | DemonstrationsOnDemand = []
     demonstrations_during: list[Demonstration] = []
+    demonstrations_held_out: list[Demonstration] = []
     if config.sft is None:
         train = (
             writer.on_demand(train_rows)
             if isinstance(train_rows, StoredRows)
             else writer.prompts(train_rows, config.data)
         )
-        middle = writer.prompts(during, config.data)
+        middle = writer.prompts(during, config.evaluation_data)
         test_prompts = writer.prompts(test, config.evaluation_data)
     else:
         if isinstance(train_rows, StoredRows):
@@ -167,12 +202,14 @@ def make_prompts(
         else:
             demonstrations = writer.demonstrations(train_rows, config.data, config.sft)
             train = [demonstration.prompt for demonstration in demonstrations]
-        demonstrations_during = writer.demonstrations(during, config.data, config.sft)
+        taught = [row for row in during if _is_demonstrated(row) or not _is_demonstrated(train_rows[0])]
+        demonstrations_during = writer.demonstrations(taught, config.evaluation_data, config.sft)
         last = config.sft.model_copy(update={"train_on": "last"})
         held_out = (
             writer.demonstrations(test, config.evaluation_data, last),
-            writer.demonstrations(during, config.data, last),
+            writer.demonstrations(during, config.evaluation_data, last),
         )
+        demonstrations_held_out = [*held_out[0], *held_out[1]]
         test_prompts, middle = (
             [demonstration.prompt for demonstration in part if demonstration.leaves_room(limit)] for part in held_out
         )
@@ -188,7 +225,8 @@ def make_prompts(
             train.see = lambda prompts: hinted.update(writer.hinted(prompts))
         else:
             hinted = writer.hinted(train)
-    return Rendered(train, middle, test_prompts, excluded, demonstrations, demonstrations_during, hinted)
+    demonstrated = (demonstrations, demonstrations_during, demonstrations_held_out)
+    return Rendered(train, middle, test_prompts, excluded, *demonstrated, hinted)
 
 
 @dataclass
@@ -311,6 +349,21 @@ def with_epochs(config: Config, objects: PythonObjects = NOTHING) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
 
 
+def describe_held_out(config: Config, prompts: Rendered) -> str:
+    """The numbers of test and validation problems, and when the validation is made."""
+    test, during = ([dict(prompt.row) for prompt in part] for part in (prompts.test, prompts.during))
+    return f"{count_rows(test, 'test')}, {describe_validation(config, during, test)}"
+
+
+def describe_validation(config: Config, during: Rows, test: Rows) -> str:
+    """The number of validation problems, and which of them are test problems; "no validation" where there are none."""
+    text = count_rows(during, "validation") if during else "no validation"
+    keys = {problem_key(row, by_row=config.rollouts.plays_rows) for row in test}
+    if during and all(problem_key(row, by_row=config.rollouts.plays_rows) in keys for row in during):
+        text += " (test problems too: choose nothing by them)"
+    return text if config.evaluation.every_steps else f"{text} (evaluation.every_steps is 0: not measured)"
+
+
 def count_prompts(prompts: Rendered) -> dict[str, int]:
     """Numbers of prompts by their use, for the manifest."""
     return {
@@ -328,10 +381,8 @@ def arithmetic(config: Config, prompts: Rendered) -> str:
     lines = [
         f"each step: {run.prompts_per_step} prompts x {size} completions = {count} completions, {updates}",
         f"the run: {counted(run.steps, 'step')}, {len(prompts.train):,} training prompts "
-        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {len(prompts.test):,} test",
+        f"({run.steps * run.prompts_per_step / len(prompts.train):.2g} passes), {describe_held_out(config, prompts)}",
     ]
-    if prompts.during:
-        lines[1] += f", {len(prompts.during):,} validation"
     if not isinstance(prompts.train, list):
         lines.append(
             "many rows: each is read when a step takes it. Evaluation rows were drawn by their places, so that equal "

@@ -22,6 +22,7 @@ from oncurve.recipe.load import flat, read_run_config, resolved, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.builder import Parts, make_parts, settle
 from oncurve.run.checkpoint_manifest import checkpoints_in, newest_good, quarantine, read_manifest, sweep, verify
+from oncurve.run.extension import extended, rate_differences
 from oncurve.run.guards import KL_LIMIT, KlAlarm
 from oncurve.run.identity import identity, recorded
 from oncurve.run.interruption import Interrupted, Interruption
@@ -80,6 +81,10 @@ class ResumeRequest:
                 f"Resume it unchanged, or use {self.how_to_change} to continue with the new settings"
             )
         self.warn(f"the run continues with other settings:\n  {listed}")
+
+
+OF_EXTENSION = ("run.steps:", "optimizer.extension:", "optimizer.planned_updates:")
+"""Keys that a program changes when it extends its run."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,15 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
             None,
         )
     _check_step(request, config, manifest)
+    config = extended(config, manifest, decides=request.owns_process)
     changed = config_differences(manifest["config"], config)
     longer = config.run.steps > manifest["config"]["run"]["steps"]
-    request.judge([line for line in changed if not (request.extends and longer and line.startswith("run.steps:"))])
+    extends = request.extends and longer
+    rates = rate_differences(config, manifest)
+    others = [line for line in changed if not (extends and line.startswith(OF_EXTENSION))]
+    request.judge([*others, *(rates if others else ())])
+    if rates and not others:
+        request.warn(f"{path} is extended: {rates[0]}")
     if requested is not None and (other := config_differences(recorded(config), requested)):
         lines = "\n  ".join(other)
         request.warn(

@@ -176,7 +176,7 @@ class Session:
         if processes.broadcast_from_main(lambda: any(row["step"] == 0 for row in read_metrics(path))):
             return
         with self.interruption.interruptible():
-            if self.parts.prompts.during:
+            if self.parts.config.evaluation.every_steps:
                 first = measure_during(self.evaluator, self.parts.prompts, 0)
             else:
                 first = processes.broadcast_from_main(lambda: read_evaluation(path / "evaluations", "base").metrics())

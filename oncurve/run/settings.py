@@ -41,7 +41,7 @@ class RunSection(Section):
     on_save_error: Harmless[Literal["stop", "continue"]] = "stop"
     """If a checkpoint cannot be written: stop, or continue and retry when the next is due."""
     grace_seconds: Harmless[PositiveFloat] = 25.0
-    """Time to save after SIGTERM, Ctrl-C or SIGUSR1; keep it below the scheduler's limit."""
+    """Time to save after SIGTERM, SIGHUP, Ctrl-C or SIGUSR1; keep it below the scheduler's limit."""
     max_nonfinite_updates: Harmless[NonNegative] = 3
     """Stop after so many updates in a row with a loss or gradient that is not finite; 0: never."""
     on_kl_alarm: Harmless[Literal["warn", "return"]] = "warn"

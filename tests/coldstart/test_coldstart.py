@@ -33,7 +33,7 @@ def test_the_command_trains_random_weights_by_the_recipe_of_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["coldstart", "--output", "runs/base", *SHORT]
+    words = ["coldstart", "--task", "word_problems", "--output", "runs/base", *SHORT]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     run = tmp_path / "runs" / "base"

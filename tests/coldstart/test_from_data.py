@@ -39,7 +39,7 @@ def test_from_an_empty_folder_to_a_step_of_grpo(tmp_path: Path, monkeypatch: pyt
         "def letters(completion, answer):\n    return sum(a == b for a, b in zip(completion, answer)) / 3\n"
     )
     said = run("coldstart", "--data", "shown.jsonl", "--size", "nano", "--output", "runs/base", *SHORT, "sft.epochs=2")
-    assert "the text is the" in " ".join(said.split())
+    assert "minus its loss" in " ".join(said.split())
     written = load_config("runs/base/coldstart.yaml")
     assert (written.sft.epochs, written.run.prompts_per_step) == (2, 8)
     losses = [row["sft/loss"] for row in read_metrics(Path("runs/base")) if row["step"]]
@@ -88,6 +88,7 @@ def test_messages_bring_a_chat_template_and_a_model_may_be_like_another(
         (["--data", "bare.jsonl", "--size", "tiny", "--like", "embedded"], ConfigError, "exclude each other"),
         (["--data", "bare.jsonl", "--task", "programs"], ConfigError, "exclude each other"),
         (["--size", "tiny"], ConfigError, "give --data FILE"),
+        ([], ConfigError, "with --data FILE, or a task of the package with --task: one of word_problems"),
     ],
 )
 def test_what_cannot_be_begun_is_refused_and_leaves_nothing(

@@ -146,7 +146,7 @@ def test_a_dataset_of_a_program_stays_where_it_is_and_a_hint_is_written_for_the_
             "mathematics",
             run={"steps": 2, "prompts_per_step": 3, "folder": str(tmp_path), "name": name},
             rollouts={"max_completion_tokens": 4},
-            evaluation={"num_prompts": 4},
+            evaluation={"num_prompts": 4, "num_prompts_during": 4},
             algorithm={"type": "distil", "reference": "frozen", "teacher_hint": "It is {answer}.", "group_size": 2},
         )
 

@@ -152,7 +152,8 @@ def soak(
             "episodes": {"max_answer_tokens": 8, "environment_seconds": seconds},
         },
         algorithm={"group_size": GROUP},
-        evaluation={"num_prompts": 1, "every_steps": 0},
+        evaluation={"num_prompts": 1},
+        evaluation_data=[{"question": "Before.", "behaviour": next(iter(FINE))}],
         run={
             "steps": steps,
             "prompts_per_step": prompts,

@@ -156,8 +156,9 @@ def test_a_change_shows_what_the_same_completions_would_have_taught(tmp_path: Pa
     assert scaled.flipped == 0
     assert 0.3 < scaled.cosine < 1.0
     assert sorted(path.relative_to(run) for path in run.rglob("*")) == before  # nothing was written into the run
-    with pytest.raises(ConfigError, match="would have sampled other completions"):
-        replay(run, 2, changes=["rollouts.temperature=0.5"])
+    for change in ("rollouts.temperature=0.5", "algorithm.group_size=8", "algorithm={group_size: 2}"):
+        with pytest.raises(ConfigError, match="would have sampled other completions"):
+            replay(run, 2, changes=[change])
 
 
 def test_the_run_is_begun_anew_where_no_checkpoint_is_left_from_before(tmp_path: Path) -> None:

@@ -53,6 +53,28 @@ def test_a_stage_learns_what_it_is_shown_and_leaves_a_run(tmp_path: Path) -> Non
     assert all(row["completions"][0]["text"].startswith(" It is ") for row in shown)
 
 
+@pytest.mark.parametrize("form", ["turns", "completion"])
+def test_rows_without_answers_are_measured_by_their_likelihood_and_nothing_of_them_is_correct(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prompt": f"Find {n % 8}.", form: [" 3", " more", f" {n % 8}"]} for n in range(48)]
+    if form == "completion":
+        rows = [{**row, form: f" It is {row['prompt'][5]}."} for row in rows]
+    result = oncurve.sft("embedded", rows, **sections(tmp_path, steps=6))
+    assert result.trained is not None
+    before, after = result.base.mean_reward.value, result.trained.mean_reward.value
+    assert before < after < 0
+    assert not any(found.judges("correct") for found in (result.base, result.trained))
+    said = capsys.readouterr().out
+    assert "correct" not in said
+    assert f"reward: {before:.3f} before" in said
+    assert "minus its loss" in said
+    logged = [row for row in read_metrics(result.folder) if "evaluation/loss" in row]
+    assert logged[-1]["evaluation/loss"] < logged[0]["evaluation/loss"]
+    if form == "completion":  # one turn: the two are the same number, by tokens and by rows of equal length
+        assert logged[0]["evaluation/mean_reward"] == pytest.approx(-logged[0]["evaluation/loss"], rel=1e-4)
+
+
 def test_epochs_set_the_steps(tmp_path: Path) -> None:
     result = oncurve.sft("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path, steps=99))
     assert max(row["step"] for row in read_metrics(result.folder)) == 8  # (48 - 4 - 4) x 1.5 / 8, rounded up

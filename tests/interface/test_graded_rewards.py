@@ -122,7 +122,7 @@ def test_what_was_not_graded_is_neither_correct_nor_wrong(tmp_path: Path) -> Non
     def some(completion: str, answer: str) -> float | None:
         return None if int(answer) % 2 else float(len(completion) % 2)
 
-    found: Evaluation = train(tmp_path, some).base
+    found: Evaluation = train(tmp_path, some, num_prompts_during=4).base
     graded = [example for example in found.examples if example.reward is not None]
     assert 0 < len(graded) < 6
     assert found.correct.total == len(graded)

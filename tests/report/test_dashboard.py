@@ -100,6 +100,21 @@ def test_the_list_has_every_run_with_its_test_accuracy(made_run: MakeRun, served
     assert "grading failed for 20 of 64" in rows["halted"]["state"]["reason"]
     assert rows["halted"]["severe"] == 1
     assert "is not a JSON object" in rows["broken"]["problem"]
+    (run / "evaluations" / "trained.json").unlink()
+    site = Site([tmp_path / "runs"])
+    assert {row["name"]: row.get("tested") for row in site.listed()} == {"first": 0.75, "halted": None, "broken": None}
+
+
+def test_a_row_of_the_list_is_of_one_moment(made_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run("first", steps=4)
+    site = Site([tmp_path / "runs"])
+    monkeypatch.setattr("oncurve.report.dashboard.MAX_SHARE", 1e-9)  # nothing is read again for a while
+    [before] = site.listed()
+    with RunFolder(run, resume_step=4) as folder:
+        write_step(folder, 5)
+        folder.write_status(5, "stopped")
+    [after] = site.listed()
+    assert after == before
 
 
 def test_a_broken_file_is_said_and_the_dashboard_goes_on(made_run: MakeRun, served: Any) -> None:

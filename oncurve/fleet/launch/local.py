@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from oncurve.constants import PR_SET_PDEATHSIG
+from oncurve.observe.terminal import leave_terminals, open_terminals
 from oncurve.run_errors import LostProcess
 
 COMMAND = (sys.executable, "-m", "oncurve")
@@ -21,7 +22,7 @@ GRACE_SECONDS = 20.0
 """Time that the others have to notice that one of them failed, and to report it."""
 CRASHED = 1
 """Exit code of an error that nobody expected: another try may pass."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def run_processes(
@@ -134,14 +135,19 @@ class ProcessSupervisor:
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
+        terminals = open_terminals()
+
         def forward(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGHUP:
+                leave_terminals(terminals)
             self._is_requested = True
             self._deadline = self._deadline or time.monotonic() + self.stop_seconds
             for member in self._members:
                 if member.poll() is None:
                     member.send_signal(number)
 
-        previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+        heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]  # as of nohup
+        previous = {number: signal.signal(number, forward) for number in heard}
         try:
             yield
         finally:

@@ -1,0 +1,92 @@
+"""Which rows are trained on, validated on and tested on."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bits.runs import trained
+
+from oncurve.core.errors import DataError
+from oncurve.core.records import ENDED_BY_ITSELF
+from oncurve.data.datasets import count_rows
+from oncurve.recipe.load import parse_config
+from oncurve.recipe.schema import Config
+from oncurve.run.rendered import describe_validation, refuse_shared, split_rows
+
+Row = dict[str, Any]
+SUMS: list[Row] = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
+OWN: list[Row] = [{"question": f"{n} + 2 =", "answer": str(n + 2)} for n in range(20)]
+GAMES: list[Row] = [{"question": f"Heap {n % 4}", "seed": n} for n in range(240)]
+
+
+def recipe(folder: Path, rows: list[Row], *, own: list[Row] | None = None, more: str = "", **evaluation: int) -> Config:
+    """A recipe of these rows, and of one's own to evaluate on."""
+    section: dict[str, Any] = {"num_prompts": 6, "num_prompts_during": 5, **evaluation}
+    for name, some in (("rows", rows), ("own", own or [])):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, some)), encoding="utf-8")
+    if own is not None:
+        section["data"] = {"type": "jsonl", "path": str(folder / "own.jsonl")}
+    data = f"{{type: jsonl, path: {folder / 'rows.jsonl'}}}"
+    return parse_config(
+        f"{{model: embedded, data: {data}, evaluation: {json.dumps(section)}, run: {{prompts_per_step: 4}} {more}}}"
+    )
+
+
+@pytest.mark.parametrize("own", [None, OWN])
+def test_what_is_measured_during_the_run_changes_no_row(own: list[Row] | None, tmp_path: Path) -> None:
+    never, always = (split_rows(recipe(tmp_path, SUMS, own=own, every_steps=every)) for every in (0, 1))
+    assert never == always
+    train, _, during, test = never
+    assert (len(train), len(during), len(test)) == (40 if own else 29, 5, 6)
+    assert not any(row in train or row in test for row in during)
+    assert not own or all(row["question"].endswith("+ 2 =") for row in (*during, *test))
+
+
+def test_a_run_ends_with_the_same_weights_whether_it_is_validated_or_not(tmp_path: Path) -> None:
+    ends = [trained(tmp_path / str(every), evaluation={"every_steps": every}) for every in (0, 1)]
+    assert ends[0] == ends[1]
+
+
+def test_few_rows_are_validated_on_test_problems_which_is_said(tmp_path: Path) -> None:
+    config = recipe(tmp_path, SUMS, own=OWN[:8], every_steps=1)
+    _, _, during, test = split_rows(config)
+    assert (len(during), len(test)) == (5, 6)
+    assert all(row in test for row in during)
+    assert "test problems too" in describe_validation(config, during, test)
+    assert len(split_rows(recipe(tmp_path, SUMS[:5]))[2]) == 1
+
+
+def test_rows_of_one_question_are_told_and_are_problems_of_their_own_in_an_environment(tmp_path: Path) -> None:
+    by_question = split_rows(recipe(tmp_path, [{**row, "answer": "1"} for row in GAMES]))
+    sides = [{row["question"] for row in side} for side in by_question if side]
+    assert not sides[0] & sides[1]
+    assert count_rows(by_question[3], "test") == "60 test of 1 question"
+    game = ", rollouts: {environments: {heap: heap.py:Heap}}, rewards: [{type: environment}]"
+    train, _, during, test = split_rows(recipe(tmp_path, GAMES, more=game))
+    assert (len(train), len(during), len(test)) == (229, 5, 6)
+    assert len({row["question"] for row in test}) > 1
+    assert count_rows(train, "training rows") == "229 training rows of 4 questions"
+
+
+def test_a_training_row_in_the_test_file_is_refused(tmp_path: Path) -> None:
+    config = recipe(tmp_path, SUMS, own=[*OWN, {"question": " 3 + 1 =", "answer": "4"}], num_prompts=21)
+    with pytest.raises(DataError, match=r"1 of 40 training rows is in the evaluation data too, such as '3 \+ 1 ='"):
+        refuse_shared(split_rows(config), config)
+    apart = recipe(tmp_path, SUMS, own=OWN)
+    refuse_shared(split_rows(apart), apart)
+    games = ", rollouts: {environments: {heap: heap.py:Heap}}, rewards: [{type: environment}]"
+    others = recipe(tmp_path, GAMES[:200], own=GAMES[200:], more=games)
+    refuse_shared(split_rows(others), others)
+
+
+def test_pages_call_the_same_completions_cut_off_as_everybody_else() -> None:
+    pages = Path(__file__).parents[2] / "oncurve" / "report" / "pages"
+    text = (pages / "episode.js").read_text(encoding="utf-8")
+    [listed] = re.findall(r"CUT_OFF = new Set\(\[(.*?)\]\)", text)
+    ends = set(re.findall(r"^  (\w+):|, (\w+): \[", text[: text.index("CUT_OFF")], re.MULTILINE))
+    known = {name for pair in ends for name in pair if name}
+    assert set(re.findall(r"\w+", listed)) == known - set(ENDED_BY_ITSELF)
