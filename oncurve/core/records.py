@@ -169,7 +169,7 @@ class Completion:
     own_prompt: str | None = None
     """The prompt's text where an environment wrote a part of it, which may differ within a group; None elsewhere."""
     observation: str = ""
-    """What the environment added to the end of the question when the episode began."""
+    """Text of the environment behind the question, from the beginning of the episode."""
     failure: str | None = None
     """Failure of the environment, such as "crashed" or "timeout": the completion cannot be graded. None: no failure."""
     failure_detail: str = ""

@@ -363,11 +363,11 @@ def _from_mapping(values: Mapping[str, Any], *, nan_is_none: bool) -> Reward:
 
 
 def _prompt_in_form(prompt: Prompt, completion: Completion, *, as_messages: bool) -> Any:
-    """What the policy was asked, with what its environment added to it."""
-    asked = prompt.row[SOURCE_ROW]["prompt"] if SOURCE_ROW in prompt.row else None
-    if isinstance(asked, str) or (asked is None and not as_messages):
-        return asked if asked is not None else _prompt_text(prompt, completion)
-    messages = [dict(message) for message in asked or prompt.messages or ({"role": "user", "content": prompt.text},)]
+    """The question as a function reads it, with the words of its environment behind it."""
+    question = prompt.row[SOURCE_ROW]["prompt"] if SOURCE_ROW in prompt.row else None
+    if isinstance(question, str) or (question is None and not as_messages):
+        return question if question is not None else _prompt_text(prompt, completion)
+    messages = [dict(message) for message in question or prompt.messages or ({"role": "user", "content": prompt.text},)]
     if completion.observation:
         messages[-1]["content"] += completion.observation
     return messages

@@ -91,8 +91,8 @@ def last_number(text: str) -> str | None:
     >>> [last_number(text) for text in ("so 48+24 = 72 clips", "It costs $1,250.50.", "from 3 to -4", "none")]
     ['72', '1250.50', '-4', None]
     """
-    found = _NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def _last_environment(text: str) -> str | None:

@@ -78,12 +78,12 @@ def _put_lora(draft: Draft, values: dict[str, Any]) -> None:
 def unsaid(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a LoraConfig that change the adapter and that ``policy.lora`` has no key for."""
 
-    def is_said(name: str, value: Any) -> bool:
+    def has_key(name: str, value: Any) -> bool:
         is_usual = name == "task_type" and (value is None or str(value).endswith("CAUSAL_LM"))
         is_idle = name in LORA_IDLE and value == LORA_IDLE[name]
         return name in LORA or name == "use_rslora" or is_usual or is_idle
 
-    return {name: value for name, value in values.items() if not is_said(name, value)}
+    return {name: value for name, value in values.items() if not has_key(name, value)}
 
 
 def quantization(values: dict[str, Any], outcome: OptionOutcome) -> str | None:

@@ -281,7 +281,7 @@ def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from oncurve.policy.lora import without_old_names
+    from oncurve.policy.lora import without_old_names  # lazy
 
     tokenizer, model, args = tokenizer_of(arguments), arguments.model, arguments.args
     with torch.random.fork_rng(devices=[]):

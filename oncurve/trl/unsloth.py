@@ -176,7 +176,7 @@ def _with_methods(model: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """One completion, as vLLM gives it back."""
 
     text: str
@@ -188,11 +188,11 @@ class Answered:
     """A prompt and its completions, as vLLM gives them back."""
 
     prompt: str
-    outputs: list[Written]
+    outputs: list[GeneratedText]
 
 
 def _generate(
-    model: Any, prompts: Any, sampling_params: Any = None, lora_request: str | None = None, **_: Any
+    model: Any, prompts: Any, sampling_params: Any = None, *_: Any, lora_request: str | None = None, **__: Any
 ) -> list[Answered]:
     """Completions of texts, sampled by transformers: by the adapter in a folder, or without one, as Unsloth has it.
 
@@ -201,14 +201,20 @@ def _generate(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-    asked = {name: value for name, value in vars(sampling_params or VllmSamplingParams()).items() if value is not None}
-    temperature, most = float(asked.get("temperature", 1.0)), int(asked.get("max_tokens", 16))
-    options = {"do_sample": temperature > 0, "max_new_tokens": most, "num_return_sequences": int(asked.get("n", 1))}
+    settings = {
+        name: value for name, value in vars(sampling_params or VllmSamplingParams()).items() if value is not None
+    }
+    temperature, most = float(settings.get("temperature", 1.0)), int(settings.get("max_tokens", 16))
+    options = {"do_sample": temperature > 0, "max_new_tokens": most, "num_return_sequences": int(settings.get("n", 1))}
     if temperature > 0:
-        options |= {"temperature": temperature, "top_p": float(asked.get("top_p", 1.0)), "min_p": asked.get("min_p")}
-        options["top_k"] = max(int(asked.get("top_k", 0)), 0)
-    if "seed" in asked:
-        torch.manual_seed(asked["seed"])
+        options |= {
+            "temperature": temperature,
+            "top_p": float(settings.get("top_p", 1.0)),
+            "min_p": settings.get("min_p"),
+        }
+        options["top_k"] = max(int(settings.get("top_k", 0)), 0)
+    if "seed" in settings:
+        torch.manual_seed(settings["seed"])
     made, was_training = [], model.training
     with _adapter(model.eval(), lora_request), torch.inference_mode():
         for text in [prompts] if isinstance(prompts, str) else prompts:
@@ -221,7 +227,7 @@ def _generate(
             )
             written = rows[:, inputs["input_ids"].shape[1] :].tolist()
             texts = tokenizer.batch_decode(written, skip_special_tokens=True)
-            made.append(Answered(text, [Written(*pair) for pair in zip(texts, written, strict=True)]))
+            made.append(Answered(text, [GeneratedText(*pair) for pair in zip(texts, written, strict=True)]))
     model.train(was_training)
     return made
 
