@@ -68,6 +68,7 @@ KEYWORDS = {
     "trl.unsloth.FastLanguageModel.from_pretrained": "Unsloth's, checked one by one",
     "trl.unsloth.FastLanguageModel.get_peft_model": "Unsloth's, checked one by one",
     "trl.unsloth.VllmSamplingParams.__init__": "vLLM's, where it is not installed",
+    "trl.unsloth._generate": "Unsloth's",
     "trl.unsloth._missing.call": "Unsloth's",
     "trl.unsloth._with_methods.save": "Unsloth's",
     "trl.unsloth.get_chat_template": "Unsloth's",
