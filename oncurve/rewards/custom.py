@@ -83,7 +83,7 @@ def reads_answer(function: Callable[..., Any]) -> bool:
         return bool({*ANSWER_NAMES} & {*names})
     others = {*names} - {completion_parameter(names)}
     return bool({*ANSWER_NAMES, "row"} & others) or (
-        len(others) == 1 and not others <= {"prompt", *OPTIONAL_COLUMNS, *STATE_NAMES}
+        len(others) == 1 and not others <= {"prompt", "question", *OPTIONAL_COLUMNS, *STATE_NAMES}
     )
 
 

@@ -265,13 +265,13 @@ def test_reward_functions_get_the_environments_and_the_messages(
 
 
 def test_objects_that_are_no_environments_are_refused() -> None:
-    class Empty:
-        def reset(self) -> None: ...
+    class Asks:
+        def reset(self) -> str:
+            return "How much is 1 + 1?"
 
     with pytest.raises(ConfigError, match="has no reset method"):
         Kind.of("a", lambda: object())
-    with pytest.raises(ConfigError, match="can do nothing in it"):
-        Kind.of("a", Empty)
+    assert Kind.of("a", Asks).tools == {}, "it may only ask, and a reward function looks at it"
     with pytest.raises(ConfigError, match="cannot be made"):
         Kind.of("a", lambda: 1 / 0)
 

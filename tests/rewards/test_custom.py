@@ -308,6 +308,8 @@ def test_functions_know_the_step_and_what_they_log_is_kept() -> None:
     assert [dict(reward.parts) for reward in many] == [{"letters": 2.5}, {}]
     check_parameters(of_one, ["answer"], location="mine.py:of_one")
     assert not reads_answer(of_one)
+    assert not reads_answer(lambda completion, question: 0.0), "a column that every row has"
+    assert reads_answer(lambda completion, expected: 0.0)
 
 
 def test_a_column_goes_before_a_name_of_ours() -> None:
