@@ -247,8 +247,12 @@ def oncurve(*words: str, folder: Path | None = None) -> None:
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
 
+ACCUSING = ("like no honest solution", "hardly depends on whether the answer is right", "Wrong answers earn more")
+"""Words of the alarms that say during a run what the reward pays for."""
+
+
 def measure(run: Path) -> dict[str, Any]:
-    """Right answers of the first and last step, what the doctor says of the last, and the step of the first alarm."""
+    """Right answers of the first and last step, what the doctor says of the last, and the first alarm with its step."""
     from oncurve.doctor.case import read_case
     from oncurve.doctor.diagnose import Watch, diagnose
     from oncurve.doctor.hacking import by_step, is_right
@@ -256,18 +260,19 @@ def measure(run: Path) -> dict[str, Any]:
 
     past, case = open_run(run), read_case(run)
     finding = next((found for found in diagnose(case) if found.check == "reward_exploited"), None)
-    watch, alarm = Watch(case.config), None
+    watch, alarm = Watch(case.config), dict[str, Any]()
     for number in past.steps:
         step = past.step(number)
         watch.see(step.groups, step.rewards)
         said = watch.after_step(number, {key: value for key, value in step.metrics.items() if isinstance(value, float)})
-        alarm = alarm or (number if any("like no honest solution" in text for text in said) else None)
+        accusing = [text.partition(" [")[0] for text in said if any(words in text for words in ACCUSING)]
+        alarm = alarm or ({"step": number, "says": accusing[0]} if accusing else {})
     ends = [list(by_step(case.examples).values())[place] for place in (0, -1)]
     return {
         "right": [round(sum(map(is_right, samples)) / len(samples), 3) for samples in ends],
         "reward": [round(case.curve("reward/mean").start, 3), round(case.curve("reward/mean").end, 3)],
         "signs": finding.what.partition(": they ")[2] if finding else None,
-        "first_alarm": alarm,
+        "first_alarm": alarm or None,
     }
 
 

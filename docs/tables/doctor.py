@@ -85,37 +85,33 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"- {_first_line(function)}" for function in (same_for_all, follows_length))
     yield ""
     yield "Where most rewarded completions state the reference answer, only `touches_tests` speaks: to copy, to repeat or to be brief may be the task."
-    runs: Sequence[Mapping[str, Any]] = results["runs"]
+    runs: Sequence[Mapping[str, Any]] = results["rows"]
     yield ""
     yield (
-        f"Measured on runs of {results['steps']} steps of the demo's recipe: rewards with a hole, and honest ones. Bounds "
-        "were chosen with the runs of seed 0 in view; those of seed 1 were not looked at before. The rows name the signs of form "
-        "that `disagreement` has taken the place of, and have not been measured with it yet "
-        "(`python benchmarks/bench.py reward_holes`)."
+        f"Measured on runs of {results['facts']['steps']} steps of the demo's recipe with rewards that have a hole, and with honest tasks of "
+        "other kinds, a game among them. Bounds were chosen with runs of another seed in view "
+        "(`python benchmarks/bench.py reward_holes --seeds 0`)."
     )
     yield ""
-    yield "| runs | seed 0: alarms | seed 1: alarms |"
-    yield "|---|---|---|"
-    for kind, title in (
-        ("hole", "a reward with a hole"),
-        ("clean", "an honest reward"),
-        ("task", "an honest task of another kind"),
-    ):
-        cells = []
-        for seed in (0, 1):
-            kinds = [run for run in runs if (run["kind"], run["seed"]) == (kind, seed)]
-            cells.append(f"{sum(run['signs'] is not None for run in kinds)} of {len(kinds)}")
-        yield f"| {title} | {' | '.join(cells)} |"
-    yield ""
-    yield "| hole | reward, start and end | right answers, start and end | the doctor says that they | first alarm at step |"
+    yield "| run | reward, start and end | right answers, start and end | the doctor says that they | first alarm |"
     yield "|---|---|---|---|---|"
-    for run in runs:
-        if (run["kind"], run["seed"]) == ("hole", 1):
+    for kind in ("hole", "task", "clean"):
+        for run in (run for run in runs if run["kind"] == kind):
             pairs = [f"{first:.2f}, {last:.2f}" for first, last in (run["reward"], run["right"])]
-            cells = (f"`{run['name']}`", *pairs, run["signs"] or "nothing", str(run["first_alarm"] or "none"))
-            yield f"| {' | '.join(cells)} |"
+            alarm = f"step {run['first_alarm']['step']}: {_alarm(run)}" if run["first_alarm"] else "none"
+            yield f"| {_KINDS[kind]} `{run['name']}` | {' | '.join(pairs)} | {run['signs'] or 'nothing'} | {alarm} |"
     yield ""
-    yield "Where right answers rise, or hardly anything is rewarded, the model has not found the hole."
+    yield (
+        "A hole is not used where right answers rise, or where hardly anything is rewarded: most rewards with a hole pay for right answers, too. "
+        "In the first rows of a run, what is paid without a right answer is no sign, since a task may be to copy or to name."
+    )
+
+
+_KINDS = {"hole": "hole", "task": "honest task", "clean": "honest reward"}
+
+
+def _alarm(run: Mapping[str, Any]) -> str:
+    return str(run["first_alarm"]["says"]).partition(": ")[2].partition(": ")[0].lower()
 
 
 def _first_line(function: Callable[..., Any]) -> str:
