@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
+from oncurve.coldstart import from_data
 from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
@@ -74,7 +75,18 @@ def test_messages_bring_a_chat_template_and_a_model_may_be_like_another(
     run("coldstart", "--data", "chats.jsonl", *again, *SHORT, "sft.epochs=1")
     model, same = load_model("runs/like")
     assert model.config.num_hidden_layers == 1
+    assert from_data._like("runs/chat", 2, 0)[0].config.num_hidden_layers == 2, "all that it has"
     assert same.get_vocab() == tokenizer.get_vocab()
+
+
+def test_pieces_are_learned_from_long_rows_and_the_context_is_twice_the_longest() -> None:
+    size = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16}
+    short, long = "reversed words " * 8, "reversed words " * 30
+    assert len(from_data._small([{}], [[short]], size, 0)[1].encode(short)) == len(short), "each character is a token"
+    assert len(from_data._small([{}], [[long]], size, 0)[1].encode(long)) < len(long) / 3
+    for characters, context in ((128, 512), (254, 512), (255, 1024)):  # with two more for each text
+        model, _ = from_data._small([{}], [["a" * characters]], size, 0)
+        assert model.config.max_position_embeddings == context
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 import oncurve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.data.demonstrations import demonstrated_row, render_demonstrations
-from oncurve.data.python_objects import data_section
+from oncurve.data.python_objects import data_section, reward_section
 from oncurve.observe.run_model import EMBEDDED
 
 
@@ -42,3 +42,9 @@ def test_an_endless_stream_is_read_as_far_as_the_steps_need(monkeypatch: pytest.
     monkeypatch.setattr("oncurve.data.python_objects.MOST_ROWS", 50)
     with pytest.raises(ConfigError, match="goes on"):
         data_section(({"question": f"{n}?"} for n in itertools.count()), {})
+
+
+def test_a_pair_of_a_reward_and_a_number_is_a_weight() -> None:
+    assert reward_section(("format", 0.5), {}) == {"type": "format", "weight": 0.5}
+    assert reward_section(("format", 2), {})["weight"] == 2.0
+    assert "weight" not in reward_section("format", {})

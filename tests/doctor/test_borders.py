@@ -275,6 +275,8 @@ def test_growth_of_the_kl_is_that_of_the_last_twelve_steps() -> None:
 
     assert (found(0.25, 0.375), found(0.25, 0.376)) == (None, WARNING)
     assert (found(0.05, 0.1), found(0.05, 0.101)) == (None, WARNING)
+    short = case({"policy/kl": lambda x: 0.2 if x < 0.6 else 0.35}, steps=5)
+    assert verdict("kl_growth", short) == WARNING, "the last two of five beside the first two"
 
 
 def test_spikes_are_above_ten_times_the_median_and_more_than_one_in_twenty_are_a_warning() -> None:

@@ -56,6 +56,7 @@ def test_a_call_is_read_with_the_types_of_its_arguments(form: str) -> None:
     [call] = read(WRITTEN[form], TOOLS)
     assert (call.name, call.arguments, call.problem) == ("search", ARGUMENTS, "")
     assert read("There is no call here.", TOOLS) == []
+    assert read('{"city": "Rome"} is no call either', TOOLS) == []
 
 
 @pytest.mark.parametrize("form", [form for form in WRITTEN if not form.startswith(("harmony", "bare"))])
@@ -71,6 +72,9 @@ def test_a_call_that_breaks_off_is_said_to_be_malformed_or_is_none(form: str) ->
     for length in range(len(WRITTEN[form])):
         for call in read(WRITTEN[form][:length], TOOLS):
             assert call.problem or dict(call.arguments) == ARGUMENTS
+    if form == "glm":  # an answer says what is wrong, where silence would end the episode
+        [call] = read(WRITTEN[form].removesuffix("</tool_call>"), TOOLS)
+        assert (call.name, call.problem) == (None, "the call has no name or no </tool_call>")
 
 
 @pytest.mark.parametrize(

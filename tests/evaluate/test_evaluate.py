@@ -92,6 +92,8 @@ def test_several_completions_of_a_prompt_are_counted_and_drawn_together() -> Non
     assert found.pass_at_k(1) == pytest.approx(0.5)
     assert found.pass_at_k(2) == pytest.approx((1 + 0 + 5 / 6) / 3)
     assert list(found.summary()["pass_at_k"]) == ["1", "2", "4"]
+    assert found.summary()["intervals"] == "95 %, bootstrap over prompts"
+    assert evaluation_of(texts, samples=1).summary()["intervals"] == "95 %, wilson"
 
 
 def test_where_none_of_many_completions_hold_the_interval_keeps_a_width() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from lanes import gate
 from served import FAST, make_server_sampler
 
 from oncurve.core.errors import ConfigError, SamplerError
@@ -172,7 +173,7 @@ def started(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("compute_type", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute_type", gate(["float32", "bfloat16"], "bfloat16"))
 def test_a_server_has_what_one_step_taught_and_has_it_again_after_it_was_killed(
     compute_type: ComputeType, started: Callable[..., tuple[ChildServers, ServerSampler, list[str]]]
 ) -> None:
@@ -192,7 +193,7 @@ def test_a_server_has_what_one_step_taught_and_has_it_again_after_it_was_killed(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("steps", gate([1, 10], 10))
 def test_a_server_that_adds_the_adapter_to_its_base_is_refused_with_both_numbers(
     steps: int, started: Callable[..., tuple[ChildServers, ServerSampler, list[str]]]
 ) -> None:

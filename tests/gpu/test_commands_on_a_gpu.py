@@ -152,6 +152,7 @@ def test_a_loss_of_rows_on_the_cpu_is_found(pretend_gpu: PretendGpu, tmp_path: P
         pretend_gpu(on_device.loss_on_the_cpu, words)
 
 
+@pytest.mark.nightly
 def test_memory_that_runs_out_in_a_microbatch_is_tried_again_in_smaller_ones(
     pretend_gpu: PretendGpu, tmp_path: Path
 ) -> None:

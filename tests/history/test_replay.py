@@ -87,7 +87,11 @@ def test_recorded_completions_are_trained_on_where_the_run_was_measured_in_betwe
 IN_FLIGHT = {"type": "servers", "own_servers": 1, "staleness": 2, "in_flight": True, "max_completion_tokens": 24}
 
 
-@pytest.mark.parametrize("rollouts", [{}, IN_FLIGHT], ids=["sampling themselves", "on a server in flight"])
+@pytest.mark.parametrize(
+    "rollouts",
+    [{}, pytest.param(IN_FLIGHT, marks=pytest.mark.nightly)],
+    ids=["sampling themselves", "on a server in flight"],
+)
 def test_a_run_of_two_processes_is_done_again_by_two(
     nursery: Nursery, tmp_path: Path, rollouts: dict[str, Any]
 ) -> None:

@@ -118,7 +118,13 @@ def test_an_adapter_is_saved_as_one(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")  # of peft
 @pytest.mark.parametrize(
-    "kind", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"trainable_token_indices": [5, 6]}], ids=str
+    "kind",
+    [
+        pytest.param({"use_dora": True}, marks=pytest.mark.nightly),
+        {"modules_to_save": ["lm_head"]},
+        {"trainable_token_indices": [5, 6]},
+    ],
+    ids=str,
 )
 def test_parts_beside_an_adapter_are_sampled_trained_and_saved(kind: dict[str, Any], tmp_path: Path) -> None:
     """As those of a folder are; the reference is the model as it was passed."""

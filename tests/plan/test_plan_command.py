@@ -23,6 +23,7 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.fit import CHANGES, advise
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
+from oncurve.plan.report import _count
 from oncurve.plan.shape import Counted, ModelShape
 from oncurve.plan.step_time import flops_per_token, step_time, train_seconds
 from oncurve.plan.weight_transfer import sent_share, sync_bytes, transfer_parts
@@ -66,6 +67,11 @@ def test_the_text_says_what_is_needed_and_what_to_change() -> None:
     assert "policy.quantization=nf4" in text
     assert "7.62B parameters" in text
     assert "factor of two" in text
+
+
+def test_numbers_of_parameters_have_three_digits_and_a_unit() -> None:
+    texts = {999: "999", 1000: "1k", 2_500: "2.5k", 10**6: "1M", 123_456_789: "123M", 10**9: "1B", 7.615e9: "7.62B"}
+    assert {number: _count(number) for number in texts} == texts
 
 
 def test_what_a_plan_advises_makes_it_fit() -> None:

@@ -124,6 +124,7 @@ def test_an_unknown_family_is_named_with_what_to_do() -> None:
         shape_of_config({"model_type": "mamba"}, name="mine")
 
 
+@pytest.mark.usefixtures("starts_forks")
 @pytest.mark.parametrize("kind", ["Mamba", "Gemma2", "Mixtral", "GPT2"])
 def test_a_family_without_a_formula_is_counted_on_its_modules(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ def test_a_family_without_a_formula_is_counted_on_its_modules(
     assert (shape.counted.ways or ("",))[0].startswith(f"{packed} rows through the model's modules")
 
 
+@pytest.mark.usefixtures("starts_forks")
 def test_a_model_type_that_nobody_knows_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(ConfigError, match=r"model_type 'no_such_model'.*Plan with a model"):

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from lanes import gate
 from offenders import assert_none, at
 from rich.console import Console
 from typer.testing import CliRunner
@@ -87,7 +88,14 @@ def test_a_recipe_is_planned_without_a_network(name: str) -> None:
     assert planned["seconds"]["step"] > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+VARIANTS = [
+    "gsm8k_small/full", "gsm8k_small/tiny_sft", "math_r1_zero/four_gpus", "math_r1_zero/mps", "math_r1_zero/one_gpu",
+    "math_r1_zero/tiny_serve", "spot_32b/full", "spot_32b/tiny_full", "spot_32b/tiny_serve", "spot_32b/tiny_sft",
+]  # fmt: skip
+"""Recipes that have the data and the rewards of another, which is checked in the gate; these are nightly."""
+
+
+@pytest.mark.parametrize("name", gate(NAMES, *(name for name in NAMES if name not in VARIANTS)))
 def test_every_gold_answer_pays_and_no_prompt_gives_it_away(name: str) -> None:
     if name.startswith(("programs", "python_tool")) and describe_isolation().strongest != "bubblewrap":
         pytest.skip("programs run in a sandbox, and bubblewrap does not work here: apt-get install bubblewrap")
@@ -99,6 +107,15 @@ def test_every_gold_answer_pays_and_no_prompt_gives_it_away(name: str) -> None:
 def test_without_a_network_check_says_how_to_do_without(name: str) -> None:
     with pytest.raises(DataError, match=r"(?s)cannot be loaded.*data\.path=FOLDER.*evaluation\.data\.path=FOLDER"):
         check(name)
+
+
+def test_a_recipe_that_is_not_checked_in_the_gate_has_data_and_rewards_of_one_that_is() -> None:
+    settings = {name: load_config(find_recipe(name)) for name in NAMES}
+    checked = [settings[name] for name in NAMES if name not in VARIANTS]
+    for name in VARIANTS:
+        own = settings[name]
+        same = [other for other in checked if (other.data, other.rewards) == (own.data, own.rewards)]
+        assert any(other.evaluation.data == own.evaluation.data for other in same), name
 
 
 def test_the_variants_of_an_experiment_differ_in_what_they_are_for_alone() -> None:

@@ -33,7 +33,11 @@ def completions(path: Path) -> list[str]:
     ("kind", "said"),
     [
         ("float32", "weights: copies in bfloat16, dithered by seed 5"),
-        ("bfloat16", "weights: as they are in the files; bfloat16 loses none of their digits"),
+        pytest.param(
+            "bfloat16",
+            "weights: as they are in the files; bfloat16 loses none of their digits",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_the_copies_of_the_run_are_evaluated(kind: str, said: str, tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import gate
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.policy.settings import OptimizerSettings
+from oncurve.recipe.files import find_recipe
+from oncurve.recipe.load import load_config
 from oncurve.run import model_paths
 
 SHORT = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "evaluation.num_prompts=2", "run.name=one")
@@ -19,12 +22,16 @@ SHORT = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "eva
 
 @pytest.mark.parametrize(
     ("has_it", "weights", "kind", "is_said"),
-    [
+    gate(
+        [
+            (True, 1000, "auto", True),
+            (False, 1000, "auto", False),
+            (True, 50_000_000, "auto", False),
+            (True, 1000, "bfloat16", False),
+        ],
         (True, 1000, "auto", True),
         (False, 1000, "auto", False),
-        (True, 50_000_000, "auto", False),
-        (True, 1000, "bfloat16", False),
-    ],
+    ),
 )
 def test_a_large_model_in_float32_on_a_processor_with_bfloat16(
     has_it: bool, weights: int, kind: str, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -39,20 +46,29 @@ def test_a_large_model_in_float32_on_a_processor_with_bfloat16(
     assert (told in (tmp_path / "one" / "log.txt").read_text()) == is_said
 
 
-@pytest.mark.parametrize(
-    ("settings", "begin"),
-    [
-        (["optimizer.learning_rate=1e-6"], "begin with 0.0001"),
-        (["policy.lora={rank: 8}", "optimizer.learning_rate=1e-6"], "begin with 1e-05"),
-        (["optimizer.learning_rate=5e-5"], None),
-        (["policy.lora={rank: 8}", "optimizer.learning_rate=1e-5"], None),
-        (["optimizer.learning_rate=0"], "learning_rate is 0: no weight moves"),
-        (["optimizer.learning_rate=0", "optimizer.type=muon"], "learning_rate is 0: no weight moves"),
-    ],
-)
-def test_a_learning_rate_of_large_models_for_a_small_one(
-    settings: list[str], begin: str | None, tmp_path: Path
-) -> None:
+RATES: dict[str, tuple[list[str], str | None]] = {
+    "low": (["optimizer.learning_rate=1e-6"], "begin with 0.0001"),
+    "low for an adapter": (["policy.lora={rank: 8}", "optimizer.learning_rate=1e-6"], "begin with 1e-05"),
+    "usual": (["optimizer.learning_rate=5e-5"], None),
+    "usual for an adapter": (["policy.lora={rank: 8}", "optimizer.learning_rate=1e-5"], None),
+    "none": (["optimizer.learning_rate=0"], "learning_rate is 0: no weight moves"),
+    "none of Muon": (["optimizer.learning_rate=0", "optimizer.type=muon"], "learning_rate is 0: no weight moves"),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_is_judged_beside_the_number_of_weights(name: str) -> None:
+    settings, begin = RATES[name]
+    weights = 100_000 if any(setting.startswith("policy.lora") for setting in settings) else 1_700_000
+    optimizer = load_config(find_recipe("word_problems"), settings).optimizer
+    said = optimizer.slow_warning(weights, is_adapter="adapter" in name)
+    assert (said is not None) == (begin is not None)
+    assert begin is None or begin in str(said)
+
+
+@pytest.mark.parametrize("name", gate(RATES, "low", "usual for an adapter"))
+def test_a_learning_rate_of_large_models_for_a_small_one(name: str, tmp_path: Path) -> None:
+    settings, begin = RATES[name]
     words = ["word_problems", f"run.folder={tmp_path}", "policy.device=cpu", *settings]
     done = CliRunner().invoke(app, ["train", *words, *SHORT], catch_exceptions=False)
     assert done.exit_code == 0, done.output

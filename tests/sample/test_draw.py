@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from jaxtyping import install_import_hook
 from torch import Tensor
 
-from oncurve.core.draw import draw, restrict, stream_keys, uniforms
+import oncurve.core
 from oncurve.core.records import SamplingParams
 from oncurve.model.decoding import first_above_by_parts, part_width
 
+with install_import_hook("oncurve.core.draw", "beartype.beartype"):  # each call of a copy with its shapes checked
+    finders = (finder.find_spec("oncurve.core.draw", oncurve.core.__path__) for finder in sys.meta_path)
+    spec: Any = next(found for found in finders if found is not None)
+    checked = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checked)
+draw, restrict, stream_keys, uniforms = checked.draw, checked.restrict, checked.stream_keys, checked.uniforms
 DRAWS = 40_000
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, -4.0, 1.5])
 
@@ -190,3 +200,8 @@ def test_sums_of_parts_find_the_token_that_sums_of_the_whole_vocabulary_find(wor
 
 def test_a_vocabulary_that_parts_do_not_fit_is_summed_whole() -> None:
     assert [part_width(words) for words in (151_936, 128_256, 256_000, 32_000, 50_257)] == [128, 256, 1024, 256, 0]
+
+
+def test_a_tensor_of_another_shape_is_refused_here() -> None:
+    with pytest.raises(Exception, match="Type-check error"):
+        draw(LOGITS, torch.zeros(1), SamplingParams())

@@ -9,6 +9,7 @@ import decode_ways
 import numpy as np
 import pytest
 import torch
+from lanes import gate
 from transformers import PreTrainedModel
 
 from oncurve.core import decoder as decoder_module
@@ -265,7 +266,7 @@ def test_a_group_is_told_while_others_are_still_decoded(
     assert min(dict(told).values()) < len(watched.steps)
 
 
-@ways
+@pytest.mark.parametrize("way", gate(decode_ways.WAYS, *(way for way in decode_ways.WAYS if way != "module")))
 def test_a_thousand_ragged_rows_pass_through_a_tenth_of_the_room_they_need(
     way: str, take_way: Ways, watched: type[Watched], make_policy: MakePolicy, make_prompts: MakePrompts
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import gate
 
 from oncurve.core import decoder as decoder_module
 from oncurve.core.decoder import ModuleDecoder, RowCache
@@ -30,6 +32,7 @@ MakePrompts = Callable[..., list[Prompt]]
 
 PARAMS = SamplingParams(max_completion_tokens=150, seed=5)
 TEXTS = tuple(f"{'word ' * (number * 3 % 7)}{number} + {number * 7} =" for number in range(5))
+CALLS = ((1,), (1, 2), (3, 7))
 SAID = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 
 POINTS = {
@@ -88,8 +91,10 @@ def through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("through_torch")
-@pytest.mark.parametrize("calls", [(1,), (1, 2), (3, 7)])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "calls"),
+    gate(itertools.product(POINTS, CALLS), *((p, (1, 2)) for p in POINTS), ("growth", (3, 7)), ("step", (3, 7))),
+)
 def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
     point: str,
     calls: tuple[int, ...],
@@ -98,13 +103,14 @@ def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    params = PARAMS if point == "growth" else replace(PARAMS, max_completion_tokens=40)
     policy, prompts = ending(make_policy()), make_prompts(*TEXTS)
-    expected = sampled(InProcessEngine(PARAMS), policy, prompts, [])
+    expected = sampled(InProcessEngine(params), policy, prompts, [])
     if point == "buffers" and calls == (3, 7):
         calls = (1, 2, 3)  # they are made once per attempt
     fail_at(*POINTS[point], monkeypatch, *calls)
     told: list[Group] = []
-    engine = InProcessEngine(PARAMS, max_rows=8)
+    engine = InProcessEngine(params, max_rows=8)
     with caplog.at_level(logging.WARNING):
         assert_same(sampled(engine, policy, prompts, told), expected)
     assert sorted(group.prompt.index for group in told) == [prompt.index for prompt in prompts]
@@ -117,17 +123,19 @@ def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
     assert engine.decoders.budget.limit == 8 // 2 ** len(said)
 
 
-@pytest.mark.parametrize("call", [1, 4])
-@pytest.mark.parametrize("point", MODULE_POINTS)
+@pytest.mark.parametrize(
+    ("point", "call"), gate(itertools.product(MODULE_POINTS, (1, 4)), ("buffers", 1), ("forward", 4), ("draw", 4))
+)
 def test_the_same_completions_come_out_of_a_model_s_own_module(
     point: str, call: int, make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof, "backbone_of", lambda model: None)
     policy, prompts = ending(make_policy("gpt2")), make_prompts(*TEXTS)
-    expected = sampled(InProcessEngine(PARAMS, max_rows=20), policy, prompts, [])
+    params = replace(PARAMS, max_completion_tokens=40)
+    expected = sampled(InProcessEngine(params, max_rows=20), policy, prompts, [])
     fail_at(*MODULE_POINTS[point], monkeypatch, call, call + 3)
     told: list[Group] = []
-    found = sampled(InProcessEngine(PARAMS, max_rows=20), policy, prompts, told)
+    found = sampled(InProcessEngine(params, max_rows=20), policy, prompts, told)
     assert_same(found, expected)
     assert sorted(group.prompt.index for group in told) == [prompt.index for prompt in prompts]
 
@@ -136,8 +144,8 @@ def test_the_same_completions_come_out_of_a_model_s_own_module(
 def test_groups_that_were_whole_are_not_sampled_again(
     make_policy: MakePolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, prompts = ending(make_policy()), make_prompts(*TEXTS * 4)
-    expected = sampled(InProcessEngine(PARAMS, max_rows=4), policy, prompts, [])
+    policy, prompts, params = ending(make_policy()), make_prompts(*TEXTS * 4), replace(PARAMS, max_completion_tokens=40)
+    expected = sampled(InProcessEngine(params, max_rows=4), policy, prompts, [])
     told: list[Group] = []
     right, asked = LayerDecoder.prefill, []
 
@@ -149,7 +157,7 @@ def test_groups_that_were_whole_are_not_sampled_again(
         return right(self, given, slots)
 
     monkeypatch.setattr(LayerDecoder, "prefill", watched)
-    assert_same(sampled(InProcessEngine(PARAMS, max_rows=8), policy, prompts, told), expected)
+    assert_same(sampled(InProcessEngine(params, max_rows=8), policy, prompts, told), expected)
     assert len(told) == len(prompts) == len({id(group) for group in told})
     assert asked[7] > 0, "some were whole when memory ran out"
 

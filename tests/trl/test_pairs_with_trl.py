@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import gate
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -163,7 +164,7 @@ def test_a_script_sees_the_same_under_both(name: str, ask: Callable[..., tuple[S
         assert len({AutoModelForCausalLM.from_pretrained(folder).dtype for folder in folders}) == 1
 
 
-@pytest.mark.parametrize("name", ["plain", "an adapter", "rows of logs now and then"])
+@pytest.mark.parametrize("name", gate(["plain", "an adapter", "rows of logs now and then"], "plain", "an adapter"))
 def test_a_resume_from_a_named_checkpoint_makes_the_same_steps(
     name: str, ask: Callable[..., tuple[Seen, Any]], theirs: ModuleType
 ) -> None:
