@@ -29,8 +29,8 @@ LENGTH = 16
 VOCABULARY = 64
 _LENGTHS = re.compile(r"window|chunk_size|topk$|block_size")
 _COUNTS = re.compile(r"layers|pattern|expert|moe|group")
-_HEADS = re.compile(r"_heads$|^n_head$|n_groups$")
-_WIDTHS = re.compile(r"_heads$|^n_head$|n_groups$|^hidden_size$|^d_model$|^n_embd$|^lru_width$|_d_ssm$")
+_HEADS = re.compile(r"(?<!index_n)_heads$|^n_head$|n_groups$")
+_WIDTHS = re.compile(r"(?<!index_n)_heads$|^n_head$|n_groups$|^hidden_size$|^d_model$|^n_embd$|^lru_width$|_d_ssm$")
 _INNER = re.compile(r"(intermediate|ffn)_(hidden_)?(size|dim)|^n_inner$|^d_ff$|^dff$")
 _DEPTHS = re.compile(r"num_hidden_layers|^depth$|^num_layers$|encoder_layers")
 INNER, HIDDEN = 64, 256
@@ -111,7 +111,10 @@ def _shorten(text: Any, *, cuts: bool) -> None:
 
 
 def _narrow(config: Any, text: Any) -> None:
-    """As few heads as keep two of the fewest and what queries share a key, as narrow a model for them; short towers."""
+    """As few heads as keep two of the fewest and what queries share a key, as narrow a model for them; short towers.
+
+    The heads of an index stay: its score is a sum of their relus, and with two of them many tokens have the same, zero.
+    """
     sizes = {name: value for name, value in vars(text).items() if type(value) is int and value > 0}
     heads = [value for name, value in sizes.items() if _HEADS.search(name) and value > 1]
     parts = max(1, math.gcd(*heads) // 2) if heads else 1

@@ -32,6 +32,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from oncurve.algorithm.precision import SavedCopies, use_dither
 from oncurve.constants import MODEL_FILES
+from oncurve.observe.model_files import ModelFiles
 from oncurve.observe.run_model import bases_under, is_adapter, locate, locate_model
 from oncurve.policy.passport import (
     Names,
@@ -76,21 +77,14 @@ def load_model(
 
         model, _ = load_base(path, {"dtype": dtype, "device": device, **own})
         return open_adapter(model, path).model, load_tokenizer(name, trust_remote_code=trust_remote_code)[1]
-    few_bits: dict[str, Any] = {}
-    if quantization:
-        from oncurve.policy.lora import quantized  # lazy
-
-        few_bits = quantized(quantization, device)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    config, tokenizer = load_tokenizer(name, **options)
+    config, tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trust_remote_code)
     _refuse_kind(name, config)
     files = files_of(path, revision)
+    loading, sentence = _options_of_type(name, config, files, dtype, quantization, device)
+    loading |= {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        load: Any = AutoModelForCausalLM.from_pretrained
         with _LOADING:
-            model, report = load(
-                path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options, **few_bits
-            )
+            model, report = _from_files(path, {"revision": revision, "trust_remote_code": trust_remote_code}, loading)
     except _UNLOADABLE as error:
         raise unloadable(name, error) from None
     switched = switch_off(model.config)
@@ -98,10 +92,48 @@ def load_model(
     check_names(name, model, Names.of_report(report), config, files)
     numbers = check_numbers(name, model.named_parameters())
     _say_what_stays_out(name, model, config)
-    set_passport(model, make_passport(name, model, tokenizer, files, switched=switched, numbers=numbers))
-    model = model if quantization else model.to(device)
+    passport = make_passport(name, model, tokenizer, files, switched=switched, numbers=numbers)
+    set_passport(model, passport if sentence is None else passport.and_weights(sentence))
+    model = model if quantization else cast("Any", model).to(device)
     model.eval()  # no dropout, neither in sampling nor in training: log-probabilities must be the same function
     return model, tokenizer
+
+
+def _options_of_type(
+    name: str,
+    config: PreTrainedConfig,
+    files: ModelFiles | None,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    device: torch.device | str,
+) -> tuple[dict[str, Any], str | None]:
+    """Arguments by which weights become those of few bits that a recipe asks for, or whole ones of a checkpoint of few
+    bits, with a sentence on that."""
+    if quantization:
+        from oncurve.policy.lora import quantized  # lazy
+
+        return quantized(quantization, device), None
+    if "quantization_config" not in config.to_dict():
+        return {}, None
+    from oncurve.policy.few_bits import as_whole_numbers  # lazy
+
+    return as_whole_numbers(name, config, files, dtype)
+
+
+def _from_files(path: str, options: Mapping[str, Any], loading: Mapping[str, Any]) -> tuple[PreTrainedModel, Any]:
+    """A model and what transformers reports of its names, from its files, or from weights that were read before."""
+    if "state_dict" in loading:
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(loading["config"], trust_remote_code=options["trust_remote_code"])
+        load: Any = type(made).from_pretrained
+        return load(None, **loading)
+    load = AutoModelForCausalLM.from_pretrained
+    model, report = load(path, **options, **loading)
+    if all(weight.is_floating_point() for weight in model.parameters()) and "quantization_config" in loading:
+        vars(model).pop(
+            "_weight_conversions"
+        )  # by which transformers would save the numbers as if they were of few bits
+    return model, report
 
 
 def _refuse_kind(name: str, config: PreTrainedConfig) -> None:
@@ -136,7 +168,8 @@ def inspect_folder(name: str, *, trust_remote_code: bool = False) -> Passport:
     if not is_adapter(path):
         _refuse_kind(name, load_tokenizer(name, trust_remote_code=trust_remote_code)[0])
     files = files_of(path)
-    if is_adapter(path) or files is None or not files.tensors:
+    few_bits = not is_adapter(path) and "quantization_config" in AutoConfig.from_pretrained(path).to_dict()
+    if is_adapter(path) or files is None or not files.tensors or few_bits:
         passport = passport_of(load_model(name, trust_remote_code=trust_remote_code)[0])
         assert passport is not None  # every model that is loaded has one
         return passport
@@ -249,6 +282,11 @@ def unloadable(name: str, error: Exception) -> CheckpointError:
     for phrases, reason, remedy in _KNOWN:
         if any(word in text for word in phrases):
             return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {remedy}")
+    if isinstance(error, StrictDataclassError):
+        return CheckpointError(
+            f"model {name!r} cannot be loaded: a value in its config.json is of the wrong type "
+            f"({text.rpartition('TypeError: ')[2][:200]}). Correct it, or download the file again"
+        )
     if not is_local and isinstance(error, OSError):
         reason = "it is not on this machine, and the Hugging Face Hub cannot be reached or has no such model"
         return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {_GET_IT}")

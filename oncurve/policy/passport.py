@@ -53,6 +53,10 @@ class Passport:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The same for programs: tensors by what became of them."""
 
+    def and_weights(self, sentence: str) -> Passport:
+        """The same with one more word on the weights."""
+        return replace(self, weights=f"{self.weights}; {sentence}")
+
     @property
     def lines(self) -> tuple[str, ...]:
         """The five lines."""

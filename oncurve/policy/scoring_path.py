@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from oncurve.algorithm.precision import in_full_precision
 from oncurve.core.batch import Batch, Size
@@ -123,6 +124,10 @@ GRADIENT_FLOOR = 1e-4
 """Difference of gradients that always counts as rounding, as a part of their size."""
 LENGTHS = ((3, 5), (3, 24), (21, 4), (21, 9))
 """Tokens of prompts and completions of the rows; they are as long as 30 tokens, and of different length."""
+COPIES = 9
+"""Times that one row stands in a call in which it has to have the numbers that it has alone."""
+WRITTEN_FOR_ALL = ("torch", "transformers", "peft", "bitsandbytes", "oncurve")
+"""Packages whose modules are those of many models, which the tests here know."""
 PLAIN_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 """Layers that mix tokens by attention alone; others, such as convolutions, carry a state across packed rows."""
 
@@ -160,16 +165,22 @@ _CANDIDATES = (
 
 
 def find_scoring_path(
-    model: PreTrainedModel, compute_type: torch.dtype = torch.float32, *, packing: bool = True, in_parts: bool = False
+    model: PreTrainedModel,
+    compute_type: torch.dtype = torch.float32,
+    *,
+    packing: bool = True,
+    in_parts: bool = False,
 ) -> ScoringPath:
     """The first way that is right, which the model is made ready for. Without ``packing``, rows are padded at least.
 
-    A model whose weights will be ``in_parts`` is trained through its modules, around which they are put together.
+    A model whose weights will be ``in_parts`` is trained through its modules, around which they are put together. One
+    with code of its own is looked at in its longest row too (``expect_rows``): no setting says what begins
+    after how many tokens.
 
-    Raises CheckpointError for a model whose own forward pass fails.
+    Raises CheckpointError for a model whose own forward pass fails, or gives other numbers each time.
     """
     with in_full_precision(model):
-        path = _find(model, packing, in_parts)
+        path = _find(model, packing, in_parts, _LONGEST.get(model, 0) if has_own_code(model) else 0)
         if path.is_packed and (mismatch := choose_kernel(model, example_batch(model), compute_type)):
             log.warning(
                 "packed attention goes on in blocks, slower and with more memory: the flash kernel %s", mismatch
@@ -178,11 +189,26 @@ def find_scoring_path(
     return path
 
 
-def _find(model: PreTrainedModel, packing: bool, in_parts: bool) -> ScoringPath:
+_LONGEST: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+
+def expect_rows(model: PreTrainedModel, longest_tokens: int) -> None:
+    """Let a model be looked at in a row of so many tokens, where its code is its own."""
+    _LONGEST[model] = longest_tokens
+
+
+def has_own_code(model: nn.Module) -> bool:
+    """Some of its modules are neither torch's nor of a library that is known here."""
+    return any(type(part).__module__.partition(".")[0] not in WRITTEN_FOR_ALL for part in model.modules())
+
+
+def _find(model: PreTrainedModel, packing: bool, in_parts: bool, longest_tokens: int) -> ScoringPath:
     if model.config.get_text_config()._attn_implementation in (NAME, IN_BLOCKS):
         ordinary_attention(model)
     set_trust(model, Trust())
-    subjects = list(_subjects(model))
+    subjects = list(_subjects(model, longest_tokens))
+    if subjects[0].is_finite:
+        subjects[0].refuse_company()
     if not all(subject.is_finite for subject in subjects):  # whatever is sampled is refused
         return ScoringPath("padded rows through the model's modules", is_packed=False)
     reasons, has_layers = list[str](), True
@@ -217,9 +243,9 @@ def packing_mismatch(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _subjects(model: PreTrainedModel) -> Iterator[_Subject]:
+def _subjects(model: PreTrainedModel, longest_tokens: int) -> Iterator[_Subject]:
     """The models to look at: itself, and one of its kind in which everything begins after a few tokens."""
-    yield _Subject(model, has_gradient=False)
+    yield _Subject(model, has_gradient=False, longest_tokens=longest_tokens)
     made = find_stand_in(model)
     if made is not None:
         yield _Subject(made, has_gradient=model.device.type == "cpu")
@@ -230,8 +256,8 @@ def _subjects(model: PreTrainedModel) -> Iterator[_Subject]:
 class _Subject:
     """A model, a few rows, and what its own forward pass makes of each of them alone."""
 
-    def __init__(self, model: PreTrainedModel, *, has_gradient: bool) -> None:
-        self.model, self.batch, self.has_gradient = model, example_batch(model), has_gradient
+    def __init__(self, model: PreTrainedModel, *, has_gradient: bool, longest_tokens: int = 0) -> None:
+        self.model, self.batch, self.has_gradient = model, example_batch(model, longest_tokens), has_gradient
         self.was_training = model.training
         self.attention = str(model.config.get_text_config()._attn_implementation)
         try:
@@ -245,6 +271,37 @@ class _Subject:
         self.allowed = allowed(model, float((nudge - self.exact).abs().max()))
         self.gradient_rounding = _distance(near, self.gradient)
         self._refuse_foresight()
+
+    def refuse_company(self) -> None:
+        """Raises CheckpointError for a model in which a row has other numbers in a second call, or among its copies.
+
+        Most of the rows have to show it: in a single one, rounding may have sent a token to another expert.
+        """
+        again, copies = zip(*(self._repeated(number) for number in range(len(self.batch))), strict=True)
+        kind = type(self.model).__name__
+        if sorted(again)[len(again) // 2] > (0.0 if self.model.device.type == "cpu" else self.allowed):
+            raise CheckpointError(
+                f"{kind} gives other log-probabilities in a second call with the same row, by {max(again):.2g}: "
+                f"something in it is drawn anew or stays from call to call, and nothing can be compared with it. "
+                f"Correct its code"
+            )
+        if sorted(copies)[len(copies) // 2] > self.allowed:
+            raise CheckpointError(
+                f"{kind} gives a row other log-probabilities among {COPIES} of it in one call than alone, by "
+                f"{max(copies):.2g} (at most {self.allowed:.2g} is rounding): what it samples would not be what is "
+                f"trained. Correct its code"
+            )
+
+    def _repeated(self, number: int) -> tuple[float, float]:
+        """How far a row's log-probabilities are from themselves in a second call, and among its copies in one."""
+        ids = join_rows(self.batch.select(torch.tensor([number])))[0].to(self.model.device)
+        with torch.no_grad():
+            alone, again, copies = (
+                from_logits(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())[0].view(len(rows), -1)
+                for rows in (ids, ids, ids.repeat(COPIES, 1))
+                for logits in [self.model(input_ids=rows, use_cache=False).logits]
+            )
+        return float((again - alone).abs().max()), float((copies - alone).abs().max())
 
     def _refuse_foresight(self) -> None:
         """Raises CheckpointError for a model in which a token's probability changes with what comes after it, also in a
@@ -336,7 +393,7 @@ def _distance(actual: list[Tensor], exact: list[Tensor]) -> float:
     return (error / max(sum(float(b.double().norm()) ** 2 for b in exact), 1e-30)) ** 0.5
 
 
-def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = False) -> Tensor:
+def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = False, temperature: float = 1.0) -> Tensor:
     """Log-probabilities [B, T] by the model's own forward pass over each row alone."""
     rows = []
     for row in range(len(batch)):
@@ -344,22 +401,79 @@ def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = Fals
         ids, predicts = (part.to(model.device) for part in join_rows(single))
         logits = nudged(model, ids) if is_nudged else model(input_ids=ids, use_cache=False).logits
         targets = single.completion_ids[single.mask].to(model.device)
-        logprobs = from_logits(logits[predicts], targets, temperature=1.0)[0]
+        logprobs = from_logits(logits[predicts], targets, temperature=temperature)[0]
         rows.append(torch.nn.functional.pad(logprobs, (0, batch.mask.shape[1] - len(logprobs))))
     return torch.stack(rows)
 
 
-def example_batch(model: PreTrainedModel) -> Batch:
-    """Rows of two prompts, as long as the model's context allows."""
+def example_batch(model: PreTrainedModel, longest_tokens: int = 0) -> Batch:
+    """Rows of two prompts, as long as the model's context allows, with its tokens for beginning, end and padding in
+    them; one of them has ``longest_tokens`` if that is more."""
     config = model.config.get_text_config()
-    context = context_of(model.config) or 1024
-    pairs = [(min(prompt, context - 2), completion) for prompt, completion in LENGTHS]
+    context = context_of(model.config) or max(1024, longest_tokens)
+    longest = [(21, longest_tokens - 21)] if longest_tokens > sum(LENGTHS[-1]) else []
+    pairs = [(min(prompt, context - 2), completion) for prompt, completion in [*LENGTHS[:3], *(longest or LENGTHS[3:])]]
     pairs = [(prompt, min(completion, context - prompt)) for prompt, completion in pairs]
     draw, vocabulary = torch.Generator().manual_seed(0), config.vocab_size
     prompts, lengths = (torch.tensor(column) for column in zip(*pairs, strict=True))
     groups, width = torch.tensor([0, 0, 1, 1]), int(lengths.max())
     prompt_ids = torch.randint(0, vocabulary, (2, int(prompts.max())), generator=draw)[groups]
     completion_ids = torch.randint(0, vocabulary, (len(pairs), width), generator=draw)
+    for number, token in enumerate(_special_tokens(config)):
+        for ids, column in ((prompt_ids, 2 * number), (completion_ids, 1 + 2 * number)):
+            if column < ids.shape[1] - 1:
+                ids[2:, column] = token
     mask, zeros = torch.arange(width)[None] < lengths[:, None], torch.zeros(len(pairs), width)
     size = Size(len(pairs), int(mask.sum()), 2)
     return Batch(prompt_ids, prompts, completion_ids, mask, lengths, groups, torch.zeros(len(pairs)), zeros, size)
+
+
+def _special_tokens(config: PreTrainedConfig) -> list[int]:
+    """The tokens of a configuration for padding, beginning and end that are in its vocabulary."""
+    known = vars(config)
+    listed = [known.get(f"{name}_token_id") for name in ("pad", "bos", "eos")]
+    tokens = [token for value in listed for token in (value if isinstance(value, list) else [value])]
+    return [token for token in dict.fromkeys(tokens) if type(token) is int and 0 <= token < config.vocab_size][:4]
+
+
+@dataclass(frozen=True)
+class OwnPass:
+    """How far a policy's way of training is from its model's own forward pass on rollouts."""
+
+    error: float
+    """The largest difference of a log-probability."""
+    allowed: float
+    sampler_error: float
+    """The mean difference of those that the sampler gave."""
+    num_tokens: int
+    """Tokens of the longest row."""
+
+    def __str__(self) -> str:
+        return f"your model's own pass: {self.error:.1g} on the first rollouts (a row of {self.num_tokens} tokens)"
+
+
+@torch.no_grad()
+def compare_with_own_pass(model: PreTrainedModel, batch: Batch, *, packed: bool, temperature: float = 1.0) -> OwnPass:
+    """The longest row of a batch with its neighbour, scored as in training and by the model's own forward pass with
+    its ordinary attention, and as they were sampled at a temperature."""
+    first = int(batch.row_lengths.argmax())
+    rows = batch.select(torch.tensor(sorted({first, (first + 1) % len(batch)})))
+    attention = str(model.config.get_text_config()._attn_implementation)
+    with in_full_precision(model):
+        scored = completion_logprobs(model, rows, temperature=1.0, packed=packed)[0]
+        if attention in (NAME, IN_BLOCKS):
+            ordinary_attention(model)
+        try:
+            own, near = (own_logprobs(model, rows, is_nudged=nudge) for nudge in (False, True))
+            drawn = own if temperature in (0.0, 1.0) else own_logprobs(model, rows, temperature=temperature)
+        finally:
+            set_attention(model, attention)
+    mask = rows.mask.cpu()
+    counts = mask.sum(1).tolist()  # own passes have the predicted tokens at the beginning of a row
+    own, near, drawn = (
+        torch.cat([row[:count] for row, count in zip(numbers.cpu(), counts, strict=True)])
+        for numbers in (own, near, drawn)
+    )
+    error, rounding = (float((numbers - own).abs().max()) for numbers in (scored.cpu()[mask], near))
+    sampled = float((drawn - rows.sampler_logprobs.cpu()[mask]).abs().mean())
+    return OwnPass(error, allowed(model, rounding), sampled, int(rows.row_lengths.max()))

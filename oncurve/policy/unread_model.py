@@ -107,6 +107,8 @@ def unread_model(
     """
     config, tokenizer = known
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
+    if "quantization_config" in config.to_dict():
+        raise NotByParts("its weights are of few bits and become whole numbers first")
     files = TensorFiles(_paths(folder, revision))
     with no_init_weights(), _without_weights():
         model = AutoModelForCausalLM.from_config(config, **options)

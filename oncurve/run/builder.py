@@ -49,6 +49,7 @@ from oncurve.policy.from_settings import (
     where_whole,
 )
 from oncurve.policy.model_folder import add_end_token
+from oncurve.policy.scoring_path import expect_rows
 from oncurve.policy.sharding import Sharding, ZeroSettings
 from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 from oncurve.recipe.schema import Config
@@ -150,6 +151,7 @@ def make_policy(
         halve_frozen_matrices(model)
     if not few_bits and loaded.unread is None:
         nn.Module.to(model, device)
+    expect_rows(model, _longest_tokens(config, context_of(model.config)))
     teacher = _served_teacher(config, tokenizer) if with_reference and config.algorithm.has_served_teacher else None
     reference = _make_reference(config.algorithm, source, loaded, device) if with_reference and not teacher else None
     replica_location = where_whole(processes or ALONE, sharding, sent_from=config.rollouts.weights_leave_from)
@@ -166,6 +168,12 @@ def make_policy(
         teacher=teacher,
         parallelism=Parallelism(processes or ALONE, sharding, replica_location, loaded.unread),
     )
+
+
+def _longest_tokens(config: Config, context_tokens: int | None) -> int:
+    """Tokens that a row of a recipe may have: what its keys allow, or a prompt of 1,024 tokens where none says."""
+    allowed = (config.data.max_prompt_tokens or 1024) + config.rollouts.max_completion_tokens
+    return min(allowed, context_tokens or allowed)
 
 
 def _served_teacher(config: Config, tokenizer: PreTrainedTokenizerBase) -> OutsideTeacher:

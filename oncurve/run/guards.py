@@ -27,6 +27,8 @@ MISMATCH_LIMIT = 0.3
 """Nats a token between the sampler and the trainer of the same weights that no rounding explains."""
 EXACT_SHARE = 1 / 30
 """Share of it where both compute in full precision in one process, whose rounding is a millionth of it."""
+SAMPLED_LIMIT = 3e-3
+"""The same of the first rollouts, as a mean difference of log-probabilities from the model's own forward pass."""
 SILENT_STEPS = 10
 """Steps in a row without any signal until it is said."""
 
@@ -213,3 +215,43 @@ def attempts(
             f"OUT OF MEMORY in a microbatch: from now on at most {policy.tokens_per_microbatch} tokens in one. "
             f"The gradient is the same; set policy.tokens_per_microbatch to it in the recipe"
         )
+
+
+def compare_policy(
+    policy: DevicePolicy,
+    rows: Batch,
+    *,
+    is_exact: bool,
+    is_quiet: bool,
+    notify: Callable[[str], None],
+    write: Callable[[str], None],
+) -> None:
+    """Score the longest of the rows, as in training, beside the model's own forward pass; say by how much they differ.
+
+    Where sampler and trainer are ``is_exact``, the sampler's numbers are compared with it too. A model in parts has no
+    forward pass of its own in one process, and no rows have nothing to compare.
+
+    Raises TrainingError in all processes where rounding does not explain it.
+    """
+    from oncurve.policy.scoring_path import compare_with_own_pass  # lazy
+    from oncurve.policy.trained_policy import TrainedPolicy  # lazy
+
+    if not isinstance(policy, TrainedPolicy) or policy.backend.is_divided:
+        return
+    errors = {"training": 0.0, "the sampler": 0.0}
+    if len(rows):
+        options: dict[str, Any] = {"packed": policy.is_packed, "temperature": policy.temperature}
+        compared = compare_with_own_pass(policy.model, rows, **options)
+        if not compared.error <= compared.allowed:
+            errors["training"] = compared.error
+        if is_exact and not compared.sampler_error <= SAMPLED_LIMIT:
+            errors["the sampler"] = compared.sampler_error
+        (write if is_quiet else notify)(str(compared))
+    for who, error in ((who, error) for every in policy.processes.all_gather(errors) for who, error in every.items()):
+        if error != 0:
+            raise TrainingError(
+                f"{who} computes another model than its own forward pass: on the first rollouts a log-probability "
+                f"differs by {error:.2g}, which rounding does not explain. Nothing was trained on them. The model's "
+                f"code does in long rows, or to certain tokens, what it does not do in short ones: set "
+                f"policy.packing=false and rollouts.type=transformers, and report it"
+            )

@@ -50,6 +50,8 @@ class Run(StepSchedule):
     """(n, what to do after every n steps; 0: never)."""
     saver: Checkpointer | None = None
     profiler: Profiler | None = None
+    compare: Callable[[DevicePolicy, Batch], None] | None = None
+    """A comparison of the policy with its model's own forward pass on the rows of the first update."""
 
     def __post_init__(self) -> None:
         self.guards.notify = self.guards.notify or self.log.progress.note
@@ -121,6 +123,9 @@ class Run(StepSchedule):
         """Add up the gradient over microbatches, again over smaller ones where memory runs out, and move the policy."""
         if not self._has_moved:
             self.interruption.check()
+        if self.compare is not None:
+            self.compare(policy, rows)
+            self.compare = None
         for attempt in attempts(policy, rows, self.log.sums, self.log.progress.note):
             with attempt:
                 for microbatch in policy.microbatches(rows):

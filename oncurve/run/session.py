@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
-from oncurve.core.batch import collate
+from oncurve.core.batch import Batch, collate
 from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.loop import train
+from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Prompt, Reward, SamplingParams
 from oncurve.core.sampler import Sampler, SamplingRequest
 from oncurve.doctor.diagnose import Watch
@@ -33,7 +34,7 @@ from oncurve.rewards.terms import describe_correct, make_lenient_reward
 from oncurve.rewards.weighted_sum import check_any_graded
 from oncurve.run.builder import Parts
 from oncurve.run.checkpointer import Checkpointer
-from oncurve.run.guards import Guards
+from oncurve.run.guards import Guards, compare_policy
 from oncurve.run.interruption import Interrupted, Interruption
 from oncurve.run.model_paths import has_single_policy
 from oncurve.run.rendered import Rendered
@@ -284,9 +285,21 @@ def make_session(
         every=((config.evaluation.every_steps, partial(measure_during, evaluator, parts.prompts)),),
         saver=saver,
         profiler=_make_profiler(parts, folder),
+        compare=_make_comparison(parts, guards, note, folder),
         steps_done=first_step,
     )
     return Session(parts, folder, interruption, progress, evaluator, saver, run, note)
+
+
+def _make_comparison(
+    parts: Parts, guards: Guards, note: Callable[[str], None], folder: RunFolder
+) -> Callable[[DevicePolicy, Batch], None] | None:
+    """The comparison of the first rollouts with the model's own forward pass; None where nothing is sampled."""
+    if parts.config.sft is not None:
+        return None
+    is_exact = guards.is_exact and guards.watches_mismatch
+    is_quiet = parts.config.model == "embedded"
+    return partial(compare_policy, is_exact=is_exact, is_quiet=is_quiet, notify=note, write=folder.log)
 
 
 def _make_profiler(parts: Parts, folder: RunFolder) -> Profiler | None:

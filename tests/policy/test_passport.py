@@ -22,7 +22,7 @@ from oncurve.policy.model_folder import load_model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Edit = Callable[[Path], None]
+Edit = Callable[[Path], object]
 FILE, ADAPTER_FILE, INDEX = "model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json"
 
 
@@ -297,9 +297,9 @@ def folders(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPat
         make_model(model_config("llama", tokenizer)), LoraConfig(r=4, task_type="CAUSAL_LM", **options)
     )
     peft.peft_config["default"].base_model_name_or_path = str(root / "llama")
-    peft.save_pretrained(root / "adapter")
+    peft.save_pretrained(str(root / "adapter"))
     for kind in ("llama", "qwen2", "gpt2", "parts"):
-        tokenizer.save_pretrained(root / kind)
+        tokenizer.save_pretrained(str(root / kind))
     return root
 
 

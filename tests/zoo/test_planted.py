@@ -151,6 +151,102 @@ def test_what_is_planted_in_a_modelling_file_is_found_and_then_right(
         compare_sampled(policy, exact, tokens=24, limit=2e-5, by_modules=by_modules)
 
 
+LATE = {
+    "a window of 40, hidden": (
+        "        attn_output, attn_weights = attention_interface(\n",
+        "        places = torch.arange(key_states.shape[2])\n"
+        "        own = places[-query_states.shape[2] :, None]\n"
+        "        attention_mask = ((places[None] <= own) & (places[None] > own - 40))[None, None]\n"
+        "        attn_output, attn_weights = attention_interface(\n",
+    ),
+    "an embedding of padding that is zero": (
+        "self.embed_tokens(input_ids)",
+        "self.embed_tokens(input_ids) * (input_ids != self.config.pad_token_id)[..., None]",
+    ),
+}
+"""Mistakes in rows that are long, or to tokens that are rare; by name, as those of ``PLANTED``."""
+CHANGING = {
+    "a mask that changes with more than three rows": (
+        "        attn_output, attn_weights = attention_interface(\n",
+        "        places = torch.arange(key_states.shape[2])\n"
+        "        own = places[-query_states.shape[2] :, None]\n"
+        "        near = (places[None] > own - 4) if query_states.shape[0] > 3 else (places[None] >= 0)\n"
+        "        attention_mask = ((places[None] <= own) & near)[None, None]\n"
+        "        attn_output, attn_weights = attention_interface(\n",
+        "among 9 of it in one call",
+    ),
+    "dropout that never ends": (
+        "self.embed_tokens(input_ids)",
+        "torch.nn.functional.dropout(self.embed_tokens(input_ids), 0.01, True)",
+        "in a second call with the same row",
+    ),
+}
+"""Mistakes by which a row has other numbers each time, with words of the refusal."""
+
+
+def planted(name: str, mistake: tuple[str, str], place: Path, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """The recipe of a folder with a mistake, for rows of 100 tokens and more."""
+    from oncurve.recipe.load import parse_config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PLANTED, name, mistake)
+        plant(name, place, tokenizer)
+    own = [f"model={place}", "policy.trust_remote_code=true", "rollouts.max_completion_tokens=100"]
+    return parse_config("{data: {type: word_problems}}", own, source="planted")
+
+
+@pytest.mark.parametrize("name", [*LATE, *CHANGING])
+def test_code_of_its_own_is_looked_at_in_long_rows_rare_tokens_and_several_calls(
+    name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM, dynamic_module_utils
+
+    from oncurve.run.builder import make_policy
+    from oncurve.run_errors import CheckpointError
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    place = tmp_path / f"late_{[*LATE, *CHANGING].index(name)}"
+    if name in CHANGING:
+        old, new, refusal = CHANGING[name]
+        with pytest.raises(CheckpointError, match=refusal):
+            make_policy(planted(name, (old, new), place, tokenizer))
+        return
+    policy = make_policy(planted(name, LATE[name], place, tokenizer))
+    load: Any = AutoModelForCausalLM.from_pretrained
+    exact = load(place, trust_remote_code=True, dtype=torch.float32).eval()
+    batch = batch_of_rows(((3, 9), (20, 100)))
+    batch.completion_ids[1, 5] = 0
+    with torch.no_grad():
+        error = (policy.logprobs(batch)[0] - plain_rows(exact, batch))[batch.mask].abs().max()
+    assert error < 2e-4
+
+
+def test_what_no_row_showed_at_load_is_found_on_the_first_rollouts(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    from oncurve.core.errors import TrainingError
+    from oncurve.run.builder import make_policy
+    from oncurve.run.guards import compare_policy
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    embedding = "self.embed_tokens(input_ids)"
+    masked = f"{embedding} * (input_ids != 7)[..., None]"
+    policy = make_policy(planted("token 7 is masked", (embedding, masked), tmp_path / "late", tokenizer))
+    batch, lines = batch_of_rows(((3, 9), (20, 100))), list[str]()
+    batch.completion_ids[batch.completion_ids == 7] = 8
+    listen: Any = {"is_exact": False, "is_quiet": False, "notify": lines.append, "write": lines.append}
+    compare_policy(policy, batch, **listen)
+    assert lines[0].startswith("your model's own pass: ")
+    batch.completion_ids[1, 50] = 7
+    with pytest.raises(TrainingError, match="training computes another model than its own forward pass"):
+        compare_policy(policy, batch, **listen)
+    batch.completion_ids[1, 50] = 8
+    with pytest.raises(TrainingError, match="the sampler computes another model"):  # it gave zeros
+        compare_policy(policy, batch, **listen | {"is_exact": True})
+
+
 @pytest.mark.parametrize("fault", ["angles", "places", "a soft cap"])
 def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
     fault: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,118 @@
+"""Checkpoints with weights of few bits as a start: their weights are read into whole numbers, which training moves.
+
+FP8 with block scales and MXFP4 are read by transformers; compressed-tensors here, for its forms that are a product of a
+scale and a number of eight or four bits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import FineGrainedFP8Config, Mxfp4Config, PreTrainedConfig
+
+from oncurve.observe.model_files import ModelFiles
+from oncurve.policy.passport import stored_tensors
+from oncurve.run_errors import CheckpointError
+
+BY_TRANSFORMERS = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
+"""Kinds that transformers reads into whole numbers."""
+LEFT_TO_TRANSFORMERS = ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit")
+"""Kinds that stay in few bits, over which an adapter is trained."""
+FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+"""Forms of compressed-tensors that are read here."""
+OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
+                  ".input_global_scale")  # fmt: skip
+"""Ends of the names of scales by which engines round activations and caches; training rounds neither."""
+
+
+def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """The section of a config.json on weights of few bits; None where they are whole."""
+    for part in (config, config.get_text_config()):
+        for key in ("quantization_config", "compression_config"):
+            known = vars(part).get(key)
+            if known is not None:
+                return dict(known if isinstance(known, Mapping) else known.to_dict())
+    return None
+
+
+def as_whole_numbers(
+    name: str, config: PreTrainedConfig, files: ModelFiles | None, dtype: torch.dtype
+) -> tuple[dict[str, Any], str | None]:
+    """Arguments with which transformers loads a checkpoint of few bits into whole numbers, and a sentence on what that
+    means; nothing for any other.
+
+    Raises CheckpointError for a kind that is not read.
+    """
+    known = quantization_of(config)
+    kind = None if known is None else str(known.get("quant_method") or "compressed-tensors")
+    if known is None or kind in LEFT_TO_TRANSFORMERS:
+        return {}, None
+    sentence = (
+        f"read from {kind} into {str(dtype).removeprefix('torch.')}, which training moves and which is saved; the "
+        f"model in few bits has to be made again from what is saved"
+    )
+    if kind in BY_TRANSFORMERS:
+        return {"quantization_config": BY_TRANSFORMERS[kind](dequantize=True)}, sentence
+    if kind != "compressed-tensors" or files is None or not files.tensors:
+        raise CheckpointError(
+            f"model {name!r} is quantized by {kind}, which is not read here. Name the model in bfloat16 that it was "
+            f"made from, or one in FP8, MXFP4 or compressed-tensors"
+        )
+    plain = copy.deepcopy(config)
+    for part in (plain, plain.get_text_config()):
+        for key in ("quantization_config", "compression_config"):
+            vars(part).pop(key, None)
+    return {"config": plain, "state_dict": decompress(name, known, files, dtype)}, sentence
+
+
+def decompress(name: str, known: Mapping[str, Any], files: ModelFiles, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The whole weights of a checkpoint of compressed-tensors: ``number * scale`` of each group, channel or matrix.
+
+    Raises CheckpointError for a form with more than that.
+    """
+    groups = [group.get("weights") or {} for group in dict(known.get("config_groups") or {}).values()]
+    forms = {str(known.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
+    kinds = {(group.get("type"), group.get("num_bits"), group.get("symmetric", True)) for group in groups}
+    strange = sorted(key for key in files.tensors if key.endswith((".weight_zero_point", ".weight_g_idx", ".bitmask")))
+    if not forms <= {*FORMS} or len(kinds) != 1 or not all(symmetric for *_, symmetric in kinds) or strange:
+        what = (
+            strange[0] if strange else f"its form is {' and '.join(sorted(forms))} with {len(kinds)} kinds of weights"
+        )
+        raise CheckpointError(
+            f"model {name!r} is quantized by compressed-tensors in a form that is not read here ({what}). Name the "
+            f"model in bfloat16 that it was made from"
+        )
+    [(_, bits, _)] = kinds
+    stored = {key: tensor for key, tensor in stored_tensors(files, files.tensors) if not key.endswith(OF_ACTIVATIONS)}
+    whole = dict[str, Tensor]()
+    for key, tensor in stored.items():
+        if key.endswith((".weight_scale", ".weight_shape")):
+            continue
+        stem = key.removesuffix("_packed")
+        numbers = tensor
+        if stem != key:
+            numbers = _unpacked(tensor, int(bits or 0), [int(size) for size in stored[f"{stem}_shape"]])
+        scale = stored.get(f"{stem}_scale")
+        whole[stem] = numbers if scale is None else (numbers.float() * _spread(scale.float(), numbers.shape)).to(dtype)
+    return whole
+
+
+def _unpacked(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:
+    """Signed integers of a few bits from words of 32 bits, of which the lowest come first."""
+    shifts = torch.arange(0, 32 - 32 % bits, bits, dtype=torch.int32)
+    numbers = (packed[:, :, None] >> shifts) & (2**bits - 1)
+    return numbers.flatten(1)[:, : shape[1]] - 2 ** (bits - 1)
+
+
+def _spread(scale: Tensor, shape: Sequence[int]) -> Tensor:
+    """A scale for each number of a matrix, from those of the matrix, of its rows, or of equal parts of either."""
+    if scale.numel() == 1:
+        return scale.view(1, 1)
+    rows, columns = (scale.shape[0], 1) if scale.ndim == 1 else scale.shape
+    sizes = [-(-size // parts) for size, parts in zip(shape, (rows, columns), strict=True)]
+    spread = scale.view(rows, columns).repeat_interleave(sizes[0], 0).repeat_interleave(sizes[1], 1)
+    return spread[: shape[0], : shape[1]]
