@@ -46,7 +46,7 @@ def test_a_reward_is_either_a_value_or_an_error() -> None:
         Reward(0.0, error="crashed")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e15, -1e20])
 def test_a_reward_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="must be finite"):
         Reward(value)

@@ -335,8 +335,8 @@ class Reward:
     def __post_init__(self) -> None:
         if (self.value is None) == (self.error is None):
             raise ValueError(f"a reward has either a value or an error, got value={self.value}, error={self.error!r}")
-        if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(f"a reward must be finite, got {self.value}; return an error instead")
+        if self.value is not None and not abs(self.value) < 1e15:  # nor NaN; squares of larger ones leave float32
+            raise ValueError(f"a reward must be finite and within +-1e15, got {self.value}; return an error instead")
 
     @property
     def is_failure(self) -> bool:

@@ -102,7 +102,7 @@ def _code_files(config: Config) -> Iterator[tuple[str, Path]]:
     algorithm, rollouts = config.algorithm, config.rollouts
     named: list[tuple[str, Any]] = []
     for reward in config.rewards:
-        named += [(f"reward {reward.name}", value) for value in (reward.code_file(), *vars(reward).values())]
+        named += [(f"reward {reward.key}", value) for value in (reward.code_file(), *vars(reward).values())]
     named += [("loss", algorithm.function), ("advantage", algorithm.advantage_function)]
     named += [(f"tool {reference}", reference) for reference in rollouts.tools]
     named += [(f"environment {name}", reference) for name, reference in rollouts.environments.items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from oncurve.algorithm.precision import HALF, multiplies_bfloat16, seed_of
 from oncurve.core.errors import OncurveError
 from oncurve.core.policy import torch_type
+from oncurve.data.python_objects import PythonObjects
 from oncurve.model.stand_in import FAILURES, stand_in
 from oncurve.model.weights import supports
 from oncurve.policy.backend import trained_parameters
@@ -26,6 +27,9 @@ from oncurve.policy.passport import passport_of
 from oncurve.policy.scoring_path import find_scoring_path
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.recipe.schema import Config, RolloutSection
+
+if TYPE_CHECKING:
+    from oncurve.run.builder import Parts
 
 WORTH_SAYING = 50_000_000
 """Weights of a model from which the time of matrix products is felt."""
@@ -72,8 +76,9 @@ def _is_rounded(weight: Tensor, dtype: torch.dtype) -> bool:
     return weight.dtype == torch.float32 and not torch.equal(weight, weight.to(dtype).float())
 
 
-def advice(policy: TrainedPolicy, config: Config) -> list[str]:
+def advice(parts: Parts) -> list[str]:
     """The passport of a policy's model, and lines on settings that this model and machine make doubtful."""
+    policy, config = parts.policy, parts.config
     return [
         *describe_folder(policy, config.model),
         *filter(
@@ -83,9 +88,19 @@ def advice(policy: TrainedPolicy, config: Config) -> list[str]:
                 slow_arithmetic(policy),
                 lost_updates(policy, config),
                 slow_rate(policy, config),
+                changed_base(policy, config, parts.objects),
             ),
         ),
     ]
+
+
+def changed_base(policy: TrainedPolicy, config: Config, objects: PythonObjects) -> str | None:
+    """A warning of an adapter on a model that a program changed in memory; None for any other."""
+    if objects.model is None or policy.adapter is None or not policy.processes.is_main:
+        return None
+    from oncurve.policy.changed_model import changed_in_memory  # lazy
+
+    return changed_in_memory(policy.model, config.model)
 
 
 def faster_arithmetic(policy: TrainedPolicy) -> str | None:

@@ -83,7 +83,7 @@ def recipe_steps(
                 with interruption.interruptible():
                     parts = load(config, processes, interruption, objects)
                     facts = identity(parts)
-                    paths, hints = describe_paths(parts.policy, config.rollouts), advice(parts.policy, parts.config)
+                    paths, hints = describe_paths(parts.policy, config.rollouts), advice(parts)
                 config = parts.config
                 chat = describe_chat(config.data.chat, parts.policy.tokenizer, config.data.template, model=config.model)
                 if chat is not None:
@@ -100,8 +100,7 @@ def recipe_steps(
                             folder.log(line)
                     result = yield from make_session(parts, folder, facts, interruption, console).steps()
         except Interrupted:
-            text = "stopped before the first step; there is nothing to resume"
-            raise Stopped(text, exit_code=interruption.exit_code) from None
+            raise Stopped(_before_first_step(path), exit_code=interruption.exit_code) from None
         except KlAlarm as alarm:
             from oncurve.run.resume import ResumeRequest  # lazy
 
@@ -188,6 +187,13 @@ def _go_back(alarm: KlAlarm, request: ResumeRequest, processes: Processes) -> St
         except KlAlarm as another:
             alarm = another
     raise alarm
+
+
+def _before_first_step(path: Path) -> str:
+    """Advice for a run that was stopped before its first step."""
+    if any((path / "checkpoints").glob("step_*")):
+        return f"stopped before the first step; resume with: oncurve resume {path}"
+    return "stopped before the first step; there is nothing to resume, so begin it again"
 
 
 def _reported(result: Result, console: Console, processes: Processes) -> Result:
