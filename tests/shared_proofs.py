@@ -27,14 +27,14 @@ def share_proofs(is_shared: bool) -> None:
         return
     prove = scoring_path._find
 
-    def find(model: PreTrainedModel, packing: bool, in_parts: bool) -> Any:
+    def find(model: PreTrainedModel, *facts: Hashable) -> Any:
         from oncurve.model.weights import set_trust, trust_of
 
-        key = sameness(model, packing, in_parts)
+        key = sameness(model, *facts)
         if not IS_SHARED[0] or key is None:
-            return prove(model, packing, in_parts)
+            return prove(model, *facts)
         if key not in KNOWN:
-            path = prove(model, packing, in_parts)
+            path = prove(model, *facts)
             KNOWN[key] = path, trust_of(model)
         path, trust = KNOWN[key]
         if model.config.get_text_config()._attn_implementation in (scoring_path.NAME, scoring_path.IN_BLOCKS):
@@ -47,7 +47,7 @@ def share_proofs(is_shared: bool) -> None:
     scoring_path._find = find
 
 
-def sameness(model: PreTrainedModel, packing: bool, in_parts: bool) -> Hashable | None:
+def sameness(model: PreTrainedModel, *facts: Hashable) -> Hashable | None:
     """What a proof reads of a model; None for one whose modules were changed by hand."""
     modules = list(model.modules())
     if any("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks for part in modules):
@@ -60,4 +60,4 @@ def sameness(model: PreTrainedModel, packing: bool, in_parts: bool) -> Hashable 
         for name, number in numbers.items()
     )
     kinds = tuple(f"{type(part).__module__}.{type(part).__qualname__}" for part in modules)
-    return kinds, type(model), model.config.to_json_string(), sums, model.training, packing, in_parts
+    return kinds, type(model), model.config.to_json_string(), sums, model.training, *facts
