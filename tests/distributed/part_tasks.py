@@ -28,7 +28,7 @@ model: {model}
 data: {{type: word_problems}}
 rewards: [{{type: r1_zero}}]
 algorithm: {{type: grpo, kl_coef: 0.05, reference: average, reference_share: 0.5, group_size: 4}}
-policy: {{parallel: fsdp, compute_type: {compute_type}}}
+policy: {{parallel: fsdp, compute_type: {compute_type}, shard_degree: {shard_degree}}}
 rollouts: {{type: servers, servers: ["http://127.0.0.1:1"]}}
 """
 
@@ -73,9 +73,12 @@ def tokenized(policy: TrainedPolicy) -> TrainedPolicy:
     return policy
 
 
-def recipe_policy(processes: Processes, model: Path, *, compute_type: str = "float32") -> TrainedPolicy:
+def recipe_policy(
+    processes: Processes, model: Path, *, compute_type: str = "float32", shard_degree: int | None = None
+) -> TrainedPolicy:
     """The policy of a recipe that trains a model in parts, with a reference."""
-    config = parse_config(RECIPE.format(model=model, compute_type=compute_type))
+    degree = "null" if shard_degree is None else shard_degree
+    config = parse_config(RECIPE.format(model=model, compute_type=compute_type, shard_degree=degree))
     return make_policy(config, with_reference=True, processes=processes)
 
 
@@ -180,19 +183,26 @@ def broken_write(processes: Processes, *, root: Path) -> str:
     return ""
 
 
-def learn_in_half_width(processes: Processes, *, model: Path) -> dict[str, Any]:
-    """Two updates in bfloat16: the weights, the metrics, and the copy of the weights to sample from."""
-    policy = recipe_policy(processes, model, compute_type="bfloat16")
+def learn_in_half_width(processes: Processes, *, model: Path, shard_degree: int | None) -> dict[str, Any]:
+    """Two updates in bfloat16: the weights, the metrics, the copy of the weights to sample from, and the share of the
+    numbers of one microbatch's gradient that bfloat16 holds: all of them, if it was summed in bfloat16."""
+    policy = recipe_policy(processes, model, compute_type="bfloat16", shard_degree=shard_degree)
     policy.rate_of = lambda number: 1e-3
     batch = tasks.batch_of(one_row=False)
     for _ in range(2):
-        for part in policy.microbatches(batch):
+        narrow = torch.zeros(2)
+        for number, part in enumerate(policy.microbatches(batch)):
             policy.backward(-policy.logprobs(part)[0].sum())
+            for name, parameter in policy.trained_model.named_parameters() if number == 0 else ():
+                is_rounded = "layers." in name and parameter.ndim > 1  # the other weights are computed with as they are
+                gradient = tasks.local(parameter.grad) if is_rounded else torch.zeros(0)
+                narrow += torch.tensor([(gradient == gradient.bfloat16().float()).sum(), gradient.numel()])
         metrics = policy.update()
     policy.publish()
     copied = {name: weight.clone() for name, weight in policy.model.named_parameters()}
     whole = {name: policy.backend.full_tensor(one).clone() for name, one in policy.trained_model.named_parameters()}
-    return {"whole": whole, "copied": copied, "arrived": metrics["policy/arrived"]}
+    share = float(narrow[0] / narrow[1])
+    return {"whole": whole, "copied": copied, "arrived": metrics["policy/arrived"], "narrow": share}
 
 
 def full(*_: Any, **__: Any) -> None:

@@ -173,11 +173,13 @@ def test_two_processes_compute_in_half_width_what_one_computes(
         assert float((planted - alone).abs().mean()) > 4 * ragged
 
 
-@pytest.mark.parametrize("count", gate([2, 4], 2))
-def test_copies_of_parts_are_the_copies_of_the_whole(count: int, tmp_path: Path) -> None:
-    """After updates too: what is sampled from is the dithered copy of the weights that all processes have together."""
-    model = small_model(tmp_path / "model")
-    found = workers.run(count, part_tasks.learn_in_half_width, tmp_path / "said", model=model)
+@pytest.mark.parametrize("grid", gate(["2", "4", "2 x 2"], "2", "2 x 2"))
+def test_copies_of_parts_are_the_copies_of_the_whole(grid: str, tmp_path: Path) -> None:
+    """After updates too: what is sampled from is the dithered copy of the weights that all processes have together, and
+    their gradients are added up in float32."""
+    model, is_hybrid = small_model(tmp_path / "model"), "x" in grid
+    options: dict[str, Any] = {"model": model, "shard_degree": 2 if is_hybrid else None}
+    found = workers.run(4 if is_hybrid else int(grid), part_tasks.learn_in_half_width, tmp_path / "said", **options)
     whole, copied = found[0]["whole"], found[0]["copied"]  # the first process has the copy to send
     halved = [name for name in copied if copied[name].dtype == torch.bfloat16]
     assert halved
@@ -186,5 +188,6 @@ def test_copies_of_parts_are_the_copies_of_the_whole(count: int, tmp_path: Path)
         assert not torch.equal(copied[name], whole[name].bfloat16())
     for one in found:
         assert_equal(one["whole"], whole)
+        assert one["narrow"] < 0.9, "gradients are summed in bfloat16"
     shown, taught = (sum(getattr(one["arrived"], part) for one in found) for part in ("total", "count"))
     assert 0.9 < shown / taught < 1.1
