@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -311,6 +313,22 @@ def test_what_needs_bitsandbytes_says_so(checkpoints: dict[str, Path]) -> None:
         make_adamw(torch.nn.Module(), [[weight]], OptimizerSettings(type="adamw_8bit"))
     with pytest.raises(ConfigError, match=r"policy\.quantization is nf4.*pip install bitsandbytes"):
         load_model(str(checkpoints["qwen2"]), quantization="nf4")
+
+
+def test_norms_and_biases_do_not_decay_in_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's AdamW in the place of that of bitsandbytes, whose groups are the same."""
+    stand_in = SimpleNamespace(AdamW8bit=torch.optim.AdamW)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(optim=stand_in))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", stand_in)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.RMSNorm(3))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    settings = OptimizerSettings(type="adamw_8bit", learning_rate=0.1, weight_decay=0.5)
+    optimizer = make_adamw(model, [list(model.parameters())], settings)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    for name, weight in model.named_parameters():
+        assert torch.allclose(weight, before[name] * (0.95 if weight.ndim > 1 else 1.0)), name
 
 
 @with_bitsandbytes
