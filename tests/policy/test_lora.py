@@ -320,7 +320,7 @@ def test_norms_and_biases_do_not_decay_in_eight_bits(monkeypatch: pytest.MonkeyP
     stand_in = SimpleNamespace(AdamW8bit=torch.optim.AdamW)
     monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(optim=stand_in))
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", stand_in)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.RMSNorm(3))
+    model = torch.nn.ModuleDict({"linear": torch.nn.Linear(3, 3), "norm": torch.nn.RMSNorm(3)})
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     settings = OptimizerSettings(type="adamw_8bit", learning_rate=0.1, weight_decay=0.5)
     optimizer = make_adamw(model, [list(model.parameters())], settings)
