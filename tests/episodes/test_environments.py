@@ -23,7 +23,7 @@ from oncurve.core.grading import grade
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.dialects import TagDialect
-from oncurve.episodes.environments import Environment, Kind, reward_of
+from oncurve.episodes.environments import Environment, Kind, methods_as_tools, reward_of
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
@@ -519,3 +519,27 @@ def test_no_reward_does_not_apply() -> None:
     assert reward_of({"reward": 1, "why": "text", "found": True}).parts == {"found": 1.0}
     with pytest.raises(ValueError, match=r"get_reward gave \['score'\] without 'reward'"):
         reward_of({"score": 1.0})
+
+
+class Walk:
+    """An environment whose methods are tools, one of which is called step."""
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin."""
+        return "go", {}
+
+    def step(self, metres: int) -> str:
+        """Go on.
+
+        Args:
+            metres: How far.
+        """
+        return f"{metres} further"
+
+    def get_reward(self) -> float:
+        """The end."""
+        return 1.0
+
+
+def test_every_public_method_but_those_of_the_episode_is_a_tool() -> None:
+    assert list(methods_as_tools(Walk())) == ["step"]

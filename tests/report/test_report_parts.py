@@ -24,7 +24,7 @@ from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
 from oncurve.report.curves import PANELS, CurveTable, block_size, glossary
-from oncurve.report.overview import overview, phases, priced_device, spending, state
+from oncurve.report.overview import _measured, overview, phases, priced_device, spending, state
 from oncurve.report.page import (
     MAX_EPISODE_CHARACTERS,
     episode_texts,
@@ -294,3 +294,9 @@ def test_a_run_without_a_finished_step_has_a_page(tmp_path: Path, made_run: Make
     with RunFolder(tmp_path / "new", resume_step=0) as folder:
         write_step(folder, 1)
     assert write_report(tmp_path / "new").steps_in_page == 1
+
+
+def test_the_mean_reward_of_an_evaluation_is_shown_where_rewards_are_graded() -> None:
+    mean = {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert _measured({"is_binary": False, "mean_reward": mean})["mean_reward"] == mean
+    assert _measured({"is_binary": True, "mean_reward": mean})["mean_reward"] is None
