@@ -456,7 +456,7 @@ class OwnPass:
 def compare_with_own_pass(model: PreTrainedModel, batch: Batch, *, packed: bool, temperature: float = 1.0) -> OwnPass:
     """The longest row of a batch with its neighbour, scored as in training and by the model's own forward pass with
     its ordinary attention, and as they were sampled at a temperature."""
-    first = int(batch.row_lengths.argmax())
+    first = int((batch.row_lengths * batch.mask.any(dim=1)).argmax())
     rows = batch.select(torch.tensor(sorted({first, (first + 1) % len(batch)})))
     attention = str(model.config.get_text_config()._attn_implementation)
     with in_full_precision(model):

@@ -239,7 +239,7 @@ def compare_policy(
     if not isinstance(policy, TrainedPolicy) or policy.backend.is_divided:
         return
     errors = {"training": 0.0, "the sampler": 0.0}
-    if len(rows):
+    if bool(rows.mask.any()):
         options: dict[str, Any] = {"packed": policy.is_packed, "temperature": policy.temperature}
         compared = compare_with_own_pass(policy.model, rows, **options)
         if not compared.error <= compared.allowed:
