@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.data.data_finding import DataFinding
-from oncurve.data.datasets import question_key
-from oncurve.data.leaks import leaked_excerpt
+from oncurve.data.datasets import problem_key
+from oncurve.data.leaks import copied_answers, leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
 from oncurve.data.settings import DataSection
@@ -38,6 +38,8 @@ class GradeMeaning:
     """No reward has a part "correct" of its own, so a value of 1 counts as correct."""
     needs_grades: bool = True
     """False: the reward comes from an environment, which has not played."""
+    by_row: bool = False
+    """An environment or agent gets all columns, so that rows of one question are different problems."""
 
 
 PLAIN = GradeMeaning()
@@ -76,6 +78,7 @@ def check_data(
         *find_too_long(excluded),
         *find_prompt_faults(prompts, tokenizer, template, gold, vocabulary=vocabulary, end_ids=end_ids, chat=chat),
         *find_leaks(prompts, few_shot=few_shot),
+        *(find_copied(rows) if meaning.has_right_answer else ()),
         *find_refused_gold(
             prompts,
             grade,
@@ -84,8 +87,8 @@ def check_data(
             meaning=meaning,
             knows_form=template.name != AS_IS,
         ),
-        *find_repeats(rows),
-        *find_shared(rows, evaluation_rows),
+        *find_repeats(rows, by_row=meaning.by_row),
+        *find_shared(rows, evaluation_rows, by_row=meaning.by_row),
     ]
 
 
@@ -118,6 +121,24 @@ def find_leaks(prompts: Sequence[Prompt], *, few_shot: Sequence[Mapping[str, Any
             rows=tuple(index for index, _ in excerpts),
             example=f"row {excerpts[0][0]}: {shortened(excerpts[0][1])}",
             remedy="Correct data.columns, the template, or take few-shot examples from other rows.",
+        )
+    ]
+
+
+def find_copied(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
+    """Answers that stand in their own questions far more often than the answers of other rows do."""
+    if (copied := copied_answers(rows)) is None:
+        return []
+    share, chance, words, first = copied
+    behind = f", in most of them behind {words!r}" if words else ""
+    return [
+        DataFinding(
+            severity="warning",
+            what=f"the reference answer stands in the row's own question in {share:.0%} of the rows (answers of other "
+            f"rows: {chance:.0%}){behind}, so that a model can copy it",
+            rows=(first,),
+            example=f"row {first}: answer {rows[first]['answer']!r}: {shortened(str(rows[first]['question']))}",
+            remedy="Take it out of the question, unless the task is to find or choose it there.",
         )
     ]
 
@@ -209,13 +230,14 @@ def _find_below_full_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward]
     ]
 
 
-def find_repeats(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
-    """Rows whose question came before: with another answer, or simply again."""
+def find_repeats(rows: Sequence[Mapping[str, Any]], *, by_row: bool = False) -> list[DataFinding]:
+    """Rows whose question, or ``by_row`` all of whose columns came before: with another answer, or simply again."""
     first: dict[str, int] = {}
     again: list[int] = []
     contradicting: list[int] = []
+    keys = [problem_key(row, by_row=by_row) for row in rows]
     for index, row in enumerate(rows):
-        earlier = first.setdefault(question_key(str(row["question"])), index)
+        earlier = first.setdefault(keys[index], index)
         if earlier != index:
             (again if rows[earlier]["answer"] == row["answer"] else contradicting).append(index)
     findings: list[DataFinding] = []
@@ -224,17 +246,19 @@ def find_repeats(rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
         ("the question came before", again, "Remove the later rows from the data, since they count twice."),
     ):
         if indices:
-            example = _beside(rows, first[question_key(str(rows[indices[0]]["question"]))], indices[0])
+            example = _beside(rows, first[keys[indices[0]]], indices[0])
             findings.append(DataFinding("warning", what, tuple(indices), example, remedy))
     return findings
 
 
-def find_shared(rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Mapping[str, Any]]) -> list[DataFinding]:
-    """Training rows whose question is also evaluated."""
+def find_shared(
+    rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Mapping[str, Any]], *, by_row: bool = False
+) -> list[DataFinding]:
+    """Training rows whose question, or ``by_row`` all of whose columns are also evaluated."""
     evaluated: dict[str, int] = {}
     for index, row in enumerate(evaluation_rows):
-        evaluated.setdefault(question_key(str(row["question"])), index)
-    shared = [index for index, row in enumerate(rows) if question_key(str(row["question"])) in evaluated]
+        evaluated.setdefault(problem_key(row, by_row=by_row), index)
+    shared = [index for index, row in enumerate(rows) if problem_key(row, by_row=by_row) in evaluated]
     if not shared:
         return []
     question = str(rows[shared[0]]["question"])
@@ -243,7 +267,8 @@ def find_shared(rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Map
             severity="error",
             what="the question is trained on and evaluated",
             rows=tuple(shared),
-            example=f"row {shared[0]} = evaluation row {evaluated[question_key(question)]}: {shortened(question)}",
+            example=f"row {shared[0]} = evaluation row {evaluated[problem_key(rows[shared[0]], by_row=by_row)]}: "
+            f"{shortened(question)}",
             remedy="Evaluate on another split, or hold rows out of the training data.",
         )
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,3 +79,48 @@ def _marked_answer(text: str, answer: str, few_shot: Sequence[Mapping[str, Any]]
         for example in few_shot
     )
     return matches[0] if gold and len(matches) > num_expected else None
+
+
+LOOKED_AT = 2_000
+"""Rows whose questions are searched for answers."""
+FEWEST = 10
+"""Fewest rows with an answer of which a share says anything."""
+EXCESS = 0.3
+"""Share of the questions with their own answer, above that with the answers of other rows, from which it is said."""
+
+
+def copied_answers(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, str, int] | None:
+    """The share of rows whose own answer stands in the question, the same share with the answers of other rows, the
+    word before it in most of them, or none, and the first such row; None where the two shares hardly differ.
+
+    Options of a multiple choice stand in every question, whosever answer they are, so that both shares are high.
+    """
+    answered = [(index, row) for index, row in enumerate(rows[:LOOKED_AT]) if _flat(str(row.get("answer") or ""))]
+    questions = [_flat(str(row["question"])) for _, row in answered]
+    answers = [_flat(str(row["answer"])) for _, row in answered]
+    if len(answered) < FEWEST:
+        return None
+    own = [_index_of(question, answer) for question, answer in zip(questions, answers, strict=True)]
+    share = sum(position is not None for position in own) / len(own)
+    half = len(answers) // 2  # rows beside each other may belong together
+    others = [
+        [_index_of(question, answers[(index + shift) % len(answers)]) for index, question in enumerate(questions)]
+        for shift in (half, half + 1, half + 2)
+    ]
+    chance = sum(position is not None for indices in others for position in indices) / (3 * len(own))
+    if share - chance < EXCESS:
+        return None
+    before = Counter(
+        " ".join(question[:position].split()[-1:])
+        for question, position in zip(questions, own, strict=True)
+        if position is not None
+    )
+    words, count = before.most_common(1)[0]
+    first = next(index for (index, _), position in zip(answered, own, strict=True) if position is not None)
+    return share, chance, words if count > share * len(own) / 2 else "", first
+
+
+def _index_of(question: str, answer: str) -> int | None:
+    """The last position of an answer in a question, where it is no part of a longer word or number."""
+    matches = list(re.finditer(rf"(?<![\w.,])(?<!\d-){re.escape(answer)}(?![\w]|[.,]\d)", question))
+    return matches[-1].start() if matches else None

@@ -150,7 +150,7 @@ class Progress:
         values = ((name, form(metrics[key])) for name, key, form in _ROWS if _is_number(metrics.get(key)))
         cells += [f"{name} {value}" for name, value in values if value]
         if _is_number(metrics.get(_HELD_OUT)):
-            cells.append(f"held-out {percent(metrics[_HELD_OUT])}")
+            cells.append(f"validation {percent(metrics[_HELD_OUT])}")
         if (left := self.seconds_left()) is not None:
             cells.append(f"ETA {duration(left)}")
         return "  ".join(cells)
@@ -205,7 +205,7 @@ class Progress:
             cells += [("correct ", "dim"), (percent(correct), "bold"), "   "]
         if self._evaluated is not None:
             step, result = self._evaluated
-            cells += [("held-out ", "dim"), (result, "bold green"), (f" at step {step}", "dim")]
+            cells += [("validation ", "dim"), (result, "bold green"), (f" at step {step}", "dim")]
         return Text.assemble(*cells)
 
     def _row(self, cells: Sequence[tuple[str, str, _Form]]) -> RenderableType | None:

@@ -200,7 +200,7 @@ def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> l
     ]
     counted = (
         ("test prompts (before and after)", "test"),
-        ("held-out prompts (during)", "held_out"),
+        ("validation prompts (during)", "held_out"),
         ("prompts left out as too long", "too_long"),
     )
     return rows + [(name, f"{prompts[key]}") for name, key in counted if key in prompts]

@@ -229,7 +229,7 @@ _ROWS: tuple[Row, ...] = (
     ("steps done", _state),
     ("test problems, before", _measured("base")),
     ("test problems, after", _measured("trained")),
-    ("held-out, last measurement", _held_out),
+    ("validation, last measurement", _held_out),
     _last_tenth("reward/mean"),
     _last_tenth("reward/correct"),
     _last_tenth("completion/mean_tokens"),

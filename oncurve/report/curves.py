@@ -20,7 +20,7 @@ PANELS: tuple[dict[str, Any], ...] = (
             {"key": "reward/mean", "name": "reward, training"},
             {
                 "key": "evaluation/mean_reward",
-                "name": "reward, held-out",
+                "name": "reward, validation",
                 "low": "evaluation/mean_reward_low",
                 "high": "evaluation/mean_reward_high",
                 "unless_equal_to": "evaluation/correct_fraction",
@@ -28,12 +28,12 @@ PANELS: tuple[dict[str, Any], ...] = (
             {"key": "reward/correct", "name": "correct, training"},
             {
                 "key": "evaluation/correct_fraction",
-                "name": "correct, held-out",
+                "name": "correct, validation",
                 "low": "evaluation/correct_low_fraction",
                 "high": "evaluation/correct_high_fraction",
             },
         ],
-        "note": "Held-out values with their 95% intervals. Training rising while held-out stays flat is overfitting or "
+        "note": "Validation with its 95% intervals. Training rising while validation stays flat is overfitting or "
         "reward hacking.",
     },
     {

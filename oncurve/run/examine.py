@@ -183,6 +183,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Grad
             has_right_answer=has_right_answer,
             decided_by_value=deciding_reward(config.rewards) is not None,
             needs_grades=not any(reward.type == "environment" for reward in config.rewards),
+            by_row=config.rollouts.plays_rows,
         ),
         vocabulary=model_config.get_text_config().vocab_size,
         end_ids=end_ids,
@@ -292,6 +293,12 @@ def probe(
     """The recipe's reward on completions that no honest policy writes, as a table, and what follows."""
     if any(reward.is_paid_for for reward in rewards):
         return "no probes: each of them would be a paid request to the judge", []
+    if all(reward.type == "environment" for reward in rewards):
+        return (
+            "no probes: every reward is that of an environment or agent, which plays only with a model. See an episode "
+            "and the rewards of some with `oncurve check RECIPE --sample 4`",
+            [],
+        )
     prompts, _ = render_prompts(
         rows[:200],
         cast("Any", tokenizer),

@@ -18,6 +18,7 @@ from oncurve.recipe.schema import Config
 from oncurve.run.builder import make_parts
 from oncurve.run.model_paths import slow_rate
 from oncurve.stats import wilson_interval
+from oncurve.wording import counted
 
 AT_ONCE = 4
 """Groups that are sampled between two signs of progress."""
@@ -49,7 +50,8 @@ def sample_groups(config: Config, count: int, *, console: Console) -> bool:
             groups += drawn
             rewards += score(drawn, rewards_of)
         seconds = time.perf_counter() - began
-    for line in filter(None, (*describe_groups(config, groups, rewards, seconds), slow_rate(parts.policy, config))):
+    lines = (*describe_episode(groups, rewards), *describe_groups(config, groups, rewards, seconds))
+    for line in filter(None, (*lines, slow_rate(parts.policy, config))):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     return any(has_signal(row) for row in rewards)
 
@@ -58,6 +60,31 @@ def _first_prompts(data: Curriculum, count: int) -> list[Prompt]:
     """The prompts of the first steps, each once."""
     steps = range(1 + count // data.prompts_per_step)
     return list(islice({prompt.index: prompt for step in steps for prompt in data.at(step)}.values(), count))
+
+
+MOST_TURNS = 24
+"""Parts of an episode that are shown."""
+
+
+def describe_episode(groups: list[Group], rewards: list[list[Reward]]) -> list[str]:
+    """The episode with the most turns, part by part, with its line breaks; none where there is no episode."""
+    played = [
+        (completion, reward, group.prompt)
+        for group, row in zip(groups, rewards, strict=True)
+        for completion, reward in zip(group.completions, row, strict=True)
+        if completion.segments
+    ]
+    if not played:
+        return []
+    completion, reward, prompt = max(played, key=lambda episode: len(episode[0].segments))
+    value = f"reward {reward.value:.3g}" if reward.value is not None else f"not graded ({reward.error})"
+    lines = [f"an episode: {counted(completion.num_turns, 'turn')}, ended by {completion.finish_reason}, {value}"]
+    lines.append(f"  {'prompt':<12}{(completion.own_prompt or prompt.text)!r}")
+    for segment in completion.segments[:MOST_TURNS]:
+        lines.append(f"  {'model' if segment.is_policy else 'answer':<12}{segment.text!r}")
+    if len(completion.segments) > MOST_TURNS:
+        lines.append(f"  ... and {counted(len(completion.segments) - MOST_TURNS, 'further part')}")
+    return lines
 
 
 def describe_groups(config: Config, groups: list[Group], rewards: list[list[Reward]], seconds: float) -> list[str]:

@@ -10,7 +10,7 @@ from tokenizers_for_tests import byte_tokenizer
 
 from oncurve.core.records import Prompt
 from oncurve.data.datasets import load_rows
-from oncurve.data.leaks import leaked_excerpt
+from oncurve.data.leaks import copied_answers, leaked_excerpt
 from oncurve.data.prompts import TEMPLATES, render_prompts
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -126,6 +126,38 @@ def test_examples_may_have_the_same_answer(template: str) -> None:
     assert leaked_excerpt(leaky, ROW, few_shot=[example, EXAMPLE_TWO]) is not None
 
 
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("How much is {a} + {b}? (Solution: {sum})", "(solution:"),
+        ("[{sum}] How much is {a} + {b}?", "["),
+        ("{a} + {b} is what? Hint, {sum} - and no more", "hint,"),
+    ],
+)
+def test_answers_that_stand_in_their_questions_are_told_over_all_rows(form: str, words: str) -> None:
+    rows = [
+        {"question": form.format(a=a, b=b, sum=a + b), "answer": str(a + b)}
+        for a in range(11, 18)
+        for b in range(21, 25)
+    ]
+    found = copied_answers(rows)
+    assert found is not None
+    share, chance, before, first = found
+    assert (share, first) == (1.0, 0)
+    assert chance < 0.3
+    assert words in before
+    assert copied_answers([{**row, "question": row["question"].replace(row["answer"], "")} for row in rows]) is None
+
+
+def test_options_and_numbers_by_chance_are_no_copied_answers() -> None:
+    options = [{"question": f"{n}? A. {n} B. {n + 1} C. {n + 2}", "answer": "ABC"[n % 3]} for n in range(60)]
+    assert copied_answers(options) is None
+    by_chance = [{"question": f"How much is {n} + {n % 5}?", "answer": str(n + n % 5)} for n in range(60)]
+    assert copied_answers(by_chance) is None
+    verdicts = [{"question": f"Is {n} even, yes or no?", "answer": ("yes", "no")[n % 2]} for n in range(60)]
+    assert copied_answers(verdicts) is None
+
+
 EXAMPLE_TWO: dict[str, Any] = {"question": "1 + 1?", "answer": "2"}
 
 
@@ -143,3 +175,4 @@ def test_no_public_row_is_accused_and_every_prompt_with_its_solution_is_caught(t
     ] == []
     leaky = [prompt_of(f"{prompt.text} {row['solution']}") for row, prompt in zip(rows, prompts, strict=True)]
     assert all(leaked_excerpt(prompt, row, few_shot=few_shot) for row, prompt in zip(rows, leaky, strict=True))
+    assert copied_answers(rows) is None

@@ -41,7 +41,7 @@ def test_without_a_terminal_each_step_is_one_plain_line() -> None:
     assert out.getvalue().splitlines() == [
         "step 1/4  reward 0.500  correct 25.0%  tokens/s 1,234  ETA 30s",
         "saved [bold]checkpoint[/bold] 1",
-        "step 2/4  held-out 40.0%  ETA 20s",
+        "step 2/4  validation 40.0%  ETA 20s",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from bits.runs import trained
 
 from oncurve.core.errors import DataError
-from oncurve.core.records import ENDED_BY_ITSELF
+from oncurve.core.records import ENDED_BY_ITSELF, Completion, Group, Prompt, Reward, Segment
+from oncurve.data.check import find_repeats
 from oncurve.data.datasets import count_rows
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
+from oncurve.run.first_groups import describe_episode
 from oncurve.run.rendered import describe_validation, refuse_shared, split_rows
 
 Row = dict[str, Any]
@@ -81,6 +84,27 @@ def test_a_training_row_in_the_test_file_is_refused(tmp_path: Path) -> None:
     games = ", rollouts: {environments: {heap: heap.py:Heap}}, rewards: [{type: environment}]"
     others = recipe(tmp_path, GAMES[:200], own=GAMES[200:], more=games)
     refuse_shared(split_rows(others), others)
+
+
+def test_rows_of_an_environment_repeat_only_where_all_their_columns_do() -> None:
+    assert len(find_repeats([{**row, "answer": ""} for row in GAMES])[0].rows) == 236
+    assert find_repeats([{**row, "answer": ""} for row in GAMES], by_row=True) == []
+    [again] = find_repeats([{**row, "answer": ""} for row in (*GAMES, GAMES[7])], by_row=True)
+    assert again.rows == (240,)
+
+
+def test_an_episode_is_shown_part_by_part() -> None:
+    parts = (Segment(True, 0, 2, "9"), Segment(False, 2, 3, "\n left 7"), Segment(True, 3, 4, "3"))
+    completion = Completion((1,), (1, 2, 3, 4), "9\n left 73", (0.0,) * 4, "done", 0, 0, segments=parts)
+    groups = [Group(Prompt("Heap 1. left 9", (1,), 0), (completion,))]
+    assert describe_episode(groups, [[Reward(0.5)]]) == [
+        "an episode: 2 turns, ended by done, reward 0.5",
+        "  prompt      'Heap 1. left 9'",
+        "  model       '9'",
+        "  answer      '\\n left 7'",
+        "  model       '3'",
+    ]
+    assert describe_episode([Group(groups[0].prompt, (replace(completion, segments=()),))], [[Reward(0.5)]]) == []
 
 
 def test_pages_call_the_same_completions_cut_off_as_everybody_else() -> None:
