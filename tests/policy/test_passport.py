@@ -17,7 +17,8 @@ from tiny_models import make_model, model_config
 from torch import Tensor
 
 from oncurve.core.errors import OncurveError
-from oncurve.policy.model_folder import load_model
+from oncurve.policy.model_folder import inspect_folder, load_model
+from oncurve.policy.passport import passport_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -330,3 +331,48 @@ def test_a_hundred_folders_are_what_they_hold_or_are_refused(folders: Path, tmp_
 
     results = {name: fault(*case) for name, case in CASES.items()}
     assert_none(f"{name}: {text}" for name, text in results.items() if text)
+
+
+def test_a_folder_is_told_without_making_its_model(folders: Path) -> None:
+    from typer.testing import CliRunner
+
+    from oncurve.cli.app import make_app
+
+    for kind in ("llama", "qwen2", "gpt2", "parts"):
+        passport = passport_of(load_model(str(folders / kind))[0])
+        assert passport is not None
+        assert inspect_folder(str(folders / kind)).lines == passport.lines
+    done = CliRunner().invoke(make_app("check"), ["check", str(folders / "parts")])
+    assert "21 tensors (F32) in 3 files; all are used" in done.output
+    assert "OK: the model is what its files hold." in done.output
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_dropout_of_an_adapter_is_that_of_the_recipe(dropout: float, folders: Path, tmp_path: Path) -> None:
+    from oncurve.policy.lora import open_adapter
+
+    shutil.copytree(folders / "adapter", tmp_path / "own")
+    put("adapter_config.json", lora_dropout=0.05)(tmp_path / "own")
+    model, _ = load_model(str(folders / "llama"))
+    adapter = open_adapter(model, tmp_path / "own", dropout=dropout)
+    assert adapter.has_dropout is (dropout > 0)
+    passport = passport_of(model)
+    assert passport is not None
+    assert f"lora_dropout is 0.05 in its adapter_config.json and {dropout:g} here" in passport.weights
+    adapter.save_pretrained(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["lora_dropout"] == dropout
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_over_an_adapter_adds_both_to_the_base(folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "adapter", tmp_path / "upper")
+    put("adapter_config.json", base_model_name_or_path=str(folders / "adapter"))(tmp_path / "upper")
+    base, once, twice = (
+        load_model(str(path))[0].get_submodule("model.layers.0.self_attn.q_proj")
+        for path in (folders / "llama", folders / "adapter", tmp_path / "upper")
+    )
+    inputs = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    added = once(inputs) - base(inputs)
+    assert added.abs().max() > 0.01
+    assert torch.allclose(twice(inputs), base(inputs) + 2 * added, atol=1e-5)
