@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from oncurve.doctor.case import Case, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
-from oncurve.rewards.prose import last_expression
+from oncurve.rewards.prose import last_expression, last_number
 from oncurve.rewards.settings import Reward as AnyReward
 from oncurve.rewards.thinking import after_thinking
 
@@ -81,7 +81,9 @@ def verdict(text: str, answer: str) -> Verdict | None:
     expected = _number(answer)
     marked = marked_answer(text)
     if expected is not None:
-        stated = [answer_text for answer_text in (marked, last_expression(after_thinking(text))) if answer_text]
+        spoken = after_thinking(text)
+        readings = (marked, last_expression(spoken), last_number(spoken) if marked is None else None)
+        stated = [answer_text for answer_text in readings if answer_text]
         if not stated:
             return "nothing"
         numbers = {_number(part) for answer_text in stated for part in (answer_text, answer_text.rpartition("=")[2])}
