@@ -11,9 +11,9 @@ from reward_records import completion_of, prompt_of
 
 from oncurve.rewards.mathematics import AnswerChecker, Mathematics
 
-PATHS = [
-    Path(__file__).parents[1] / "golden" / f"{name}.jsonl" for name in ("mathematics", "kinds", "reported", "spellings")
-]
+NAMES = ("mathematics", "kinds", "reported", "spellings", "independent")
+"""``independent`` was labelled by the rules of docs/rewards.md alone, by somebody who did not know the grammar."""
+PATHS = [Path(__file__).parents[1] / "golden" / f"{name}.jsonl" for name in NAMES]
 LINES = [json.loads(line) for path in PATHS for line in path.read_text(encoding="utf-8").splitlines()]
 CATEGORIES = list(dict.fromkeys(line["category"] for line in LINES))
 

@@ -510,12 +510,21 @@ def _same_clock(answer: Time, reference: Ratio) -> bool:
 
 
 def _relation_or_value(comparison: AnswerComparison, answer: Value, reference: Value) -> bool:
-    """A named value beside an inequality is none; beside an equation the two are compared as equations."""
-    if (isinstance(answer, Relation) and isinstance(reference, Named)) or (
-        isinstance(answer, Named) and isinstance(reference, Relation)
-    ):
-        return comparison.relations(answer, reference)
+    """Compared as equations; one that is not solved, such as ``2x = 10``, does not state that ``x = 5``."""
+    if isinstance(answer, Relation) and isinstance(reference, Named) and isinstance(reference.value, Quantity):
+        is_number, name = not reference.value.tree.symbols(), symbol(reference.name)
+        if is_number and name not in answer.sides:
+            return False
     return comparison.relations(answer, reference)
+
+
+def _column_as_tuple(comparison: AnswerComparison, answer: MatrixValue, reference: Members) -> bool:
+    """A column for the tuple of its numbers."""
+    members = [member.tree for member in reference.members if isinstance(member, Quantity)]
+    if reference.kind != "tuple" or len(members) != len(reference.members) or len(members) != len(answer.rows):
+        return False
+    is_column = all(len(row) == 1 for row in answer.rows)
+    return is_column and all(map(comparison.trees, (row[0] for row in answer.rows), members))
 
 
 def _infinite(comparison: AnswerComparison, answer: Quantity, reference: Quantity) -> bool:
@@ -555,6 +564,7 @@ _RULES: dict[tuple[type, type], Callable[..., bool]] = {
     (Members, MatrixValue): AnswerComparison.matrices,
     (Quantity, MatrixValue): AnswerComparison.matrices,
     (Quantity, Members): _vector_rule,
+    (MatrixValue, Members): _column_as_tuple,
     (Ratio, Ratio): AnswerComparison.ratios,
     (Quantity, Ratio): AnswerComparison.ratios,
     (Range, Ratio): AnswerComparison.ratios,
