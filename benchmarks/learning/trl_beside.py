@@ -170,7 +170,9 @@ def force_ours() -> None:
     from oncurve.run import guards
     from oncurve.sample.engine import InProcessEngine
 
-    guards.MISMATCH_LIMIT = float("inf")  # the model finds forced tokens unlikely, which ends a real run
+    guards.MISMATCH_LIMIT = guards.SAMPLED_LIMIT = float(
+        "inf"
+    )  # the model finds forced tokens unlikely, which ends a real run
 
     def sample(self: Any, request: Any) -> list[Group]:
         tokenizer = self._policy.tokenizer

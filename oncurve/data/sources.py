@@ -196,6 +196,9 @@ def _array(path: str | Path, text: bytes) -> list[Any]:
 def read_csv(path: Path) -> list[Located]:
     """The rows of a CSV or TSV file with its first line as names of columns; every value is text.
 
+    Columns are separated by tabs in a .tsv file, by semicolons where the first line has these and no commas, else by
+    commas.
+
     Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or has a row of another length.
     """
     try:
@@ -204,7 +207,9 @@ def read_csv(path: Path) -> list[Located]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error}). Correct data.path.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
+    head = text.lstrip().partition("\n")[0]
+    delimiter = "\t" if path.suffix == ".tsv" else ";" if ";" in head and "," not in head else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     rows: list[Located] = []
     names: list[str] = []
     try:
@@ -216,7 +221,7 @@ def read_csv(path: Path) -> list[Located]:
             elif len(values) != len(names):
                 counts = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
                 raise DataError(
-                    f"{path}, line {reader.line_num}: {counts}. Put quotation marks around values with commas."
+                    f"{path}, line {reader.line_num}: {counts}. Put quotation marks around values that have {delimiter!r} in them."
                 )
             else:
                 rows.append((f"{path}, line {reader.line_num}", dict(zip(names, values, strict=True))))

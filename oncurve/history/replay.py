@@ -180,14 +180,16 @@ def _changed_config(run: PastRun, changes: Sequence[str]) -> Config:
     others = [key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in CHANGEABLE)]
     text = (run.path / "config.yaml").read_text(encoding="utf-8")
     config = read_run_config(text, () if others else changes, source="the run's recipe")
-    if config.completions_per_step != run.config.completions_per_step:  # of whichever key of a section in braces
+    own_size = run.config.algorithm.group_size
+    if config.algorithm.group_size != own_size and any("group_size" in change for change in changes):
         others.append("algorithm.group_size")
     if others:
         raise ConfigError(
             f"{others[0]}: with another value the run would have sampled other completions. Replay changes "
             f"{', '.join(CHANGEABLE)}, but not algorithm.group_size; for anything else train again"
         )
-    return config
+    algorithm = config.algorithm.model_copy(update={"group_size": own_size})  # another type may have another default
+    return config.model_copy(update={"algorithm": algorithm})
 
 
 def _samples_again(config: Config) -> bool:

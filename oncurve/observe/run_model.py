@@ -74,7 +74,10 @@ def locate_model(name: str) -> tuple[str, bool]:
 
 def _describe_foreign(folder: Path) -> str:
     """A description of a folder without a configuration, with what to do."""
-    names = sorted(os.listdir(folder))
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        return f"the folder cannot be read ({error.strerror}). Give yourself the right to read it"
     if gguf := [name for name in names if name.endswith(".gguf")]:
         return (
             f"the folder has no config.json; {gguf[0]} is a model in llama.cpp's format. Name the model that it was "

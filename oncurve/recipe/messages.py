@@ -129,10 +129,20 @@ def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]]
 
 
 def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
-    """A value where a section was expected; of a section with a type, the value may be that."""
-    if isinstance(value, str) and f"{key}.type" in set(known_keys()):
-        return f"this is a section with keys of its own; found {value!r:.80}. Write {key}.type={value}"
+    """A value where a section was expected; of a section with a type, the value may be that, or a file."""
+    section, _, place = key.rpartition(".")
+    generic = section if place.isdigit() else key
+    if isinstance(value, str) and f"{generic}.type" in set(known_keys()):
+        keys = {"path": value} if value.endswith(tuple(FILE_TYPES)) else {"type": value}
+        written = ", ".join(f"{name}: {word}" for name, word in keys.items())
+        example = f"{generic}: [{{{written}}}]" if place.isdigit() else f"{key}: {{{written}}}"
+        return f"this is a section with keys of its own; found {value!r:.80}. Write {example}"
     return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {value!r:.80}"
+
+
+def _no_mapping(key: str, value: Any, _: Mapping[str, Any]) -> str:
+    hint = f". Write {key.rpartition('.')[2]}: {{a_name: {value}}}" if isinstance(value, str) else ""
+    return f"this must be a mapping of names to values; found {value!r:.80}{hint}"
 
 
 def _a_key_of(section: str) -> str:
@@ -195,7 +205,7 @@ _SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
     "union_tag_invalid": _wrong_type,
     "model_type": _no_section,
     "model_attributes_type": _no_section,
-    "dict_type": _expected("a mapping of keys to values"),
+    "dict_type": _no_mapping,
     "tuple_type": _no_list,
     "list_type": _no_list,
     "literal_error": _no_choice,

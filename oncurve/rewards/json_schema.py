@@ -78,7 +78,7 @@ class JsonSchema:
         checker: SchemaChecker | None = None,
     ) -> None:
         if sum(source is not None for source in (schema, model, schema_column)) != 1:
-            raise ConfigError("rewards: json_schema needs exactly one of schema, model and schema_column.")
+            raise ConfigError("rewards: json_schema needs exactly one of json_schema, model and schema_column.")
         self.name = name
         self.model = model
         self.schema_column = schema_column

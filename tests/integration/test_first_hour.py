@@ -143,12 +143,12 @@ def test_a_reward_that_can_be_hacked_is_a_warning_and_the_table_is_explained(her
     assert "2 of 18 probes earn more than 20%" in said
     assert "gold_quoted, hedge" in said
     assert "n/a: it returned None" in said
-    assert "OK, with 1 warning to read above: 24 training rows, 0 validation, 6 test." in said
+    assert "OK, with 1 warning to read above: 20 training rows, 6 test, 4 validation" in said
 
 
 def test_an_honest_reward_passes_the_check_without_a_warning(here: Path) -> None:
-    assert "OK: 24 training rows" in command("check", "recipe.yaml", "rewards.0.function=mine.py:exact")
-    assert "OK: 24 training rows" in command("check", "recipe.yaml", "rewards=[{type: r1_zero}]")
+    assert "OK: 20 training rows" in command("check", "recipe.yaml", "rewards.0.function=mine.py:exact")
+    assert "OK: 20 training rows" in command("check", "recipe.yaml", "rewards=[{type: r1_zero}]")
 
 
 def test_a_reward_that_fails_on_other_completions_is_a_warning_with_the_error(here: Path) -> None:

@@ -34,8 +34,11 @@ def message(text: str, *overrides: str) -> str:
     [
         ("runs.steps=3", "there is no such section. Did you mean 'run.steps'?"),
         ("rewards=[{type:mathematics}]", "'type:mathematics' has no space after its colon. Write {type: mathematics}"),
-        ("algorithm=dapo", "Write algorithm.type=dapo"),
-        ("data=gsm8k", "Write data.type=gsm8k"),
+        ("algorithm=dapo", "Write algorithm: {type: dapo}"),
+        ("data=gsm8k", "Write data: {type: gsm8k}"),
+        ("data=d.jsonl", "Write data: {path: d.jsonl}"),
+        ("rewards=[r1_zero]", "Write rewards: [{type: r1_zero}]"),
+        ("rollouts.environments=nim.py:Nim", "Write environments: {a_name: nim.py:Nim}"),
         ("policy.lora=16", "a section with keys of its own, such as policy.lora.rank; found 16"),
         ("rewards=[]", "name at least one reward, such as rewards=[{type: mathematics}]"),
         ("rewards=mathematics", "such as rewards=[{type: mathematics}]"),
@@ -49,7 +52,7 @@ def message(text: str, *overrides: str) -> str:
         ("policy.packing=maybe", "must be true or false; found 'maybe'"),
         ("data.type=json", "there is no type 'json'. Did you mean 'jsonl'?"),
         ("rollouts.type=engin", "Did you mean 'engine'?"),
-        ("data.columns=[a]", "must be a mapping of keys to values"),
+        ("data.columns=[a]", "must be a mapping of names to values"),
         ("model=[1]", "must be text"),
     ],
 )
@@ -115,4 +118,4 @@ def test_a_small_file_trains_with_the_usual_settings(tmp_path: Path) -> None:
     recipe.write_text("model: embedded\ndata: {type: jsonl, path: rows.jsonl}\n")
     said = CliRunner().invoke(app, ["check", str(recipe)], catch_exceptions=False)
     assert said.exit_code == 0
-    assert "OK: 24 training rows, 0 validation, 6 test." in said.output
+    assert "OK: 20 training rows, 6 test, 4 validation (evaluation.every_steps is 0: not measured)." in said.output

@@ -19,7 +19,8 @@ CASES = (
 @pytest.fixture(autouse=True)
 def _written_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of these tests are written and not drawn: the model finds them unlikely, which ends a real run."""
-    monkeypatch.setattr("oncurve.run.guards.MISMATCH_LIMIT", float("inf"))
+    for limit in ("MISMATCH_LIMIT", "SAMPLED_LIMIT"):
+        monkeypatch.setattr(f"oncurve.run.guards.{limit}", float("inf"))
 
 
 @pytest.fixture(scope="module")
