@@ -221,7 +221,8 @@ def read_csv(path: Path) -> list[Located]:
             elif len(values) != len(names):
                 counts = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
                 raise DataError(
-                    f"{path}, line {reader.line_num}: {counts}. Put quotation marks around values that have {delimiter!r} in them."
+                    f"{path}, line {reader.line_num}: {counts}. Put quotation marks around values that have "
+                    f"{delimiter!r} in them."
                 )
             else:
                 rows.append((f"{path}, line {reader.line_num}", dict(zip(names, values, strict=True))))

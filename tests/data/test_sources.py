@@ -218,6 +218,8 @@ def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
     assert [row["question"] for row in rows] == ["How much is 2, 3 and 4 added?", "Two\nlines?"]
     assert [row["answer"] for row in rows] == ["9", 'x "y"']
     assert rows[1]["level"] == "2"
+    path.write_text('question;answer\n"1; then, 2?";3,5\n')
+    assert [(row["question"], row["answer"]) for row in load_rows("csv", path=path)] == [("1; then, 2?", "3,5")]
     tabs = tmp_path / "rows.tsv"
     tabs.write_text("problem\tlabel\n1+1?\t2\n")
     assert load_rows("jsonl", path=tabs, columns={"question": "problem", "answer": "label"})[0]["answer"] == "2"
