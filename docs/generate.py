@@ -166,7 +166,7 @@ def renew_outputs() -> None:
 
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in sorted((ROOT / "docs").glob("*.md")):
         if any(block.is_output for block in blocks_of(page.read_text(encoding="utf-8"))):
             with TemporaryDirectory() as folder:
                 command = [sys.executable, str(ROOT / "docs" / "blocks.py"), str(page), folder, "--write"]

@@ -102,8 +102,8 @@ def _holes(results: Mapping[str, Any]) -> Iterator[str]:
             yield f"| {_KINDS[kind]} `{run['name']}` | {' | '.join(pairs)} | {run['signs'] or 'nothing'} | {alarm} |"
     yield ""
     yield (
-        "A hole is not used where right answers rise, or where hardly anything is rewarded: most rewards with a hole pay for right answers, too. "
-        "In the first rows of a run, what is paid without a right answer is no sign, since a task may be to copy or to name."
+        "A hole is not used where right answers rise, or where hardly anything is rewarded: most rewards with a hole reward right answers, too. "
+        "In the first rows of a run, what is rewarded without a right answer is no sign, since a task may be to copy or to name."
     )
 
 

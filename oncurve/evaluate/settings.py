@@ -17,6 +17,8 @@ class EvaluationSection(Section):
 
     data: Data | None = None
     """Other problems for test and validation; None holds out some of the training data."""
+    allow_training_rows: bool = False
+    """Rows of ``data`` may be training rows: they show what was learned, and not whether it generalizes."""
     num_prompts: PositiveInt = 500
     """Test problems, before and after the run; held out if ``data`` is None, a fifth where too few rows are left."""
     split_seed: NonNegative = 0

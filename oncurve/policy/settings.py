@@ -42,7 +42,7 @@ class OptimizerSettings(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or down to 0."""
     extension: Extension | None = None
-    """How a run with a schedule goes on that is resumed with more updates: stretch, as if it had been planned so;
+    """The schedule of a run that is resumed with more updates: stretch, as if it had been planned so;
     restart, warm-up and schedule again over the new ones; hold, the last planned rate. None: it is asked for."""
     planned_updates: tuple[PositiveInt, ...] = ()
     """Updates that earlier schedules of an extended run went up to; a resume writes it."""

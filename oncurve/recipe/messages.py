@@ -130,12 +130,12 @@ def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]]
 
 def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
     """A value where a section was expected; of a section with a type, the value may be that, or a file."""
-    section, _, place = key.rpartition(".")
-    generic = section if place.isdigit() else key
+    section, _, index = key.rpartition(".")
+    generic = section if index.isdigit() else key
     if isinstance(value, str) and f"{generic}.type" in set(known_keys()):
         keys = {"path": value} if value.endswith(tuple(FILE_TYPES)) else {"type": value}
         written = ", ".join(f"{name}: {word}" for name, word in keys.items())
-        example = f"{generic}: [{{{written}}}]" if place.isdigit() else f"{key}: {{{written}}}"
+        example = f"{generic}: [{{{written}}}]" if index.isdigit() else f"{key}: {{{written}}}"
         return f"this is a section with keys of its own; found {value!r:.80}. Write {example}"
     return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {value!r:.80}"
 

@@ -178,7 +178,7 @@ def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Grad
         section=section.model_copy(update={"max_prompt_tokens": config.prompt_limit(context_of(model_config))}),
         gold=partial(write_gold, template=form),
         few_shot=few_shot,
-        evaluation_rows=held_out,
+        evaluation_rows=() if config.evaluation.allow_training_rows else held_out,
         meaning=GradeMeaning(
             has_right_answer=has_right_answer,
             decided_by_value=deciding_reward(config.rewards) is not None,

@@ -146,10 +146,10 @@ def refuse_shared(rows: tuple[Rows, Rows, Rows, Rows], config: Config, objects: 
         f"evaluation data too, such as {shortened(str(shared[0]['question']))!r}. Problems that are trained on measure "
         f"nothing"
     )
-    if objects.evaluation_rows is None:
+    if objects.evaluation_rows is None and not config.evaluation.allow_training_rows:
         raise DataError(
             f"evaluation.data: {text}. Name other problems, take these rows out of one of the two files, or leave "
-            f"evaluation.data out, and some rows are held out"
+            f"evaluation.data out, and some rows are held out. If it is meant so: evaluation.allow_training_rows=true"
         )
     log.warning("%s", text)
 

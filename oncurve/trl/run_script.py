@@ -157,6 +157,8 @@ def _put_files(translation: Translation, draft: Draft, script: Path, folder: Pat
     if "data.chat" in draft.values:
         measured["chat"] = draft.values["data.chat"]
     draft.put("evaluation.data", measured, comment="measured on")
+    if not translation.evaluation:
+        draft.put("evaluation.allow_training_rows", True, comment="the script names no other rows")
     sections: list[dict[str, Any]] = []
     arguments = translation.arguments
     for function, (reward, weight) in zip(arguments.reward_funcs, translation.rewards, strict=True):

@@ -77,7 +77,7 @@ def test_what_a_users_module_fails_of_is_said() -> None:
     [
         ("a.yaml", "- 1", "no mapping"), ("a.yaml", "a: 1", "no option is named 'a'"),
         ("a.json", "{", "not valid YAML"),
-        ("a.txt", "", "no such script"), ("missing.py", None, "no such script"),
+        ("a.txt", "", "is no script that is read here"), ("missing.py", None, "no such script"),
         ("a.yaml", "loss_type: mine", "need model_name_or_path"),
         ("a.yaml", json.dumps({**OPTIONS, "reward_funcs": ["mine"]}), "reward_funcs: there is no 'mine'"),
         ("a.yaml", json.dumps({**OPTIONS, "num_generations": 3}), "does not divide the 8 completions"),
