@@ -229,7 +229,8 @@ def compare_policy(
     """Score the longest of the rows, as in training, beside the model's own forward pass; say by how much they differ.
 
     Where sampler and trainer are ``is_exact``, the sampler's numbers are compared with it too. A model in parts has no
-    forward pass of its own in one process, and no rows have nothing to compare.
+    forward pass of its own in one process, and no rows have nothing to compare. Its pass makes all logits of a row,
+    for which a device may have no memory: then nothing is compared.
 
     Raises TrainingError in all processes where rounding does not explain it.
     """
@@ -238,15 +239,22 @@ def compare_policy(
 
     if not isinstance(policy, TrainedPolicy) or policy.backend.is_divided:
         return
-    errors = {"training": 0.0, "the sampler": 0.0}
+    errors, say = {"training": 0.0, "the sampler": 0.0}, write if is_quiet else notify
     if bool(rows.mask.any()):
         options: dict[str, Any] = {"packed": policy.is_packed, "temperature": policy.temperature}
-        compared = compare_with_own_pass(policy.model, rows, **options)
-        if not compared.error <= compared.allowed:
-            errors["training"] = compared.error
-        if is_exact and not compared.sampler_error <= SAMPLED_LIMIT:
-            errors["the sampler"] = compared.sampler_error
-        (write if is_quiet else notify)(str(compared))
+        try:
+            compared = compare_with_own_pass(policy.model, rows, **options)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            release()
+            say("the first rollouts are not compared with your model's own pass: there is no memory for its logits")
+        else:
+            if not compared.error <= compared.allowed:
+                errors["training"] = compared.error
+            if is_exact and not compared.sampler_error <= SAMPLED_LIMIT:
+                errors["the sampler"] = compared.sampler_error
+            say(str(compared))
     for who, error in ((who, error) for every in policy.processes.all_gather(errors) for who, error in every.items()):
         if error != 0:
             raise TrainingError(

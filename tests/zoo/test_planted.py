@@ -246,6 +246,13 @@ def test_what_no_row_showed_at_load_is_found_on_the_first_rollouts(
     with pytest.raises(TrainingError, match="the sampler computes another model"):  # it gave zeros
         compare_policy(policy, batch, **listen | {"is_exact": True})
 
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("oncurve.policy.scoring_path.compare_with_own_pass", no_memory)
+    compare_policy(policy, batch, **listen)
+    assert lines[-1].endswith("there is no memory for its logits")
+
 
 @pytest.mark.parametrize("fault", ["angles", "places", "a soft cap"])
 def test_a_sampler_that_computes_another_model_ends_the_run_before_it_trains(
