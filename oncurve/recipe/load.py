@@ -26,7 +26,10 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML that refuses the same key twice, where plain YAML silently keeps the last."""
 
 
-class _QuickLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
+_BASE: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+class _QuickLoader(_BASE):
     """The same by the C parser, whose own mistakes are worded otherwise."""
 
 

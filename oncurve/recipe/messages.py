@@ -130,8 +130,8 @@ def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]]
 
 def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
     """A value where a section was expected; of a section with a type, the value may be that, or a file."""
-    section, _, index = key.rpartition(".")
-    generic = section if index.isdigit() else key
+    *above, index = key.split(".")
+    generic = ".".join(above) if index.isdigit() else key
     if isinstance(value, str) and f"{generic}.type" in set(known_keys()):
         keys = {"path": value} if value.endswith(tuple(FILE_TYPES)) else {"type": value}
         written = ", ".join(f"{name}: {word}" for name, word in keys.items())
