@@ -42,8 +42,14 @@ where a prompt ends with it, and nowhere else."""
 
 
 def _any(pairs: Sequence[tuple[str, str]], side: int) -> re.Pattern[str]:
-    expressions = [pair[side] for pair in SHAPES] + [re.escape(pair[side]) for pair in pairs]
-    return re.compile("|".join(dict.fromkeys(expressions)), re.IGNORECASE)
+    """Any of the marks. All are looked for at a sign of punctuation, of which a long text has few."""
+    expressions = [pair[side] for pair in SHAPES] + [_expression(pair[side]) for pair in pairs]
+    return re.compile(rf"(?=[<\[◁:])(?:{'|'.join(dict.fromkeys(expressions))})", re.IGNORECASE)
+
+
+def _expression(mark: str) -> str:
+    words = len(mark) - len(mark.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ= "))
+    return (f"(?<={re.escape(mark[:words])})" if words else "") + re.escape(mark[words:])
 
 
 _BEGINS, _ENDS = _any(MARKS, 0), _any((*MARKS, *PHRASES), 1)
