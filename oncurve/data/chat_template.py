@@ -322,12 +322,18 @@ def _says_it(messages: Sequence[Mapping[str, Any]], text: Any) -> bool:
     """The user's last words stand in the text, whatever happened to white space."""
     questions = [message.get("content") for message in messages if message.get("role") == "user"]
     whole = "".join(str(text).split())
-    if any(mark in whole for mark in _PARTS) and not any(mark in str(messages) for mark in ("'text'", '"text"')):
+    if writes_parts(whole) and not any(mark in str(messages) for mark in ("'text'", '"text"')):
         return False
     if not questions or not isinstance(questions[-1], str):
         return True
     quoted = json.dumps(questions[-1], ensure_ascii=False)[1:-1]
     return any("".join(form.split()) in whole for form in (questions[-1], quoted))
+
+
+def writes_parts(text: str) -> bool:
+    """A template wrote the parts of a message as they are, since it takes a message for text."""
+    whole = "".join(text.split())
+    return any(mark in whole for mark in _PARTS)
 
 
 def _name(tokenizer: Tokenizer) -> str:

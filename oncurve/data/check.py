@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from oncurve.core.records import NOT_APPLICABLE, Completion, Prompt, Reward
 from oncurve.data.data_finding import DataFinding
-from oncurve.data.datasets import problem_key
+from oncurve.data.datasets import problem_key, shared_rows
 from oncurve.data.leaks import copied_answers, leaked_excerpt
 from oncurve.data.prompt_check import find_prompt_faults
 from oncurve.data.prompts import TEMPLATES, Excluded, Template, Tokenizer, find_template, render_prompts, write_gold
@@ -255,20 +255,16 @@ def find_shared(
     rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Mapping[str, Any]], *, by_row: bool = False
 ) -> list[DataFinding]:
     """Training rows whose question, or ``by_row`` all of whose columns are also evaluated."""
-    evaluated: dict[str, int] = {}
-    for index, row in enumerate(evaluation_rows):
-        evaluated.setdefault(problem_key(row, by_row=by_row), index)
-    shared = [index for index, row in enumerate(rows) if problem_key(row, by_row=by_row) in evaluated]
+    shared = shared_rows(rows, evaluation_rows, by_row=by_row)
     if not shared:
         return []
-    question = str(rows[shared[0]]["question"])
+    first, evaluated = shared[0]
     return [
         DataFinding(
             severity="error",
             what="the question is trained on and evaluated",
-            rows=tuple(shared),
-            example=f"row {shared[0]} = evaluation row {evaluated[problem_key(rows[shared[0]], by_row=by_row)]}: "
-            f"{shortened(question)}",
+            rows=tuple(index for index, _ in shared),
+            example=f"row {first} = evaluation row {evaluated}: {shortened(str(rows[first]['question']))}",
             remedy="Evaluate on another split, or hold rows out of the training data.",
         )
     ]

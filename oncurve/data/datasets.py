@@ -185,6 +185,17 @@ def problem_key(row: Mapping[str, Any], *, by_row: bool = False) -> str:
     return rows_fingerprint([row]).text
 
 
+def shared_rows(
+    rows: Sequence[Row], evaluation_rows: Sequence[Mapping[str, Any]], *, by_row: bool = False
+) -> list[tuple[int, int]]:
+    """Places of the rows that are evaluated too, each with that of the first such evaluation row."""
+    evaluated: dict[str, int] = {}
+    for index, row in enumerate(evaluation_rows):
+        evaluated.setdefault(problem_key(row, by_row=by_row), index)
+    keys = (problem_key(row, by_row=by_row) for row in rows)
+    return [(index, evaluated[key]) for index, key in enumerate(keys) if key in evaluated]
+
+
 def count_rows(rows: Sequence[Row], what: str) -> str:
     """The number of rows, and of their questions where some occur again: "240 test of 4 questions"."""
     text = f"{len(rows):,} {what}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oncurve.constants import ADAPTER_CONFIG
+from oncurve.observe.run_model import read_object
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import counted
 
@@ -108,12 +109,12 @@ def read_model_files(folder: str | Path) -> ModelFiles:
     """
     folder = Path(folder)
     names = sorted(os.listdir(folder))
-    config = read_json(folder / "config.json")
+    config = _known(folder / "config.json")
     first = config.get("transformers_weights")
     heads = [first] if isinstance(first, str) else [name for name in WHOLE if name in names]
     is_adapter = ADAPTER_CONFIG in names
     if is_adapter and heads:
-        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        base = _known(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         raise CheckpointError(
             f"{folder} holds two models: whole weights in {heads[0]}, and the adapter of {ADAPTER_CONFIG}, whose base "
             f"is {base!r}. Merging an adapter and saving into its folder leaves that. Move {ADAPTER_CONFIG} away to "
@@ -129,17 +130,9 @@ def read_model_files(folder: str | Path) -> ModelFiles:
     return ModelFiles(folder, tensors, unread, tuple(remarks))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty where there is none. Raises CheckpointError for what is no object."""
-    if not os.path.isfile(path):
-        return {}
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(known, dict):
-            raise TypeError(f"a {type(known).__name__} instead of an object")
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Download or save it again") from None
-    return known
+def _known(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
+    return read_object(path) if os.path.isfile(path) else {}
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -217,7 +210,7 @@ def _read_set(folder: Path, head: str) -> tuple[dict[str, StoredTensor], list[st
     """The tensors of one file, or of all that an index names, and what is odd about the index."""
     if not head.endswith(".index.json"):
         return read_tensors(folder / head), []
-    sources = read_json(folder / head).get("weight_map")
+    sources = _known(folder / head).get("weight_map")
     if not isinstance(sources, dict) or not sources or not all(isinstance(file, str) for file in sources.values()):
         raise CheckpointError(f"{folder / head} has no weight_map. Download or save it again")
     files = sorted(set(sources.values()))

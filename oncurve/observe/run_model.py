@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from oncurve.constants import ADAPTER_CONFIG, MODEL_FILES
 from oncurve.observe.record import METRICS
@@ -103,13 +104,17 @@ def is_adapter(path: str | Path) -> bool:
 
 def read_adapter(folder: str | Path) -> dict[str, object]:
     """An adapter as peft wrote it: its base model, rank, layers. Raises CheckpointError if it cannot be read."""
-    path = Path(folder) / ADAPTER_CONFIG
+    return read_object(Path(folder) / ADAPTER_CONFIG)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model. Raises CheckpointError if it cannot be read, or is none."""
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(described, dict):
             raise TypeError(f"a {type(described).__name__} instead of an object")
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        raise CheckpointError(f"{path}: cannot be read: {error}. Download or save it again") from None
     return described
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
 from oncurve.observe.run_model import locate
+from oncurve.policy.passport import files_of, stored_tensors
+from oncurve.run_errors import CheckpointError
 from oncurve.wording import counted
 
 
@@ -20,21 +18,15 @@ def changed_in_memory(model: nn.Module, name: str) -> str | None:
     None where all that can be compared are the same: weights by their names in the files of a folder or of the hub's
     cache, and of few bits none.
     """
-    folder = _folder(name)
-    if folder is None:
-        return None
     weights = {key.replace(".base_layer.", "."): value for key, value in model.named_parameters()}
-    changed: list[str] = []
-    for file in _files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                changed += [
-                    key
-                    for key in opened.keys()  # noqa: SIM118  # it is no dictionary
-                    if key in weights and _differ(weights[key], opened.get_tensor(key))
-                ]
-        except (OSError, SafetensorError):
-            return None
+    try:
+        files = files_of(locate(name))
+        names = [key for key in files.tensors if key in weights] if files is not None else []
+        changed = (
+            [key for key, stored in stored_tensors(files, names) if _differ(weights[key], stored)] if files else []
+        )
+    except (OSError, SafetensorError, CheckpointError):
+        return None
     if not changed:
         return None
     are = "is" if len(changed) == 1 else "are"
@@ -52,25 +44,3 @@ def _differ(weight: torch.Tensor, stored: torch.Tensor) -> bool:
         return True
     here = weight.detach().cpu()
     return not torch.equal(here.to(stored.dtype), stored)
-
-
-def _folder(name: str) -> Path | None:
-    located = Path(locate(name))
-    if located.is_dir():
-        return located
-    from transformers.utils.hub import cached_file  # lazy
-
-    try:
-        file = cached_file(name, "config.json", local_files_only=True)
-    except OSError:
-        return None
-    return None if file is None else Path(file).parent
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        yield from (folder / name for name in sorted(set(names)))
-    elif (folder / "model.safetensors").is_file():
-        yield folder / "model.safetensors"

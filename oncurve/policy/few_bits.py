@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import FineGrainedFP8Config, Mxfp4Config, PreTrainedConfig
 
-from oncurve.observe.model_files import ModelFiles
-from oncurve.policy.passport import stored_tensors
+from oncurve.observe.model_files import QUANTIZATION, ModelFiles
+from oncurve.policy.passport import quantization_of, stored_tensors
 from oncurve.run_errors import CheckpointError
 
 BY_TRANSFORMERS = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
@@ -27,16 +27,6 @@ FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized"
 OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
                   ".input_global_scale")  # fmt: skip
 """Ends of the names of scales by which engines round activations and caches; training rounds neither."""
-
-
-def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """The section of a config.json on weights of few bits; None where they are whole."""
-    for part in (config, config.get_text_config()):
-        for key in ("quantization_config", "compression_config"):
-            known = vars(part).get(key)
-            if known is not None:
-                return dict(known if isinstance(known, Mapping) else known.to_dict())
-    return None
 
 
 def as_whole_numbers(
@@ -64,7 +54,7 @@ def as_whole_numbers(
         )
     plain = copy.deepcopy(config)
     for part in (plain, plain.get_text_config()):
-        for key in ("quantization_config", "compression_config"):
+        for key in QUANTIZATION:
             vars(part).pop(key, None)
     return {"config": plain, "state_dict": decompress(name, known, files, dtype)}, sentence
 

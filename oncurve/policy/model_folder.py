@@ -43,6 +43,7 @@ from oncurve.policy.passport import (
     files_of,
     make_passport,
     passport_of,
+    quantization_of,
     set_passport,
     stored_tensors,
     switch_off,
@@ -113,7 +114,7 @@ def _options_of_type(
         from oncurve.policy.lora import quantized  # lazy
 
         return quantized(quantization, device), None
-    if "quantization_config" not in config.to_dict():
+    if quantization_of(config) is None:
         return {}, None
     from oncurve.policy.few_bits import as_whole_numbers  # lazy
 

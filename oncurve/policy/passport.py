@@ -9,6 +9,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.hub import cached_file
 
 from oncurve.constants import ADAPTER_CONFIG
-from oncurve.observe.model_files import ModelFiles, read_model_files
+from oncurve.observe.model_files import QUANTIZATION, ModelFiles, read_model_files
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import counted
 
@@ -144,6 +145,16 @@ def files_of(path: str, revision: str | None = None) -> ModelFiles | None:
     return None if known is None else read_model_files(Path(known).parent)
 
 
+def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """The section of a config.json on weights of few bits; None where they are whole."""
+    for part in (config, config.get_text_config()):
+        for key in QUANTIZATION:
+            known = vars(part).get(key)
+            if known is not None:
+                return dict(known if isinstance(known, Mapping) else known.to_dict())
+    return None
+
+
 def switch_off(config: PreTrainedConfig) -> list[str]:
     """Let a model return what transformers' models return by default; the settings that say otherwise."""
     parts = [config, *(part for part in vars(config).values() if isinstance(part, PreTrainedConfig))]
@@ -234,15 +245,18 @@ def _refuse_untied(name: str, model: PreTrainedModel) -> None:
 def stored_tensors(files: ModelFiles, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of safetensors files, or of torch's, by their names there, one after the other."""
     opened: dict[str, Any] = {}
-    for name in names:
-        path = files.folder / files.tensors[name].file
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                yield name, file.get_tensor(name)
-        else:
+    with ExitStack() as stack:
+        for name in names:
+            path = files.folder / files.tensors[name].file
+            is_safe = path.suffix == ".safetensors"
             if path.name not in opened:
-                opened[path.name] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-            yield name, opened[path.name][name]
+                opened[path.name] = (
+                    stack.enter_context(safe_open(path, framework="pt"))
+                    if is_safe
+                    else torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+                )
+            file = opened[path.name]
+            yield name, file.get_tensor(name) if is_safe else file[name]
 
 
 def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> tuple[float, str, list[str]]:

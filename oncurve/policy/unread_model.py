@@ -34,7 +34,15 @@ from oncurve.policy.backend import TensorFiles
 from oncurve.policy.half_precision import frozen_copy
 from oncurve.policy.model_folder import is_converted
 from oncurve.policy.packed_attention import IN_BLOCKS, use_packed_attention
-from oncurve.policy.passport import check_names, compare_names, files_of, make_passport, set_passport, switch_off
+from oncurve.policy.passport import (
+    check_names,
+    compare_names,
+    files_of,
+    make_passport,
+    quantization_of,
+    set_passport,
+    switch_off,
+)
 from oncurve.policy.scoring_path import ScoringPath, find_scoring_path
 from oncurve.policy.sharding import ReplicaLocation, fill
 
@@ -107,7 +115,7 @@ def unread_model(
     """
     config, tokenizer = known
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": trust_remote_code}
-    if "quantization_config" in config.to_dict():
+    if quantization_of(config) is not None:
         raise NotByParts("its weights are of few bits and become whole numbers first")
     files = TensorFiles(_paths(folder, revision))
     with no_init_weights(), _without_weights():

@@ -48,8 +48,8 @@ def _any(pairs: Sequence[tuple[str, str]], side: int) -> re.Pattern[str]:
 
 
 def _expression(mark: str) -> str:
-    words = len(mark) - len(mark.lstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ= "))
-    return (f"(?<={re.escape(mark[:words])})" if words else "") + re.escape(mark[words:])
+    words, rest = re.split(r"(?=[<\[◁:])", mark, maxsplit=1)
+    return (f"(?<={re.escape(words)})" if words else "") + re.escape(rest)
 
 
 _BEGINS, _ENDS = _any(MARKS, 0), _any((*MARKS, *PHRASES), 1)

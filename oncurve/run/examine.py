@@ -55,7 +55,6 @@ from oncurve.wording import counted
 
 CHECKED_ROWS = 10_000
 """Rows that are checked where rows are read on demand."""
-"""Rewards of completions of prompts."""
 
 
 def ask(
@@ -134,7 +133,7 @@ def check_recipe(config: Config, *, console: Console) -> bool:
         return _check_rows(config, parts, partial(grade, reward_function), console)
 
 
-def check_model(name: str, *, console: Console) -> bool:
+def check_model(name: str, *, console: Console) -> None:
     """Print the passport of a model; every number of its files is read, and no model is made of them.
 
     Raises CheckpointError for a folder that is not what a run would train.
@@ -142,7 +141,6 @@ def check_model(name: str, *, console: Console) -> bool:
     for line in inspect_folder(name).lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print("OK: the model is what its files hold.", highlight=False)
-    return True
 
 
 def _check_rows(config: Config, parts: tuple[Rows, Rows, Rows, Rows], pays: Grade, console: Console) -> bool:

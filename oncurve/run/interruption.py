@@ -178,10 +178,8 @@ class Interruption:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if name == "SIGHUP":
-            leave_terminals(
-                self._terminals
-            )  # a closing session sends it beside others, and twice: it is never the second signal
+        if name == "SIGHUP":  # a closing session sends it beside others, and twice: it is never the second signal
+            leave_terminals(self._terminals)
         else:
             self._num_received += 1
         if self._num_received > 1:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
 from oncurve.data.chat_template import Chat, TemplateRefusal, write_conversations
-from oncurve.data.datasets import count_rows, draw_rows, hold_out, problem_key
+from oncurve.data.datasets import count_rows, draw_rows, hold_out, shared_rows
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
 from oncurve.data.python_objects import NOTHING, PythonObjects
@@ -137,14 +137,13 @@ def refuse_shared(rows: tuple[Rows, Rows, Rows, Rows], config: Config, objects: 
     train, _, during, test = rows
     if config.evaluation.data is None or isinstance(train, StoredRows):
         return
-    evaluated = {problem_key(row, by_row=config.rollouts.plays_rows) for row in (*during, *test)}
-    shared = [row for row in train if problem_key(row, by_row=config.rollouts.plays_rows) in evaluated]
+    shared = shared_rows(train, (*during, *test), by_row=config.rollouts.plays_rows)
     if not shared:
         return
+    example = shortened(str(train[shared[0][0]]["question"]))
     text = (
         f"{len(shared):,} of {counted(len(train), 'training row')} {'is' if len(shared) == 1 else 'are'} in the "
-        f"evaluation data too, such as {shortened(str(shared[0]['question']))!r}. Problems that are trained on measure "
-        f"nothing"
+        f"evaluation data too, such as {example!r}. Problems that are trained on measure nothing"
     )
     if objects.evaluation_rows is None and not config.evaluation.allow_training_rows:
         raise DataError(
@@ -358,8 +357,7 @@ def describe_held_out(config: Config, prompts: Rendered) -> str:
 def describe_validation(config: Config, during: Rows, test: Rows) -> str:
     """The number of validation problems, and which of them are test problems; "no validation" where there are none."""
     text = count_rows(during, "validation") if during else "no validation"
-    keys = {problem_key(row, by_row=config.rollouts.plays_rows) for row in test}
-    if during and all(problem_key(row, by_row=config.rollouts.plays_rows) in keys for row in during):
+    if during and len(shared_rows(during, test, by_row=config.rollouts.plays_rows)) == len(during):
         text += " (test problems too: choose nothing by them)"
     return text if config.evaluation.every_steps else f"{text} (evaluation.every_steps is 0: not measured)"
 

@@ -7,11 +7,10 @@ from itertools import takewhile
 from typing import Any
 
 from oncurve.core.errors import DataError
+from oncurve.data.chat_template import writes_parts
 
 KEYS = ("messages", "prompt", "chosen", "rejected", "completion")
 """Columns of a row that may hold messages."""
-PARTS = ("{'type': 'text'", '{"type": "text"')
-"""Traces of a template that writes the parts of a message as they are."""
 
 
 def is_conversational(example: Mapping[str, Any]) -> bool:
@@ -95,7 +94,7 @@ def prompt_text(prompt: Any, tokenizer: Any, options: Mapping[str, Any], *, sour
     has_parts = joined != list(prompt)
     try:
         text = tokenizer.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True, **options)
-        if has_parts and any(mark in text for mark in PARTS):  # the template takes text alone
+        if has_parts and writes_parts(str(text)):  # the template takes text alone
             text = tokenizer.apply_chat_template(joined, tokenize=False, add_generation_prompt=True, **options)
     except (TemplateError, ValueError, TypeError) as error:
         if has_parts:

@@ -19,7 +19,6 @@ from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.core.grading import score
 from oncurve.rewards.section import RunLength
 from oncurve.rewards.terms import make_reward_function
-from oncurve.rewards.weighted_sum import WeightedSum
 from oncurve.run.builder import Parts, make_algorithm
 from oncurve.run.state import is_trained_whole
 from oncurve.run.step_log import Step
@@ -41,7 +40,7 @@ from oncurve.trl.logs import (
     training_flops,
 )
 from oncurve.trl.overridden import TrlAttributes, refuse_overridden
-from oncurve.trl.rewards_of_scripts import REWARDS
+from oncurve.trl.rewards_of_scripts import REWARDS, sum_inside
 from oncurve.trl.script_arguments import require_kinds
 from oncurve.trl.script_callbacks import Callbacks
 from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
@@ -169,7 +168,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             self.evaluate()
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
-        self._graded_by = parts.reward_function if isinstance(parts.reward_function, WeightedSum) else None
+        self._graded_by = sum_inside(parts.reward_function)
         fingerprints = {**parts.objects.fingerprints, **self._optimizer_of_script()}
         return self._watch(replace(parts, objects=replace(parts.objects, fingerprints=fingerprints)))
 

@@ -110,6 +110,14 @@ class RewardModel:
         """Nothing to end."""
 
 
+def sum_inside(function: RewardFunction) -> WeightedSum:
+    """The weighted sum within what grades it early, or its share of the prompts in each process."""
+    inner: Any = function
+    while not isinstance(inner, WeightedSum):
+        inner = inner.function
+    return inner
+
+
 class ScriptRewards:
     """The part of a trainer that computes rewards. A script may replace `_calculate_rewards`."""
 
@@ -149,11 +157,11 @@ class ScriptRewards:
         self.translation = replace(self.translation, rewards=rewards)
         if self._pays_itself:
             self._environment_weight = values[-1]
-        if self._graded_by is not None:
-            self._graded_by.reweigh(values)
-        if not self._is_training:
+        if not self._is_training or self._graded_by is None:
             self._make(is_described=True)
-        elif self.is_world_process_zero():
+            return
+        self._graded_by.reweigh(values)
+        if self.is_world_process_zero():
             Console().print(f"note: reward_weights are {values} from now on", markup=False, soft_wrap=True)
 
     @cached_property

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import give_rewards
-from oncurve.observe.run_model import locate
 from oncurve.policy.environment import read_rank_info
-from oncurve.policy.model_folder import declared_end_ids, load_tokenizer
+from oncurve.policy.model_folder import declared_end_ids, load_model, load_tokenizer
 from oncurve.trl.chat import is_conversational, prompt_text
 from oncurve.trl.conversion import OPTIMIZERS, SCHEDULES, convert
 from oncurve.trl.draft import Draft, tree_of
@@ -279,20 +278,21 @@ def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
     if config is None or SETTINGS.instead_of_training is not None or _has_keys(arguments):
         return arguments
     from peft import get_peft_model
-    from transformers import AutoModelForCausalLM
 
     from oncurve.policy.lora import without_old_names  # lazy
 
     tokenizer, model, args = tokenizer_of(arguments), arguments.model, arguments.args
+    init = args.model_init_kwargs or {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
         try:
             if isinstance(model, str):
-                options = dict(args.model_init_kwargs or {})
-                model = AutoModelForCausalLM.from_pretrained(locate(model), **options)
+                model = load_model(model, revision=init.get("revision"), trust_remote_code=_trusts(args))[0]
             with without_old_names():
                 model = get_peft_model(model, config)
-        except (ValueError, TypeError, KeyError, OSError, RuntimeError) as error:
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            if isinstance(error, OncurveError):  # of the model
+                raise
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"peft_config: peft cannot make a {type(config).__name__}: {reason}") from None
     return replace(arguments, model=model, peft_config=None, processing_class=tokenizer)
@@ -313,8 +313,12 @@ def tokenizer_of(arguments: TrainerArguments) -> Any:
     if not name:
         raise ConfigError("processing_class: the model has no name, so its tokenizer is not known. Pass the tokenizer")
     init = arguments.args.model_init_kwargs or {}
-    trusts = bool(arguments.args.trust_remote_code or init.get("trust_remote_code"))
-    return load_tokenizer(name, revision=init.get("revision"), trust_remote_code=trusts)[1]
+    return load_tokenizer(name, revision=init.get("revision"), trust_remote_code=_trusts(arguments.args))[1]
+
+
+def _trusts(args: Any) -> bool:
+    """Code that came with the model may run."""
+    return bool(args.trust_remote_code or (args.model_init_kwargs or {}).get("trust_remote_code"))
 
 
 def _generated(args: Any) -> int:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import IA3Config, LoraConfig
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import EMBEDDED
+from oncurve.policy.distributed import ALONE
+from oncurve.rewards.custom import from_function
+from oncurve.rewards.terms import PipelinedRewards
+from oncurve.rewards.weighted_sum import Term, WeightedSum
+from oncurve.run.data_parallel import ShardedRewards
 from oncurve.run_errors import CheckpointError
 from oncurve.trl import GRPOConfig, GRPOTrainer
+from oncurve.trl.rewards_of_scripts import sum_inside
 
 Rows = list[dict[str, Any]]
 SHORT: dict[str, Any] = {
@@ -265,3 +273,17 @@ def test_every_form_of_lora_that_peft_makes_is_trained(rows: Rows) -> None:
     assert all(any(kind in name for name in moved) for kind in ("lora_magnitude_vector", "lora_B"))
     with pytest.raises(ConfigError, match=r"peft_config is a IA3Config. Adapters are LoRA's here, in every form"):
         GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, peft_config=IA3Config(target_modules=["k_proj"]))
+
+
+def test_a_model_under_any_adapter_is_what_its_files_hold(rows: Rows, tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    save_file({**tensors, "model.layers.9.extra": torch.ones(2)}, tmp_path / "model" / "model.safetensors")
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", use_dora=True)
+    with pytest.raises(CheckpointError, match="no layer of Qwen2ForCausalLM takes 1 tensor of its files"):
+        GRPOTrainer(str(tmp_path / "model"), length, GRPOConfig(**SHORT), rows, peft_config=adapter)
+
+
+def test_weights_reach_the_sum_of_rewards_in_several_processes_too() -> None:
+    total = WeightedSum([Term(from_function(length))])
+    assert sum_inside(PipelinedRewards(ShardedRewards(total, ALONE))) is total
