@@ -186,7 +186,7 @@ def problem_key(row: Mapping[str, Any], *, by_row: bool = False) -> str:
 
 
 def shared_rows(
-    rows: Sequence[Row], evaluation_rows: Sequence[Mapping[str, Any]], *, by_row: bool = False
+    rows: Sequence[Mapping[str, Any]], evaluation_rows: Sequence[Mapping[str, Any]], *, by_row: bool = False
 ) -> list[tuple[int, int]]:
     """Places of the rows that are evaluated too, each with that of the first such evaluation row."""
     evaluated: dict[str, int] = {}
