@@ -14,6 +14,7 @@ import transformers.models.qwen2.tokenization_qwen2  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import oncurve.cli.report
+import oncurve.data.sources
 import oncurve.fleet.servers.server_sampler
 import oncurve.fleet.serving.http_app
 import oncurve.rewards.custom
@@ -21,6 +22,8 @@ import oncurve.run.examine
 import oncurve.run.resume
 import oncurve.run.session
 import oncurve.run.training
-import oncurve.sample.engine  # noqa: F401
+import oncurve.sample.engine
 
 get_checkpoint_conversion_mapping("qwen2")
+for split, count in (("train", 4096), ("test", 500)):
+    oncurve.data.sources.read_generated("word_problems", split, count, seed=0, levels=(1, 2))

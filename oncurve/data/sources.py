@@ -9,7 +9,8 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
+from functools import lru_cache
 from glob import escape
 from importlib import import_module
 from inspect import isclass
@@ -264,14 +265,24 @@ def read_generated(
         return [(f"row {number} of {function}", dict(item)) for number, item in enumerate(items, 1)]
     if split not in ("train", "validation", "test"):
         raise DataError(f"{type}: there is no split {split!r}. Use train, validation or test.")
-    module, function, what = MAKERS[type]
+    what, made = MAKERS[type][-1], _make_problems(type, split, count, seed, tuple(levels))
+    names = [field.name for field in fields(made[0])] if made else []
+    return [(f"{what} {n}", {name: getattr(item, name) for name in names}) for n, item in enumerate(made, 1)]
+
+
+@lru_cache(maxsize=8)
+def _make_problems(type: str, split: str, count: int, seed: int, levels: tuple[int, ...]) -> Sequence[Any]:
+    """The problems of a split, of texts and numbers alone. Thousands take a second, so they are made once in a process.
+
+    A program or a notebook trains several times on the same.
+    """
+    module, function, _ = MAKERS[type]
     options = {
         "word_problems": {"levels": levels},
         "calculator_problems": {"operations": 1},
         "calculator_chains": {"operations": 2},
     }.get(type, {})
-    made = vars(import_module(f"oncurve.tasks.{module}"))[function](split, count, seed=seed, **options)
-    return [(f"{what} {number}", asdict(item)) for number, item in enumerate(made, 1)]
+    return vars(import_module(f"oncurve.tasks.{module}"))[function](split, count, seed=seed, **options)
 
 
 def read_stored(

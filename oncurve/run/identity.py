@@ -137,10 +137,11 @@ def model_fingerprints(model: str) -> dict[str, str]:
 def column_fingerprints(prompts: Sequence[Prompt]) -> dict[str, str]:
     """Fingerprints of the columns of the training rows, which rewards and environments may read."""
     digests: dict[str, Any] = {}
+    write = json.JSONEncoder(sort_keys=True, default=lambda value: type(value).__name__).encode
     for prompt in prompts:
         for name, value in prompt.row.items():
             if name != SOURCE_ROW:
-                text = json.dumps(value, sort_keys=True, default=lambda value: type(value).__name__)
+                text = write(value)
                 digests.setdefault(name, hashlib.sha256()).update(f"{prompt.index} {text}\n".encode("utf-8", "replace"))
     return {name: digest.hexdigest() for name, digest in digests.items()}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import gate
 from safetensors.torch import load_file
 
 import oncurve
@@ -166,7 +167,7 @@ DEMONSTRATIONS = [
 ]
 
 
-@pytest.mark.parametrize("form", ["lines", "dataset"])
+@pytest.mark.parametrize("form", gate(["lines", "dataset"], "lines"))
 def test_a_supervised_stage_reads_rows_when_a_step_takes_them_and_learns_the_same(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_train_what_one_does(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TOGETHER)

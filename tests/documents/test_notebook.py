@@ -59,6 +59,7 @@ def test_a_notebook_imports_nothing_of_oncurve_but_itself(path: Path) -> None:
             assert not (node.module or "").startswith("oncurve")
 
 
+@pytest.mark.nightly
 def test_the_first_run_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, shown = run(
         "first_run.ipynb", tmp_path, monkeypatch,

@@ -59,6 +59,7 @@ def site(built: Path) -> dict[str, Links]:
     return {str(page.relative_to(built)): Links(page.read_text(encoding="utf-8")) for page in built.rglob("*.html")}
 
 
+@pytest.mark.nightly
 def test_every_link_inside_the_site_leads_to_a_page_and_an_anchor(site: dict[str, Links]) -> None:
     assert {"index.html", "contributing.html", "grpo.html", "repository/CHANGELOG.html"} <= set(site)
     links = [(name, link) for name, page in site.items() if name != "404.html" for link in sorted(page.leads)]
@@ -76,11 +77,13 @@ def leads_somewhere(site: dict[str, Links], name: str, link: str) -> bool:
     return path in site and target.fragment in {"", "__skip", *site[path].anchors}
 
 
+@pytest.mark.nightly
 def test_nothing_is_fetched_from_elsewhere(site: dict[str, Links]) -> None:
     fetched = [(name, link) for name, page in site.items() for link in sorted(page.fetches)]
     assert_none(f"{name} fetches {link}" for name, link in fetched if urlsplit(link).netloc)
 
 
+@pytest.mark.nightly
 def test_pages_opened_from_disk_can_be_searched(built: Path) -> None:
     with headless() as browser:
         page = browser.new_context(offline=True).new_page()
@@ -92,6 +95,7 @@ def test_pages_opened_from_disk_can_be_searched(built: Path) -> None:
         assert page.get_attribute(".md-search-result__link", "href").startswith("file:")
 
 
+@pytest.mark.nightly
 def test_links_to_the_outside_are_well_formed(site: dict[str, Links]) -> None:
     links = [(name, link) for name, page in site.items() for link in sorted(page.leads)]
     assert_none(f"{name} links to {link}" for name, link in links if not is_well_formed(link))

@@ -235,6 +235,7 @@ def test_the_newest_versions_can_be_proven(tmp_path: Path) -> None:
     assert sampler.pool.proof("run:11") is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_run_with_an_adapter_and_its_own_server_shows_that_nothing_of_it_is_lost(
     nursery: Nursery, tmp_path: Path

@@ -65,6 +65,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, stopped
     assert "were finished and are kept" in (run / "log.txt").read_text()
 
 
+@pytest.mark.nightly
 @needs_kernels
 @pytest.mark.usefixtures("starts_forks")
 def test_what_two_servers_sampled_ahead_in_flight_is_sampled_again_to_the_same_bits(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_a_script_is_written_and_submitted(cluster: Path, tmp_path: Path) -> Non
         submit(script, config)
 
 
+@pytest.mark.nightly
 @pytest.mark.proves("F76")
 @pytest.mark.slow
 def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
@@ -176,6 +177,7 @@ def test_a_job_that_is_told_to_go_saves_and_goes_on_when_it_comes_again(
     assert len((cluster / "requeued").read_text().split()) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_job_with_machines_that_sample_trains_through_them(
     cluster: Path, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

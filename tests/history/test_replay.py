@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from lanes import gate
 from past_runs import recorded_recipe, recorded_run
 
 import oncurve
@@ -64,7 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("starts_forks")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", gate(KINDS, "lora", "environment", "moving reference", "own server, a step ahead"))
 def test_every_step_has_the_same_bits_when_it_is_done_again(tmp_path: Path, kind: str) -> None:
     run = recorded_run(tmp_path, steps=4, **KINDS[kind])
     for step in (random.Random(kind).choice([1, 2, 3]), 4):
@@ -87,11 +88,8 @@ def test_recorded_completions_are_trained_on_where_the_run_was_measured_in_betwe
 IN_FLIGHT = {"type": "servers", "own_servers": 1, "staleness": 2, "in_flight": True, "max_completion_tokens": 24}
 
 
-@pytest.mark.parametrize(
-    "rollouts",
-    [{}, pytest.param(IN_FLIGHT, marks=pytest.mark.nightly)],
-    ids=["sampling themselves", "on a server in flight"],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("rollouts", [{}, IN_FLIGHT], ids=["sampling themselves", "on a server in flight"])
 def test_a_run_of_two_processes_is_done_again_by_two(
     nursery: Nursery, tmp_path: Path, rollouts: dict[str, Any]
 ) -> None:

@@ -60,6 +60,7 @@ def test_measuring_in_float16_gives_what_float32_gives(tmp_path: Path) -> None:
     assert same >= 5, "rounding may turn a near tie, and no more"
 
 
+@pytest.mark.nightly
 @pytest.mark.proves("F40")
 def test_training_in_float16_learns_with_a_scaled_loss(tmp_path: Path) -> None:
     """Updates are those of float32, nearly, and a checkpoint holds the scale."""

@@ -57,6 +57,7 @@ def graded(run: Path) -> None:
         assert row["reward/turns"] >= 1
 
 
+@pytest.mark.nightly
 def test_two_processes_grade_the_environments_that_they_hold(nursery: Nursery, own: Path) -> None:
     words = ["train", "word_problems", "run.steps=2", "run.prompts_per_step=2", f"run.folder={own}", "run.name=run"]
     words += ["algorithm.group_size=2", "rollouts.max_completion_tokens=24", "rollouts.episodes.max_turns=3"]

@@ -194,22 +194,6 @@ def test_a_trained_model_is_saved_where_it_is_asked_for(tmp_path: Path) -> None:
     assert "base" in page
 
 
-def test_one_call_trains_before_and_after_the_package_of_its_name_is_imported(tmp_path: Path) -> None:
-    program = (
-        "import sys, oncurve\n"
-        "words = dict(data={'type': 'word_problems', 'limit': 64},\n"
-        "             run={'steps': 1, 'prompts_per_step': 2, 'folder': sys.argv[1]},\n"
-        "             evaluation={'num_prompts': 4}, algorithm={'group_size': 4},\n"
-        "             rollouts={'max_completion_tokens': 24})\n"
-        "first = oncurve.train('embedded', **words)\n"
-        "import oncurve.core.loop\n"
-        "words['run'] = {**words['run'], 'name': 'second'}\n"
-        "print(len(first.metrics), len(oncurve.train('embedded', **words).metrics))\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
-    assert ended.stdout.splitlines()[-1] == "2 2", ended.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from lanes import gate
 from processes import run_programs
 from safetensors.torch import load_file
 
@@ -111,6 +112,7 @@ def model(folder: Path, name: str) -> dict[str, torch.Tensor]:
     return load_file(folder / name / "model" / "model.safetensors")
 
 
+@pytest.mark.nightly
 @linux
 def test_servers_of_its_own_and_two_processes_end_where_one_process_does(nursery: Nursery, tmp_path: Path) -> None:
     path = program(tmp_path, TRAIN)
@@ -125,7 +127,7 @@ def test_servers_of_its_own_and_two_processes_end_where_one_process_does(nursery
 
 
 @linux
-@pytest.mark.parametrize("case", ["own rows", "own weight"])
+@pytest.mark.parametrize("case", gate(["own rows", "own weight"], "own rows"))
 def test_processes_that_were_given_other_things_are_told(case: str, nursery: Nursery, tmp_path: Path) -> None:
     ended = run_programs(nursery, [program(tmp_path, TRAIN), tmp_path, case], count=2)
     assert ended.returncode != 0

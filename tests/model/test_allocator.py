@@ -158,6 +158,7 @@ print(text.value.count(b"<heap nr="))
 """
 
 
+@pytest.mark.nightly
 def test_threads_of_tools_share_few_arenas_of_memory() -> None:
     [[shared]] = printed(("always", ARENAS))
     [[own]] = printed(("always", ARENAS), MALLOC_ARENA_MAX="16")

@@ -138,6 +138,7 @@ def test_what_needs_no_tensors_starts_without_torch(command, words: tuple[str, .
     assert printed.endswith("heavy: []\n")
 
 
+@pytest.mark.nightly
 def test_the_wheel_checks_and_trains_a_model_that_needs_nothing_of_it(command, tmp_path: Path) -> None:
     rows = ["data.limit=40", "evaluation.num_prompts=4", "evaluation.every_steps=0"]
     short = ["run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "run.name=short"]

@@ -48,7 +48,6 @@ def completions_of(run: Path) -> list[dict[str, Any]]:
             *GAMES,
         ],
         ("calculator", "calculator/base", "calculator"),
-        GAMES[0],
     ),
 )
 def test_a_recipe_trains_from_the_base_that_its_stage_makes(

@@ -44,6 +44,7 @@ def versions_of(run: Path) -> list[set[int]]:
     return found
 
 
+@pytest.mark.nightly
 def test_r1_zero_beside_a_server_is_killed_and_resumed(
     nursery: Nursery, serve: Serve, wait_for: WaitFor, reaches: Reaches, rows_of: RowsOf, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
     assert "on 6 held-out problems" in said
 
 
+@pytest.mark.nightly
 def test_a_spot_machine_goes_and_another_comes_while_an_adapter_trains(
     nursery: Nursery, serve: Serve, wait_for: WaitFor, reaches: Reaches, rows_of: RowsOf, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lanes import gate
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
@@ -25,7 +24,8 @@ def oncurve(*words: str) -> None:
 
 
 @pytest.mark.proves("F36")
-@pytest.mark.parametrize("name", gate(ONE_PROCESS, "gsm8k_lora_8gb"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ONE_PROCESS)
 def test_a_recipe_goes_on_from_its_supervised_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     oncurve("sft", f"{name}/tiny_sft", "run.name=warm", *SHORT)

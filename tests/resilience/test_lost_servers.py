@@ -102,6 +102,7 @@ def clean(nursery: Nursery, recipe: Callable[..., Path], tmp_path_factory: pytes
     return folder / "run"
 
 
+@pytest.mark.nightly
 @pytest.mark.proves("F65")
 def test_a_run_with_two_servers_is_the_run_without_any(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], clean: Path, tmp_path: Path
@@ -113,6 +114,7 @@ def test_a_run_with_two_servers_is_the_run_without_any(
     assert not list(tmp_path.glob("weights-*")), "published weights are removed"
 
 
+@pytest.mark.nightly
 @pytest.mark.proves("F72")
 def test_a_trainer_that_is_killed_and_resumed_sends_all_weights_once(
     nursery: Nursery, recipe: Callable[..., Path], serve: Callable[[], Served], tmp_path: Path

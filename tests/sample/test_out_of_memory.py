@@ -93,7 +93,7 @@ def through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("through_torch")
 @pytest.mark.parametrize(
     ("point", "calls"),
-    gate(itertools.product(POINTS, CALLS), *((p, (1, 2)) for p in POINTS), ("growth", (3, 7)), ("step", (3, 7))),
+    gate(itertools.product(POINTS, CALLS), *((p, (1, 2)) for p in POINTS)),
 )
 def test_the_same_completions_come_out_where_memory_runs_out_on_the_way(
     point: str,
