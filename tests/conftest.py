@@ -152,9 +152,21 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def shared_proofs(request: pytest.FixtureRequest) -> None:
-    """Models that are the same are proven once in a process, except by tests that change code."""
-    share_proofs("monkeypatch" not in request.fixturenames)
+def shared_proofs() -> None:
+    """Models that are the same are proven once in a process, except by a test from where on it changes code."""
+    share_proofs(True)
+
+
+def _unshared(change: Callable[..., None]) -> Callable[..., None]:
+    def changed(*arguments: Any, **options: Any) -> None:
+        share_proofs(False)
+        change(*arguments, **options)
+
+    return changed
+
+
+for _name in ("setattr", "delattr", "setitem"):
+    setattr(pytest.MonkeyPatch, _name, _unshared(getattr(pytest.MonkeyPatch, _name)))
 
 
 @pytest.fixture(scope="session")

@@ -169,8 +169,9 @@ async def agent(row, client):
 '''
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("starts_forks")
-@pytest.mark.parametrize("kind", gate(["environment", "agent"], "agent"))
+@pytest.mark.parametrize("kind", ["environment", "agent"])
 def test_every_turn_of_an_episode_in_flight_is_known_by_its_weights_and_replayed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "players.py").write_text(PLAYERS, encoding="utf-8")
     rollouts = {"type": "servers", "own_servers": 1, "staleness": 3, "in_flight": True, "max_completion_tokens": 60}

@@ -18,12 +18,12 @@ def test_a_closed_terminal_is_a_request_to_stop_and_never_the_second_one(monkeyp
     interruption.notify = told.append
     monkeypatch.setattr(Interruption, "_leave", lambda self, why: told.append(why))
     with interruption.listen():
-        os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
         assert (interruption.is_requested, interruption.exit_code) == (True, 129)
         assert "left at once" not in told
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
     assert told[0].startswith("SIGHUP: stopping and saving a checkpoint")
     assert "left at once" in told
 

@@ -30,7 +30,6 @@ SHORT = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "eva
             (True, 1000, "bfloat16", False),
         ],
         (True, 1000, "auto", True),
-        (False, 1000, "auto", False),
     ),
 )
 def test_a_large_model_in_float32_on_a_processor_with_bfloat16(
@@ -66,7 +65,7 @@ def test_a_rate_is_judged_beside_the_number_of_weights(name: str) -> None:
     assert begin is None or begin in str(said)
 
 
-@pytest.mark.parametrize("name", gate(RATES, "low", "usual for an adapter"))
+@pytest.mark.parametrize("name", gate(RATES, "low"))
 def test_a_learning_rate_of_large_models_for_a_small_one(name: str, tmp_path: Path) -> None:
     settings, begin = RATES[name]
     words = ["word_problems", f"run.folder={tmp_path}", "policy.device=cpu", *settings]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from decode_ways import WAYS, take_way
+from lanes import gate
 from sampled_groups import ending
 
 from oncurve.core.draw import draw, stream_keys, uniforms
@@ -105,17 +107,15 @@ def assert_as_alone(
 
 
 @ways
-@pytest.mark.parametrize("rows", [4, 64])
-@pytest.mark.parametrize(
-    "changes", [{}, {"stop": ("a", "1", " t"), "min_completion_tokens": 4}], ids=["plain", "stop strings"]
-)
+@pytest.mark.parametrize(("rows", "stops"), gate(product((4, 64), (False, True)), (4, True)), ids=str)
 def test_requests_that_come_and_go_get_what_they_would_get_alone(
-    changes: dict[str, object], rows: int, way: str, make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+    rows: int, stops: bool, way: str, make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    changes: dict[str, Any] = {"stop": ("a", "1", " t"), "min_completion_tokens": 4} if stops else {}
     take_way(way, monkeypatch)
     policy = ending(make_policy())
     policy.model.eval()
-    requests, found = requests_of(policy, replace(PARAMS, **changes))  # type: ignore[arg-type]
+    requests, found = requests_of(policy, replace(PARAMS, **changes))
     scheduler = RowScheduler(policy, LayerDecoders(RowBudget(rows)))
     sampled_as_they_come(scheduler, requests)
     assert_as_alone(policy, requests, found, way)

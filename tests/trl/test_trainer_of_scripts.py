@@ -284,6 +284,7 @@ def test_a_model_under_any_adapter_is_what_its_files_hold(rows: Rows, tmp_path: 
         GRPOTrainer(str(tmp_path / "model"), length, GRPOConfig(**SHORT), rows, peft_config=adapter)
 
 
+@pytest.mark.nightly
 def test_weights_reach_the_sum_of_rewards_in_several_processes_too() -> None:
     total = WeightedSum([Term(from_function(length))])
     assert sum_inside(PipelinedRewards(ShardedRewards(total, ALONE))) is total
