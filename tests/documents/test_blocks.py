@@ -53,8 +53,8 @@ def run_page(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-NIGHTLY = {"episodes", "replay", "sft"}
-"""Pages whose blocks train what tests of the gate train too: episodes, history, supervised stages and teachers."""
+NIGHTLY = {"episodes", "python", "replay", "sft"}
+"""Pages whose blocks train what tests of the gate train too: episodes, programs, history, stages and teachers."""
 IN_THE_GATE = [page for page in PAGES if page.stem not in NIGHTLY]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lanes import gate
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_schedule_with_warmup
 
 from oncurve.core.errors import ConfigError
@@ -97,7 +98,7 @@ def test_a_schedule_of_another_optimizer_is_refused(rows: Rows) -> None:
         trainer.train()
 
 
-@pytest.mark.parametrize("optim", ["adafactor", "adagrad"])
+@pytest.mark.parametrize("optim", gate(["adafactor", "adagrad"], "adafactor"))
 def test_one_of_transformers_by_name_is_the_same_after_a_resume(optim: str, rows: Rows) -> None:
     """And a schedule with its own options, and a warm-up from 0."""
 

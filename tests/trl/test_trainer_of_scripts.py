@@ -89,10 +89,15 @@ def test_a_callback_can_stop_the_run_and_the_model_can_be_saved(rows: Rows) -> N
 
 @pytest.mark.parametrize(
     ("options", "logged"),
-    [({"logging_steps": 2}, [2, 4, 5]), ({"logging_steps": 2, "logging_first_step": True}, [1, 2, 4, 5]),
-     ({"logging_steps": 0.5}, [3, 5]), ({"logging_strategy": "no"}, [5]), ({"logging_strategy": "epoch"}, [3, 5, 5]),
-     ({"logging_steps": 10}, [5])],
-)  # fmt: skip
+    [
+        pytest.param({"logging_steps": 2}, [2, 4, 5], marks=pytest.mark.nightly),
+        ({"logging_steps": 2, "logging_first_step": True}, [1, 2, 4, 5]),
+        pytest.param({"logging_steps": 0.5}, [3, 5], marks=pytest.mark.nightly),
+        pytest.param({"logging_strategy": "no"}, [5], marks=pytest.mark.nightly),
+        ({"logging_strategy": "epoch"}, [3, 5, 5]),
+        pytest.param({"logging_steps": 10}, [5], marks=pytest.mark.nightly),
+    ],
+)
 def test_a_callback_hears_of_logs_as_often_as_the_script_says(options: dict[str, Any], logged: list[int]) -> None:
     """As under TRL: the last is the row with train_loss, which says what steps without a row of their own say."""
     rows = [{"prompt": f"How much is {number} + 1?"} for number in range(6)]

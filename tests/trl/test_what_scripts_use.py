@@ -125,7 +125,7 @@ def test_dataclasses_that_share_an_option_are_one_sentence() -> None:
         TrlParser((Own, GRPOConfig))
 
 
-@pytest.mark.parametrize("options", [{}, {"beta": 0.04}], ids=["plain", "with a reference"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"beta": 0.04}, marks=pytest.mark.nightly)])
 def test_an_interrupt_stops_and_saves_and_the_trainer_goes_on(options: dict[str, Any], rows: Rows) -> None:
     texts: list[str] = []
 
