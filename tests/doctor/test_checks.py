@@ -385,3 +385,10 @@ def test_few_groups_are_not_called_most() -> None:
 def test_a_single_high_kl_is_no_growth() -> None:
     assert "kl_growth" not in said(case({"policy/kl": spikes(0.3, low=0.05)}))
     assert "kl_growth" not in said(case({"policy/kl": lambda x: 0.3 if x == 1 else 0.05}))
+
+
+@pytest.mark.parametrize(("timeouts", "is_slow"), [(0.0, False), (0.02, False), (0.04, True)])
+def test_time_is_the_remedy_where_most_failures_are_timeouts(timeouts: float, is_slow: bool) -> None:
+    found = said(case({"reward/error_fraction": 0.06, "reward/timeout_fraction": timeouts}))["grader_errors"]
+    assert any("timeout" in str(one) for one in found.evidence) == (timeouts > 0)
+    assert ("more time" in found.do) == is_slow

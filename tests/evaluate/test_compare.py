@@ -155,4 +155,6 @@ def test_no_number_of_the_table_is_cut_however_narrow_the_terminal(width: int) -
     compared = compare(before, after, names=("a-model-with-a-long-name", "another-model"))
     compared.print(Console(file=out, width=width))
     assert "…" not in out.getvalue()
+    assert ("factor" in out.getvalue()) == (width >= 120)
+    assert "points" in out.getvalue()
     assert all(f"{row.p_value:.4f}" in out.getvalue() for row in compared.rows if row.p_value >= 1e-4)

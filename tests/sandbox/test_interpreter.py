@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,9 @@ def test_without_a_python_for_the_sandbox_the_message_says_so(monkeypatch: pytes
     monkeypatch.setattr(interpreter, "_shared_folders", lambda: iter(()))
     with pytest.raises(SandboxUnavailable, match="cannot run Python as another user"):
         interpreter_for_sandbox.__wrapped__(UID)
+
+
+def test_a_python_that_starts_has_no_problem_and_one_that_fails_has() -> None:
+    own = os.geteuid()
+    assert interpreter._problem_with(interpreter.Interpreter(sys.executable, ()), own) is None
+    assert interpreter._problem_with(interpreter.Interpreter("/bin/false", ()), own) is not None
