@@ -50,7 +50,7 @@ from oncurve.wording import counted
 FROM_SOURCE = "Name the model that it was made from"
 WIDTHS = ("key_length", "value_length", "dimension_count")
 """Last parts of keys of a file that give the width of a head."""
-SYNONYMS = {**dict.fromkeys(WIDTHS, "head_dim"), "freq_base_swa": "rope_local_base_freq"}
+SYNONYMS = dict.fromkeys(WIDTHS, "head_dim")
 """Last parts of keys of a file, and the names in config.json where these are others."""
 NEUTRAL = (0, 1, "none", "")
 """Values that ask for nothing: no experts, a factor of one, no scaling."""
@@ -110,8 +110,10 @@ def _convert(file: Path, folder: Path) -> None:
         model, report = load(
             **place, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
+    except CheckpointError:
+        raise
     except (*UNLOADABLE, NotImplementedError) as error:
-        raise unloadable(str(file), error) from None
+        raise unloadable(str(file), error, is_local=True) from None
     names = Names.of_report(report)
     if dropped := [*names.dropped, *_left_out(model, about["general.architecture"], stored)]:
         raise CheckpointError(
@@ -173,14 +175,15 @@ def _refuse_unread_settings(file: Path, config: PreTrainedConfig, about: Mapping
     prefix = f"{about['general.architecture']}."
     if is_gguf_arch_supported(prefix[:-1]):
         return
-    read = {key for kinds in GGUF_TO_TRANSFORMERS_MAPPING["config"].values() for key, name in kinds.items() if name}
+    kinds = GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    read = {key for key, name in (kinds.get(config.model_type) or kinds[prefix[:-1]]).items() if name}
     has = config.to_dict()
     for key, value in about.items():
         last = key.rpartition(".")[2]
         if not key.startswith(prefix) or key.removeprefix(prefix) in read or value in NEUTRAL:
             continue
         own = has.get(last, has.get(SYNONYMS.get(last, "")))
-        own = _width(config) if own is None and last in WIDTHS else own
+        own = _width(config, last) if own is None and last in WIDTHS else own
         if own != value and not (type(own) is type(value) is float and math.isclose(own, value, rel_tol=1e-6)):
             raise CheckpointError(
                 f"{file}: it says {key} = {value}, which transformers' reader does not apply, so that it would be "
@@ -188,9 +191,10 @@ def _refuse_unread_settings(file: Path, config: PreTrainedConfig, about: Mapping
             )
 
 
-def _width(config: PreTrainedConfig) -> int:
-    """Numbers of a head's query."""
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+def _width(config: PreTrainedConfig, kind: str) -> int:
+    """Numbers of a head, or those of them that rotate."""
+    turned = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) if kind == "dimension_count" else 1.0
+    return int(config.hidden_size // config.num_attention_heads * turned)
 
 
 def _apply_frequencies(file: Path, config: PreTrainedConfig, stored: Mapping[str, Any]) -> None:
@@ -218,7 +222,8 @@ def _describe_head(model: PreTrainedModel) -> str:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding) or head.weight is embedding.weight:
         return ""
-    alike = float(nn.functional.cosine_similarity(head.weight, embedding.weight).mean())
+    with torch.no_grad():
+        alike = float(nn.functional.cosine_similarity(head.weight, embedding.weight).mean())
     if alike < ALIKE:
         return ""
     return (

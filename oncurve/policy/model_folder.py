@@ -275,11 +275,11 @@ def add_end_token(model: PreTrainedModel, token: int) -> None:
     ]
 
 
-def unloadable(name: str, error: Exception) -> CheckpointError:
+def unloadable(name: str, error: Exception, *, is_local: bool | None = None) -> CheckpointError:
     """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())
     log.debug("model %s: %s", name, text)
-    is_local = locate_model(name)[1]
+    is_local = locate_model(name)[1] if is_local is None else is_local
     for phrases, reason, remedy in _KNOWN:
         if any(word in text for word in phrases):
             return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {remedy}")
@@ -311,7 +311,8 @@ _KNOWN = (
     (("model_type", "model type"), "its config.json has no model type that the installed transformers knows",
      "Check that it is a causal language model; a newer transformers may know it"),
     (("is not a valid JSON file", "not a valid JSON"), "its config.json is not valid JSON", "Download it again"),
-    (("MetadataIncompleteBuffer", "HeaderTooSmall", "HeaderTooLarge", "InvalidHeader", "deserializing header"),
+    (("MetadataIncompleteBuffer", "HeaderTooSmall", "HeaderTooLarge", "InvalidHeader", "deserializing header",
+      "cannot reshape array", "mmap length", "unpack_from requires", "GGUF magic"),
      "one of its weight files is damaged", "Download or save it again"),
     (("no file named",), "the folder has no weights, such as model.safetensors", "Download or save it again"),
 )  # fmt: skip
