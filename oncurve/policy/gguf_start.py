@@ -126,8 +126,13 @@ def _convert(file: Path, folder: Path) -> None:
     sentence = (
         f"read from {file.name} ({', '.join(dict.fromkeys(kind for kind, _ in kinds.values()))}) into float32, all "
         f"{counted(len(stored), 'tensor')}: near the model that it was made from and not the same, and what is trained "
-        f"is saved in whole numbers; tokenizer {source}{_describe_head(model)}"
+        f"is saved in whole numbers; tokenizer {source}"
     )
+    if is_one_matrix(model):
+        sentence += (
+            "; the output matrix is the embedding, rounded once more: the model that it was made from ties them, here "
+            "they are two"
+        )
     save_model(_plain(model, about), tokenizer, folder)
     account = {"file": str(file.resolve()), "sentence": sentence, "tensors": kinds}
     (folder / GGUF_ACCOUNT).write_text(json.dumps(account) + "\n", encoding="utf-8")
@@ -217,19 +222,13 @@ def _apply_frequencies(file: Path, config: PreTrainedConfig, stored: Mapping[str
         )
 
 
-def _describe_head(model: PreTrainedModel) -> str:
-    """What is to be said of an output matrix beside the embedding."""
+def is_one_matrix(model: PreTrainedModel) -> bool:
+    """A model's output matrix and its embedding are two roundings of a matrix that the model it was made from ties."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding) or head.weight is embedding.weight:
-        return ""
+        return False
     with torch.no_grad():
-        alike = float(nn.functional.cosine_similarity(head.weight, embedding.weight).mean())
-    if alike < ALIKE:
-        return ""
-    return (
-        f"; the output matrix beside the embedding is the same matrix, rounded once more (cosine {alike:.4f}): the "
-        f"model that it was made from ties them, here they are two"
-    )
+        return float(nn.functional.cosine_similarity(head.weight, embedding.weight).mean()) > ALIKE
 
 
 def _tokenizer_of(file: Path, config: PreTrainedConfig, about: Mapping[str, Any]) -> tuple[Tokenizer, str]:
