@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import struct
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -99,7 +100,7 @@ def _convert(file: Path, folder: Path) -> None:
 
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        about, _ = read_gguf_metadata(str(file), ("tokenizer.ggml.tokens",))
+        about, _ = read_gguf_metadata(str(file), ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"))
         _refuse_parts(file, about)
         stored = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
         config = AutoConfig.from_pretrained(**place)
@@ -112,7 +113,7 @@ def _convert(file: Path, folder: Path) -> None:
         )
     except CheckpointError:
         raise
-    except (*UNLOADABLE, NotImplementedError) as error:
+    except (*UNLOADABLE, NotImplementedError, struct.error) as error:
         raise unloadable(str(file), error, is_local=True) from None
     names = Names.of_report(report)
     if dropped := [*names.dropped, *_left_out(model, about["general.architecture"], stored)]:
@@ -258,6 +259,12 @@ def _tokenizer_of(file: Path, config: PreTrainedConfig, about: Mapping[str, Any]
         raise CheckpointError(
             f"{file}: its tokenizer cuts texts in the way {cut!r}, which transformers' reader does not know. Put the "
             f"tokenizer.json of the model that it was made from beside it"
+        )
+    known = {*tokens}
+    if absent := [pair for pair in about.get("tokenizer.ggml.merges") or [] if pair.replace(" ", "") not in known]:
+        raise CheckpointError(
+            f"{file}: its tokenizer joins {counted(len(absent), 'pair')} to tokens that it has not, such as "
+            f"{absent[0]!r}. The file is damaged; download or make it again"
         )
     tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=file.name)
     if kind == "gpt2" and cut in DIGITS:

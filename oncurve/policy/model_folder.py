@@ -312,7 +312,7 @@ _KNOWN = (
      "Check that it is a causal language model; a newer transformers may know it"),
     (("is not a valid JSON file", "not a valid JSON"), "its config.json is not valid JSON", "Download it again"),
     (("MetadataIncompleteBuffer", "HeaderTooSmall", "HeaderTooLarge", "InvalidHeader", "deserializing header",
-      "cannot reshape array", "mmap length", "unpack_from requires", "GGUF magic"),
+      "cannot reshape array", "mmap length", "cannot mmap", "unpack_from requires", "GGUF magic"),
      "one of its weight files is damaged", "Download or save it again"),
     (("no file named",), "the folder has no weights, such as model.safetensors", "Download or save it again"),
 )  # fmt: skip

@@ -122,6 +122,7 @@ CASES: dict[str, tuple[str, Change, str]] = {
     "one of two parts": ("llama", says(split__count=2), "one of 2 parts"),
     "an adapter": ("llama", says(general__type="adapter"), "general.type is 'adapter'"),
     "another way of cutting": ("llama", says(tokenizer__ggml__pre="default"), "cuts texts in the way 'default'"),
+    "a pair of no token": ("llama", says(tokenizer__ggml__merges=["1 2", "1 3"]), "joins 1 pair"),
     "an architecture of nobody": ("llama", says(general__architecture="llama9"), "."),
 }  # fmt: skip
 """By name: the model, the edit, and words of the refusal."""
