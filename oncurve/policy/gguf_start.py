@@ -59,7 +59,13 @@ FREQUENCIES = "rope_freqs.weight"
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}  # fmt: skip
 """Settings of Llama 3.1 and later, of which a file holds the divisors of frequencies that they lead to."""
-BESIDE = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
 """Files of a tokenizer beside a GGUF file."""
 NORMAL = 1
 """Kind of a token that is no control sign, no byte, and in use."""

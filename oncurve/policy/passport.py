@@ -275,8 +275,8 @@ class Numbers:
 
 
 def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> Numbers:
-    """The largest number, and what is odd: zeros throughout, a matrix twice, rows of one number, a size that is far from
-    that of the same weight in other layers.
+    """The largest number, and what is odd: zeros throughout, a matrix twice, rows of one number, a size far from that of
+    the same weight in other layers.
 
     Raises CheckpointError for numbers that are none.
     """
@@ -296,8 +296,9 @@ def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> Numbers:
             empty.append(key)
         if not 0 < size < float("inf"):
             continue
-        kind, norm = re.sub(r"\d+", "N", key), float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float32))
+        kind = re.sub(r"\d+", "N", key)
         if kind != key:  # a weight of a layer: an embedding has rows that nobody uses
+            norm = float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float32))
             sizes.setdefault(kind, {})[key] = norm
             if weight.ndim > 1:
                 flat += [key] if bool((lows == highs).any()) else []

@@ -48,8 +48,8 @@ from oncurve.run_errors import CheckpointError
 log = logging.getLogger(__name__)
 
 KNOWS_LITTLE = 0.5
-"""Share of log V from which on a model that reads a prompt so badly is told of: SmolLM2-135M reads a problem of GSM8K at
-0.36 of it, at 0.53 with rows in the order of another rope, at 0.93 and more with its embedding or layers misplaced."""
+"""Share of log V from which on a model that reads a prompt so badly is told of. SmolLM2-135M reads a problem of GSM8K
+at 0.36 of it, with rows in the order of another rope at 0.53, with its embedding or layers misplaced above 0.9."""
 KERNEL_ROUNDINGS = 4.0
 """So many times as far from the exact result as padded rows are may packed rows be."""
 
@@ -463,7 +463,9 @@ class OwnPass:
         text += f"; it reads a prompt at {self.prompt_nats:.1f} nats a token, chance is {self.chance_nats:.1f}"
         if self.prompt_nats < KNOWS_LITTLE * self.chance_nats:
             return text
-        return f"{text}: it knows little of such texts, as an untrained model or one whose weights or tokens are misplaced"
+        return (
+            f"{text}: it knows little of such texts, as an untrained model or one whose weights or tokens are misplaced"
+        )
 
 
 @torch.no_grad()

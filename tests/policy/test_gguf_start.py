@@ -182,7 +182,10 @@ def test_a_gguf_file_has_a_passport_a_tokenizer_and_an_ordinary_model_behind_it(
     passport = passport_of(model)
     assert passport is not None
     assert passport.lines == inspect_folder(str(path)).lines
-    for part in ("read from small.gguf (F32) into float32, all 27 tensors", "the output matrix is the embedding, rounded once more"):
+    for part in (
+        "read from small.gguf (F32) into float32, all 27 tensors",
+        "the output matrix is the embedding, rounded once more",
+    ):
         assert part in passport.beside
     assert passport.facts["made of"]["tensors"]["output.weight"] == ["F32", [len(tokenizer), 32]]
     saved = save_model(model, own, tmp_path / "saved")
@@ -194,8 +197,8 @@ def test_a_gguf_file_has_a_passport_a_tokenizer_and_an_ordinary_model_behind_it(
     own.save_pretrained(tmp_path)
     beside, _ = load_model(str(path))
     assert "tokenizer from tokenizer.json beside it" in str(passport_of(beside))
+    write_gguf(path, written, tokenizer, says(tokenizer__ggml__tokens=["x"] * len(tokenizer)), "F32")
     with pytest.raises(OncurveError, match=r"tokens? of tokenizer\.json beside it are others"):
-        write_gguf(path, written, tokenizer, says(tokenizer__ggml__tokens=["x"] * len(tokenizer)), "F32")
         locate(str(path))
     (tmp_path / "other.gguf").write_bytes(path.read_bytes()[:-9000])
     with pytest.raises(OncurveError, match=r"holds 2 GGUF files, other\.gguf, small\.gguf: name one"):

@@ -180,8 +180,10 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "NaN": ("llama", each("1.mlp.up_proj", with_nan), "NaN or infinity in 1 tensor"),
     "infinity in a norm": ("llama", each("model.norm", lambda v: v / 0), "NaN or infinity"),
     "NaN in the embedding": ("llama", each("embed", with_nan), "NaN or infinity"),
-    "zeros": ("llama", each("1.mlp.down_proj", lambda v: 0 * v), "says zero throughout: model.layers.1.mlp.down_proj.weight"),
-    "a layer twice": ("llama", weights(lambda w: w | {k: w[k.replace("s.1.", "s.0.")].clone() for k in w if "s.1." in k}),
+    "zeros": (
+        "llama", each("1.mlp.down_proj", lambda v: 0 * v), "says zero throughout: model.layers.1.mlp.down_proj.weight"),
+    "a layer twice": (
+        "llama", weights(lambda w: w | {k: w[k.replace("s.1.", "s.0.")].clone() for k in w if "s.1." in k}),
         "says the same numbers twice: model.layers.0.mlp.down_proj.weight and model.layers.1.mlp.down_proj.weight"),
     "a row of zeros": (
         "llama", each("1.mlp.up_proj", lambda v: v * (torch.arange(len(v)) != 3)[:, None]), "says rows of one number"),
@@ -344,7 +346,11 @@ def test_a_weight_of_another_size_than_in_other_layers_is_said() -> None:
     """Not that of a bias, whose sizes differ in right models, and not of fewer than three layers."""
     plain = {f"layers.{layer}.norm.{kind}": torch.ones(4) for layer in range(3) for kind in ("weight", "bias")}
     assert check_numbers("m", plain.items()).oddities == ()
-    for scale, said in ((100.0, "layers.1.norm.weight (1e+02 times the median layer's)"), (29.0, None), (0.03, "(0.03")):
+    for scale, said in (
+        (100.0, "layers.1.norm.weight (1e+02 times the median layer's)"),
+        (29.0, None),
+        (0.03, "(0.03"),
+    ):
         scaled_one = plain | {"layers.1.norm.weight": scale * torch.ones(4), "layers.2.norm.bias": 1e4 * torch.ones(4)}
         oddities = check_numbers("m", scaled_one.items()).oddities
         assert oddities == () if said is None else said in oddities[0], scale
