@@ -38,10 +38,9 @@ def resolve_model(name: str) -> str:
 
     Raises CheckpointError for a run that has no final model yet, and for a GGUF file that is not read.
     """
-    if (gguf := _gguf_of(Path(name).expanduser())) is not None:
-        return str(imported("oncurve.policy.gguf_start:as_folder")(gguf))
     if not is_run(name):
-        return name
+        gguf = _gguf_of(Path(name).expanduser())
+        return name if gguf is None else str(imported("oncurve.policy.gguf_start:as_folder")(gguf))
     run = Path(name).expanduser()
     if not (run / MODEL).is_dir():
         raise CheckpointError(

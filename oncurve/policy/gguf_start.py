@@ -49,9 +49,9 @@ from oncurve.run_errors import CheckpointError
 from oncurve.wording import counted
 
 FROM_SOURCE = "Name the model that it was made from"
-WIDTHS = ("key_length", "value_length", "dimension_count")
+WIDTHS: tuple[str, ...] = ("key_length", "value_length", "dimension_count")
 """Last parts of keys of a file that give the width of a head."""
-SYNONYMS = dict.fromkeys(WIDTHS, "head_dim")
+SYNONYMS: dict[str, str] = dict.fromkeys(WIDTHS, "head_dim")
 """Last parts of keys of a file, and the names in config.json where these are others."""
 NEUTRAL = (0, 1, "none", "")
 """Values that ask for nothing: no experts, a factor of one, no scaling."""
@@ -196,7 +196,7 @@ def _refuse_unread_settings(file: Path, config: PreTrainedConfig, about: Mapping
             continue
         own = has.get(last, has.get(SYNONYMS.get(last, "")))
         own = _width(config, last) if own is None and last in WIDTHS else own
-        if own != value and not (type(own) is type(value) is float and math.isclose(own, value, rel_tol=1e-6)):
+        if own != value and not (isinstance(own, float) and math.isclose(own, value, rel_tol=1e-6)):
             raise CheckpointError(
                 f"{file}: it says {key} = {value}, which transformers' reader does not apply, so that it would be "
                 f"another model than the one in the file. {FROM_SOURCE}"
@@ -205,8 +205,8 @@ def _refuse_unread_settings(file: Path, config: PreTrainedConfig, about: Mapping
 
 def _width(config: PreTrainedConfig, kind: str) -> int:
     """Numbers of a head, or those of them that rotate."""
-    turned = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) if kind == "dimension_count" else 1.0
-    return int(config.hidden_size // config.num_attention_heads * turned)
+    turned = (config.to_dict().get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
+    return int(config.hidden_size // config.num_attention_heads * (turned if kind == "dimension_count" else 1.0))
 
 
 def _apply_frequencies(file: Path, config: PreTrainedConfig, stored: Mapping[str, Any]) -> None:

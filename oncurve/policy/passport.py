@@ -275,8 +275,8 @@ class Numbers:
 
 
 def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> Numbers:
-    """The largest number, and what is odd: zeros throughout, a matrix twice, rows of one number, a size far from that of
-    the same weight in other layers.
+    """The largest number, and what is odd: zeros throughout, a matrix twice, rows of one number, a size far from that
+    of the same weight in other layers.
 
     Raises CheckpointError for numbers that are none.
     """
