@@ -98,12 +98,12 @@ def convert(gguf: Path, folder: Path) -> None:
     import torch
 
     from oncurve.observe.run_model import locate
-    from oncurve.policy.gguf_start import is_one_matrix
+    from oncurve.policy.gguf_start import repeats_embedding
     from oncurve.policy.model_folder import load_model, save_model
 
     model, tokenizer = load_model(str(gguf))
     made = Path(locate(str(gguf)))
-    if is_one_matrix(model):
+    if repeats_embedding(model):
         model.get_input_embeddings().weight = model.get_output_embeddings().weight  # the one of more bits
         model.config.tie_word_embeddings = True
     save_model(model.to(torch.bfloat16), tokenizer, folder)

@@ -84,8 +84,8 @@ def as_folder(file: Path) -> Path:
     """
     about = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in _sources(file)]
     key = hashlib.sha256(json.dumps([about, transformers.__version__]).encode()).hexdigest()[:16]
-    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncurve" / "gguf"
-    folder = place / f"{file.stem}-{key}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oncurve" / "gguf"
+    folder = cache / f"{file.stem}-{key}"
     if not (folder / GGUF_ACCOUNT).is_file():
         with redirect_stderr(io.StringIO()):  # the reader's bars
             _convert(file, folder)
@@ -104,18 +104,18 @@ def _convert(file: Path, folder: Path) -> None:
         )
     from gguf import GGUFReader
 
-    place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         about, _ = read_gguf_metadata(str(file), ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"))
         _refuse_parts(file, about)
         stored = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
-        config = AutoConfig.from_pretrained(**place)
+        config = AutoConfig.from_pretrained(**source)
         _refuse_unread_settings(file, config, about)
         _apply_frequencies(file, config, stored)
-        tokenizer, source = _tokenizer_of(file, config, about)
+        tokenizer, origin = _tokenizer_of(file, config, about)
         load: Any = AutoModelForCausalLM.from_pretrained
         model, report = load(
-            **place, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            **source, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except CheckpointError:
         raise
@@ -133,9 +133,9 @@ def _convert(file: Path, folder: Path) -> None:
     sentence = (
         f"read from {file.name} ({', '.join(dict.fromkeys(kind for kind, _ in kinds.values()))}) into float32, all "
         f"{counted(len(stored), 'tensor')}: near the model that it was made from and not the same, and what is trained "
-        f"is saved in whole numbers; tokenizer {source}"
+        f"is saved in whole numbers; tokenizer {origin}"
     )
-    if is_one_matrix(model):
+    if repeats_embedding(model):
         sentence += (
             "; the output matrix is the embedding, rounded once more: the model that it was made from ties them, here "
             "they are two"
@@ -183,7 +183,7 @@ def _left_out(model: PreTrainedModel, architecture: str, stored: Iterable[str]) 
 
 
 def _refuse_unread_settings(file: Path, config: PreTrainedConfig, about: Mapping[str, Any]) -> None:
-    """What the file says of its architecture is what the configuration has, also where the reader does not look."""
+    """Settings of the architecture that the reader does not look at are those of the configuration, or are refused."""
     prefix = f"{about['general.architecture']}."
     if is_gguf_arch_supported(prefix[:-1]):
         return
@@ -221,15 +221,15 @@ def _apply_frequencies(file: Path, config: PreTrainedConfig, stored: Mapping[str
     config.rope_parameters = plain | LLAMA3 | {"factor": float(divisors.max())}
     powers = torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors))
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    wanted = plain["rope_theta"] ** -powers / divisors
-    if scaled.shape != wanted.shape or not torch.allclose(scaled, wanted, rtol=1e-5, atol=0):
+    expected = plain["rope_theta"] ** -powers / divisors
+    if scaled.shape != expected.shape or not torch.allclose(scaled, expected, rtol=1e-5, atol=0):
         raise CheckpointError(
             f"{file}: its {FREQUENCIES} scales the rotary frequencies otherwise than Llama 3.1 and later do, which is "
             f"not applied here. {FROM_SOURCE}"
         )
 
 
-def is_one_matrix(model: PreTrainedModel) -> bool:
+def repeats_embedding(model: PreTrainedModel) -> bool:
     """A model's output matrix and its embedding are two roundings of a matrix that the model it was made from ties."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding) or head.weight is embedding.weight:

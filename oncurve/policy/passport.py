@@ -264,17 +264,17 @@ def stored_tensors(files: ModelFiles, names: Iterable[str]) -> Iterator[tuple[st
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What the numbers of a model's weights show without another model to compare with."""
+class WeightNumbers:
+    """Facts on the numbers of a model's weights that need no other model to compare with."""
 
     largest: float
     where: str
     """The weight that has it."""
     oddities: tuple[str, ...]
-    """What no trained model shows by itself, and what none of its layers is refused for."""
+    """Sentences on what a trained model seldom shows; it is loaded all the same."""
 
 
-def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> Numbers:
+def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> WeightNumbers:
     """The largest number, and what is odd: zeros throughout, a matrix twice, rows of one number, a size far from that
     of the same weight in other layers.
 
@@ -310,8 +310,10 @@ def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> Numbers:
             f"written by a run that failed, or in a type that is too narrow. Take an earlier checkpoint"
         )
     far = [text for known in sizes.values() for text in _far_sizes(known)]
-    found = {"zero throughout": empty, "the same numbers twice": twice, "rows of one number": flat, "odd in size": far}
-    return Numbers(largest, where, tuple(f"{what}: {listed(sorted(which))}" for what, which in found.items() if which))
+    odd = {"zero throughout": empty, "the same numbers twice": twice, "rows of one number": flat, "odd in size": far}
+    return WeightNumbers(
+        largest, where, tuple(f"{what}: {listed(sorted(which))}" for what, which in odd.items() if which)
+    )
 
 
 def _far_sizes(sizes: Mapping[str, float]) -> Iterator[str]:
@@ -329,7 +331,7 @@ def make_passport(
     files: ModelFiles | None,
     *,
     switched: Sequence[str],
-    numbers: Numbers | None,
+    numbers: WeightNumbers | None,
 ) -> Passport:
     """The account of a model whose names and numbers were checked.
 
