@@ -21,7 +21,7 @@ Groups = Annotated[
 WEIGHTS = (".safetensors", ".bin")
 """Ends of the names of files with weights."""
 RecipeOrModel = Annotated[
-    str, typer.Argument(help="A recipe file, its folder, a recipe of the package; or the folder of a model.")
+    str, typer.Argument(help="A recipe file, its folder, a recipe of the package; or a model: its folder or GGUF file.")
 ]
 
 
