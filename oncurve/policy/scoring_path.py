@@ -463,9 +463,7 @@ class OwnPass:
         text += f"; it reads a prompt at {self.prompt_nats:.1f} nats a token, chance is {self.chance_nats:.1f}"
         if self.prompt_nats < KNOWS_LITTLE * self.chance_nats:
             return text
-        return (
-            f"{text}: it knows little of such texts, as an untrained model or one whose weights or tokens are misplaced"
-        )
+        return f"{text}: so does a model that never learned to write prompts, or whose weights or tokens are misplaced"
 
 
 @torch.no_grad()
