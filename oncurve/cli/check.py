@@ -18,10 +18,10 @@ Groups = Annotated[
 ]
 
 
-WEIGHTS = (".safetensors", ".bin", ".gguf")
+WEIGHTS = (".safetensors", ".bin")
 """Ends of the names of files with weights."""
 RecipeOrModel = Annotated[
-    str, typer.Argument(help="A recipe file, its folder, a recipe of the package; or the folder of a model.")
+    str, typer.Argument(help="A recipe file, its folder, a recipe of the package; or a model: its folder or GGUF file.")
 ]
 
 
@@ -69,7 +69,6 @@ def _is_model(name: str) -> bool:
 
     if name == "embedded" or is_run(name):
         return True
-    folder = Path(locate(name))
-    if not folder.is_dir() or (folder / MAIN).is_file():
+    if (Path(name).expanduser() / MAIN).is_file() or not (folder := Path(locate(name))).is_dir():
         return False
     return any(file.name in MODEL_FILES or file.suffix in WEIGHTS for file in folder.iterdir())

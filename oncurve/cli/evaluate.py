@@ -45,7 +45,7 @@ def evaluate(
         recorded = Path(target).expanduser() / "config.yaml"
         config = read_run_config(read_text(recorded), overrides or (), source=str(recorded))
     else:
-        if target == "embedded" or os.path.isfile(Path(target).expanduser() / "config.json"):
+        if target == "embedded" or os.path.isfile(Path(resolve_model(target)).expanduser() / "config.json"):
             raise ConfigError(
                 f"{target}: is a model, and nothing says on what to evaluate it. Add --benchmark, such as --benchmark "
                 f"gsm8k, or name a run or recipe first and then --model {target}"

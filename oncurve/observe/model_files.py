@@ -27,6 +27,8 @@ WHOLE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin
 """Files with which the weights of a whole model begin, in the order in which transformers looks for them."""
 ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
 """The same of an adapter, in peft's order."""
+GGUF_ACCOUNT = "gguf.json"
+"""File of a folder that was made of a GGUF file: where that is, a sentence on it, its tensors by type and shape."""
 QUANTIZATION = ("quantization_config", "compression_config")
 """Keys of a config.json that say how weights of few bits are to be read."""
 PROBED = 512
@@ -86,6 +88,8 @@ class ModelFiles:
     """Weight files that lie beside those that are read, and hold nothing else under the same names."""
     remarks: tuple[str, ...] = field(default=())
     """Oddities that change no number."""
+    made_of: Mapping[str, Any] = field(default_factory=dict)
+    """The account of the GGUF file that the folder was made of; empty for any other."""
 
     @property
     def files(self) -> list[str]:
@@ -127,7 +131,8 @@ def read_model_files(folder: str | Path) -> ModelFiles:
     if not any(config.get(key) for key in QUANTIZATION):
         _refuse_few_bits(folder, tensors)
     unread = _compare_others(folder, names, tensors, is_adapter=is_adapter)
-    return ModelFiles(folder, tensors, unread, tuple(remarks))
+    made_of = _known(folder / GGUF_ACCOUNT)
+    return ModelFiles(folder, tensors, unread, (*remarks, *([made_of["sentence"]] if made_of else [])), made_of)
 
 
 def _known(path: Path) -> dict[str, Any]:

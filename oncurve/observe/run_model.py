@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oncurve.constants import ADAPTER_CONFIG, MODEL_FILES
+from oncurve.extensions import imported
 from oncurve.observe.record import METRICS
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import did_you_mean
@@ -16,6 +17,8 @@ RUNS = "runs"
 """The folder that runs go to; a name that begins with it is no name on the Hugging Face Hub."""
 EMBEDDED = Path(__file__).resolve().parent.parent / "assets" / "base_model"
 """The small model inside this package, which the name "embedded" stands for."""
+OTHER_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ADAPTER_CONFIG)
+"""Ends of the names of files beside which a GGUF file is not read."""
 MODEL = "model"
 """Folder of a run's final model, in the run's folder."""
 
@@ -31,12 +34,13 @@ def is_run(path: str | Path) -> bool:
 
 
 def resolve_model(name: str) -> str:
-    """The final model of a run's folder; any other name as it is.
+    """The final model of a run's folder; the folder that is made of a GGUF file; any other name as it is.
 
-    Raises CheckpointError for a run that has no final model yet.
+    Raises CheckpointError for a run that has no final model yet, and for a GGUF file that is not read.
     """
     if not is_run(name):
-        return name
+        gguf = _gguf_of(Path(name).expanduser())
+        return name if gguf is None else str(imported("oncurve.policy.gguf_start:as_folder")(gguf))
     run = Path(name).expanduser()
     if not (run / MODEL).is_dir():
         raise CheckpointError(
@@ -44,6 +48,21 @@ def resolve_model(name: str) -> str:
             f"then, name one of its checkpoints in {run / 'checkpoints'}"
         )
     return str(run / MODEL)
+
+
+def _gguf_of(path: Path) -> Path | None:
+    """A GGUF file, or that of a folder which has no other weights. Raises CheckpointError for one with several."""
+    if path.suffix == ".gguf":
+        return path if os.path.isfile(path) else None
+    names = os.listdir(path) if os.access(path, os.R_OK | os.X_OK) and os.path.isdir(path) else []
+    files = sorted(name for name in names if name.endswith(".gguf"))
+    if not files or any(name.endswith(OTHER_WEIGHTS) for name in names):
+        return None
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{path} holds {len(files)} GGUF files, {', '.join(files[:3])}: name one of them, such as {path / files[0]}"
+        )
+    return path / files[0]
 
 
 def locate(name: str) -> str:
@@ -79,11 +98,6 @@ def _describe_foreign(folder: Path) -> str:
         names = sorted(os.listdir(folder))
     except OSError as error:
         return f"the folder cannot be read ({error.strerror}). Give yourself the right to read it"
-    if gguf := [name for name in names if name.endswith(".gguf")]:
-        return (
-            f"the folder has no config.json; {gguf[0]} is a model in llama.cpp's format. Name the model that it was "
-            f"made from, which its README names"
-        )
     if any(name.startswith("consolidated") for name in names):
         return (
             "the folder has no config.json; consolidated files are the form in which Meta and Mistral publish weights "

@@ -22,8 +22,10 @@ BY_TRANSFORMERS = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
 """Kinds that transformers reads into whole numbers."""
 LEFT_TO_TRANSFORMERS = ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit")
 """Kinds that stay in few bits, over which an adapter is trained."""
-FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized")
 """Forms of compressed-tensors that are read here."""
+WIDTHS = (2, 4, 8)
+"""Bits of a number that fill words of 32; older and newer writers lay others out in different ways."""
 OF_ACTIVATIONS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
                   ".input_global_scale")  # fmt: skip
 """Ends of the names of scales by which engines round activations and caches; training rounds neither."""
@@ -60,35 +62,51 @@ def as_whole_numbers(
 
 
 def decompress(name: str, known: Mapping[str, Any], files: ModelFiles, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The whole weights of a checkpoint of compressed-tensors: ``number * scale`` of each group, channel or matrix.
+    """The whole weights of a checkpoint of compressed-tensors: ``(number - zero) * scale / global scale``, with a scale
+    and perhaps a zero for each group, channel or matrix.
 
     Raises CheckpointError for a form with more than that.
     """
     groups = [group.get("weights") or {} for group in dict(known.get("config_groups") or {}).values()]
     forms = {str(known.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
-    kinds = {(group.get("type"), group.get("num_bits"), group.get("symmetric", True)) for group in groups}
-    strange = sorted(key for key in files.tensors if key.endswith((".weight_zero_point", ".weight_g_idx", ".bitmask")))
-    if not forms <= {*FORMS} or len(kinds) != 1 or not all(symmetric for *_, symmetric in kinds) or strange:
-        what = (
-            strange[0] if strange else f"its form is {' and '.join(sorted(forms))} with {len(kinds)} kinds of weights"
-        )
+    kinds = {(group.get("type"), group.get("num_bits")) for group in groups}
+    strange = sorted(key for key in files.tensors if key.endswith((".weight_g_idx", ".bitmask")))
+    if not forms <= {*FORMS} or len(kinds) != 1 or strange or not {bits for _, bits in kinds} <= {*WIDTHS}:
+        what = strange[0] if strange else f"its form is {' and '.join(sorted(forms))} with weights of {sorted(kinds)}"
         raise CheckpointError(
             f"model {name!r} is quantized by compressed-tensors in a form that is not read here ({what}). Name the "
             f"model in bfloat16 that it was made from"
         )
-    [(_, bits, _)] = kinds
+    [(_, bits)] = kinds
     stored = {key: tensor for key, tensor in stored_tensors(files, files.tensors) if not key.endswith(OF_ACTIVATIONS)}
     whole = dict[str, Tensor]()
     for key, tensor in stored.items():
-        if key.endswith((".weight_scale", ".weight_shape")):
+        if key.endswith((".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_global_scale")):
             continue
         stem = key.removesuffix("_packed")
-        numbers = tensor
-        if stem != key:
-            numbers = _unpacked(tensor, int(bits or 0), [int(size) for size in stored[f"{stem}_shape"]])
-        scale = stored.get(f"{stem}_scale")
-        whole[stem] = numbers if scale is None else (numbers.float() * _spread(scale.float(), numbers.shape)).to(dtype)
+        scale, zero = stored.get(f"{stem}_scale"), stored.get(f"{stem}_zero_point")
+        if scale is None:
+            whole[stem] = tensor
+            continue
+        numbers = tensor.float()
+        if tensor.dtype == torch.uint8:
+            numbers = _floats_of_four_bits(tensor)
+        elif stem != key:
+            numbers = _unpacked(tensor, int(bits or 0), [int(size) for size in stored[f"{stem}_shape"]]).float()
+        if zero is not None:
+            if zero.dtype == torch.int32:  # words with the zeros of several rows
+                zero = _unpacked(zero.T, int(bits or 0), [zero.shape[1], len(scale)]).T
+            numbers = numbers - _spread(zero.float(), numbers.shape)
+        scale = scale.float() / stored.get(f"{stem}_global_scale", torch.ones(1)).float()
+        whole[stem] = (numbers * _spread(scale, numbers.shape)).to(dtype)
     return whole
+
+
+def _floats_of_four_bits(packed: Tensor) -> Tensor:
+    """Numbers of a sign, two bits of exponent and one of mantissa, two in a byte, of which the lower comes first."""
+    sizes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).long()
+    return sizes[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
 
 
 def _unpacked(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:

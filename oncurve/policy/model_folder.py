@@ -86,7 +86,7 @@ def load_model(
     try:
         with _LOADING:
             model, report = _from_files(path, {"revision": revision, "trust_remote_code": trust_remote_code}, loading)
-    except _UNLOADABLE as error:
+    except UNLOADABLE as error:
         raise unloadable(name, error) from None
     switched = switch_off(model.config)
     files = files or files_of(path, revision)
@@ -180,7 +180,7 @@ def inspect_folder(name: str, *, trust_remote_code: bool = False) -> Passport:
             model, names = compare_names(config, files, trust_remote_code=trust_remote_code)
         if (files.folder / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(files.folder)
-    except _UNLOADABLE as error:
+    except UNLOADABLE as error:
         raise unloadable(name, error) from None
     switched = switch_off(model.config)
     check_names(name, model, names, config, files)
@@ -219,7 +219,7 @@ def load_tokenizer(
     try:
         config = AutoConfig.from_pretrained(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except _UNLOADABLE as error:
+    except UNLOADABLE as error:
         raise unloadable(name, error) from None
     if len(tokenizer.get_added_vocab()) >= len(tokenizer):
         raise CheckpointError(
@@ -236,7 +236,7 @@ def _own_tokenizer(
         return None
     try:
         return AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=trust_remote_code)
-    except _UNLOADABLE as error:
+    except UNLOADABLE as error:
         raise unloadable(str(folder), error) from None
 
 
@@ -275,11 +275,11 @@ def add_end_token(model: PreTrainedModel, token: int) -> None:
     ]
 
 
-def unloadable(name: str, error: Exception) -> CheckpointError:
+def unloadable(name: str, error: Exception, *, is_local: bool | None = None) -> CheckpointError:
     """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())
     log.debug("model %s: %s", name, text)
-    is_local = locate_model(name)[1]
+    is_local = locate_model(name)[1] if is_local is None else is_local
     for phrases, reason, remedy in _KNOWN:
         if any(word in text for word in phrases):
             return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {remedy}")
@@ -294,7 +294,7 @@ def unloadable(name: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"model {name!r} cannot be loaded ({type(error).__name__}): {text[:300]}")
 
 
-_UNLOADABLE = (
+UNLOADABLE = (
     OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError, IndexError, SafetensorError,
     StrictDataclassError,
 )  # fmt: skip
@@ -311,7 +311,8 @@ _KNOWN = (
     (("model_type", "model type"), "its config.json has no model type that the installed transformers knows",
      "Check that it is a causal language model; a newer transformers may know it"),
     (("is not a valid JSON file", "not a valid JSON"), "its config.json is not valid JSON", "Download it again"),
-    (("MetadataIncompleteBuffer", "HeaderTooSmall", "HeaderTooLarge", "InvalidHeader", "deserializing header"),
+    (("MetadataIncompleteBuffer", "HeaderTooSmall", "HeaderTooLarge", "InvalidHeader", "deserializing header",
+      "cannot reshape array", "mmap length", "cannot mmap", "unpack_from requires", "GGUF magic"),
      "one of its weight files is damaged", "Download or save it again"),
     (("no file named",), "the folder has no weights, such as model.safetensors", "Download or save it again"),
 )  # fmt: skip

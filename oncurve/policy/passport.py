@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,6 +41,9 @@ GENERATION = (
 """Settings of a generation_config.json that change what is sampled; the recipe's own count."""
 EXAMPLES = 3
 """Names in a sentence."""
+FAR, FEWEST_LAYERS = 30.0, 3
+"""Times by which a weight's norm differs from that of the median layer, with as many layers at least, until it is said;
+weights of SmolLM2, Qwen2.5 and Gemma 3 differ by up to 23."""
 
 
 @dataclass(frozen=True)
@@ -259,12 +263,25 @@ def stored_tensors(files: ModelFiles, names: Iterable[str]) -> Iterator[tuple[st
             yield name, file.get_tensor(name) if is_safe else file[name]
 
 
-def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> tuple[float, str, list[str]]:
-    """The largest weight, its name, and the names of matrices that are zero throughout.
+@dataclass(frozen=True)
+class WeightNumbers:
+    """Facts on the numbers of a model's weights that need no other model to compare with."""
+
+    largest: float
+    where: str
+    """The weight that has it."""
+    oddities: tuple[str, ...]
+    """Sentences on what a trained model seldom shows; it is loaded all the same."""
+
+
+def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> WeightNumbers:
+    """The largest number, and what is odd: zeros throughout, a matrix twice, rows of one number, a size far from that
+    of the same weight in other layers.
 
     Raises CheckpointError for numbers that are none.
     """
     largest, where, bad, empty = 0.0, "", list[str](), list[str]()
+    sizes, seen, twice, flat = dict[str, dict[str, float]](), dict[Any, str](), list[str](), list[str]()
     for key, weight in weights:
         if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
             continue
@@ -276,12 +293,35 @@ def check_numbers(name: str, weights: Iterable[tuple[str, Tensor]]) -> tuple[flo
             largest, where = size, key
         elif size == 0 and weight.ndim > 1:
             empty.append(key)
+        if not 0 < size < float("inf"):
+            continue
+        kind = re.sub(r"\d+", "N", key)
+        if kind != key:  # a weight of a layer: an embedding has rows that nobody uses
+            norm = float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float32))
+            sizes.setdefault(kind, {})[key] = norm
+            if weight.ndim > 1:
+                even = weight.detach()[weight[..., 0] == weight[..., -1]]  # few rows begin and end with one number
+                flat += [key] if bool((even == even[..., :1]).all(-1).any()) else []
+                same = seen.setdefault((kind, norm, low, high), key)
+                twice += [f"{same} and {key}"] if same != key else []
     if bad:
         raise CheckpointError(
             f"model {name!r}: NaN or infinity in {counted(len(bad), 'tensor')}, such as {bad[0]}. The files were "
             f"written by a run that failed, or in a type that is too narrow. Take an earlier checkpoint"
         )
-    return largest, where, empty
+    far = [text for known in sizes.values() for text in _far_sizes(known)]
+    odd = {"zero throughout": empty, "the same numbers twice": twice, "rows of one number": flat, "odd in size": far}
+    return WeightNumbers(
+        largest, where, tuple(f"{what}: {listed(sorted(which))}" for what, which in odd.items() if which)
+    )
+
+
+def _far_sizes(sizes: Mapping[str, float]) -> Iterator[str]:
+    """The weights of a kind that are far larger or smaller than in the median layer."""
+    usual = median(sizes.values())
+    for key, size in sizes.items() if len(sizes) >= FEWEST_LAYERS else ():
+        if not key.endswith("bias") and not 1 / FAR < size / usual < FAR:
+            yield f"{key} ({size / usual:.2g} times the median layer's)"
 
 
 def make_passport(
@@ -291,7 +331,7 @@ def make_passport(
     files: ModelFiles | None,
     *,
     switched: Sequence[str],
-    numbers: tuple[float, str, list[str]] | None,
+    numbers: WeightNumbers | None,
 ) -> Passport:
     """The account of a model whose names and numbers were checked.
 
@@ -313,9 +353,8 @@ def make_passport(
     used = "all are used" if not ignored else f"{len(ignored)} of them are not used, as the class says: {ignored[0]}"
     parts = [part for part in (stored, stored and used, f"{total:,} weights in {kinds}, none made up") if part]
     if numbers is not None:
-        largest, where, empty = numbers
-        parts.append(f"all finite, the largest {largest:.3g} ({where})")
-        parts += [f"zero throughout: {listed(empty)}"] if empty else []
+        parts.append(f"all finite, the largest {numbers.largest:.3g} ({numbers.where})")
+        parts += numbers.oddities
     beside = [f"not read: {', '.join(files.unread)}"] if files and files.unread else []
     beside += files.remarks if files else []
     return Passport(
@@ -330,6 +369,7 @@ def make_passport(
             "ignored": ignored,
             "num_weights": total,
             "unread": list(files.unread) if files else [],
+            "made of": dict(files.made_of) if files else {},
         },
     )
 

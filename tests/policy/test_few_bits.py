@@ -50,11 +50,42 @@ def packed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     parts = weight.view(len(weight), -1, BLOCK)
     scale = parts.abs().amax(2) / 7
     numbers = (parts / scale[..., None]).round().clamp(-8, 7)
-    nibbles = (numbers.view(len(weight), -1, 8) + 8).to(torch.int64)
-    words = sum(nibbles[:, :, place] << 4 * place for place in range(8))
-    signed = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)  # type: ignore[operator]
     exact = (numbers * scale[..., None]).view_as(weight)
-    return {"weight_packed": signed, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}, exact
+    words = in_words(numbers.view_as(weight))
+    return {"weight_packed": words, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}, exact
+
+
+def asymmetric(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """The same with a zero for each 16 of a row; words hold the zeros of eight rows."""
+    parts = weight.view(len(weight), -1, BLOCK)
+    low, high = parts.aminmax(dim=2)
+    scale = (high - low) / 15
+    zero = (-8 - low / scale).round().clamp(-8, 7)
+    numbers = (parts / scale[..., None] + zero[..., None]).round().clamp(-8, 7)
+    stored, _ = packed(weight)
+    words = {"weight_packed": in_words(numbers.view(weight.shape)), "weight_zero_point": in_words(zero.T).T}
+    return stored | words | {"weight_scale": scale}, ((numbers - zero[..., None]) * scale[..., None]).view_as(weight)
+
+
+def floats_of_four_bits(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """NVFP4: a sign and one of eight sizes, a scale in float8 for each 16 of a row, and one for all."""
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    parts = weight.view(len(weight), -1, BLOCK)
+    whole = 448 * 6 / weight.abs().max()
+    scale = (parts.abs().amax(2) / 6 * whole).to(torch.float8_e4m3fn)
+    each = scale.float()[..., None] / whole
+    codes = ((parts.abs() / each)[..., None] - sizes).abs().argmin(-1)
+    exact = (sizes[codes] * parts.sign() * each).view_as(weight)
+    nibbles = (codes + 8 * (parts < 0)).view(len(weight), -1, 2).to(torch.uint8)
+    stored = {"weight_packed": nibbles[..., 0] | nibbles[..., 1] << 4, "weight_scale": scale}
+    return stored | {"weight_global_scale": whole.view(1)}, exact
+
+
+def in_words(numbers: Tensor) -> Tensor:
+    """Eight signed integers of four bits in a word of 32, the first lowest."""
+    nibbles = (numbers.reshape(len(numbers), -1, 8) + 8).to(torch.int64)
+    words = (nibbles << 4 * torch.arange(8)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 def compressed(form: str, kind: str, bits: int, **more: Any) -> dict[str, Any]:
@@ -68,6 +99,8 @@ KINDS: dict[str, tuple[Callable[[Tensor], tuple[dict[str, Tensor], Tensor]], dic
     "compressed-tensors, floats": (channels, compressed("float-quantized", "float", 8)),
     "compressed-tensors, integers": (integers, compressed("int-quantized", "int", 8)),
     "compressed-tensors, packed": (packed, compressed("pack-quantized", "int", 4, group_size=BLOCK)),
+    "compressed-tensors, asymmetric": (asymmetric, compressed("pack-quantized", "int", 4, symmetric=False)),
+    "compressed-tensors, NVFP4": (floats_of_four_bits, compressed("nvfp4-pack-quantized", "float", 4)),
 }
 
 
@@ -117,7 +150,7 @@ def test_a_checkpoint_of_few_bits_is_its_numbers_times_its_scales_and_is_saved_a
         {"quant_method": "gptq", "bits": 4},
         {"quant_method": "no_such"},
         compressed("marlin-24", "int", 4),
-        compressed("pack-quantized", "int", 4, symmetric=False),
+        compressed("pack-quantized", "int", 3),
     ],
 )
 def test_other_checkpoints_of_few_bits_are_refused(

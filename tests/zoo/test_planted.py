@@ -239,6 +239,7 @@ def test_what_no_row_showed_at_load_is_found_on_the_first_rollouts(
     listen: Any = {"is_exact": False, "is_quiet": False, "notify": lines.append, "write": lines.append}
     compare_policy(policy, batch, **listen)
     assert lines[0].startswith("your model's own pass: ")
+    assert "nats a token, chance is 5.6: so does a model that never" in lines[0]
     batch.completion_ids[1, 50] = 7
     with pytest.raises(TrainingError, match="training computes another model than its own forward pass"):
         compare_policy(policy, batch, **listen)
