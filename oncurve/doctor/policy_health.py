@@ -8,6 +8,7 @@ from statistics import fmean, median, pstdev
 
 from oncurve.doctor.case import Case, Curve, Evidence, Finding
 from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise, reward_span
+from oncurve.stats import kendall_trend
 
 WATCHED = ("policy/loss", "policy/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean", "reward/mean")
 """Metrics that must be numbers in every step in which they are measured. The loss is read for nothing else."""
@@ -92,12 +93,18 @@ def lost_to_rounding(case: Case) -> Finding | None:
 
 
 def not_learning(case: Case) -> Finding | None:
-    """Over 20 steps and more the reward has not risen beyond chance, although groups have a signal."""
+    """Over 20 steps and more neither the reward nor validation has risen beyond chance, although groups have a signal."""
     reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")
     if len(reward) < 20 or not dead or dead.mean > 0.6 or case.curve("reward/correct").end > 0.9:
         return None
-    noise = reward_noise(case, reward.window)
-    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * reward_span(case)):
+    held_out = answers_held_out(case)
+    if len(held_out) > 1 and held_out.values[-1] > held_out_interval(case, held_out, 0)[1]:
+        return None
+    noise, trend, span = reward_noise(case, reward.window), kendall_trend(reward.values), reward_span(case)
+    room = max(case.curve("reward/max").values, default=math.inf) - reward.end
+    if room <= max(2 * noise, 0.1 * span) or abs(trend) > 2:  # at the top, or a rise that two ends do not show
+        return None
+    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * span):
         return None
     return Finding(
         severity="warning",
@@ -105,6 +112,7 @@ def not_learning(case: Case) -> Finding | None:
         evidence=(
             *reward.both_ends(),
             Evidence("deviation of such a mean by chance, at most", noise),
+            Evidence("trend over all steps, in standard deviations of chance", trend),
             dead.over_all(),
             *case.configured("optimizer.learning_rate"),
         ),

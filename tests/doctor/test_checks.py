@@ -140,7 +140,7 @@ SICK: dict[str, list[Case]] = {
     "entropy_explosion": [case({"policy/entropy": lambda x: 0.3 + 2 * x})],
     "oscillation": [case({"reward/mean": swing(0.4), "reward/correct": 0.5})],
     "gradient_spikes": [case({"policy/gradient_norm": spikes(9.0)}), case({"policy/gradient_norm": spikes(9.0, 4)})],
-    "not_learning": [case({"reward/mean": 0.3, "reward/correct": 0.3})],
+    "not_learning": [case({**FLAT, "reward/mean": 0.3, "reward/correct": 0.3})],
     "skipped_updates": [case({"policy/skipped_updates": 0.2})],
     "held_out_higher": [
         case(
@@ -253,7 +253,12 @@ NEARLY: dict[str, list[Case]] = {
     "entropy_explosion": [case({"policy/entropy": lambda x: 0.3 + 0.5 * x})],
     "oscillation": [case({"reward/mean": swing(0.1), "reward/correct": 0.5})],
     "gradient_spikes": [case({"policy/gradient_norm": spikes(2.9)})],
-    "not_learning": [case({"reward/mean": 0.3, "reward/correct": 0.3}, steps=19)],
+    "not_learning": [
+        case({**FLAT, "reward/mean": 0.3, "reward/correct": 0.3}, steps=19),
+        case({"reward/mean": 0.3, "reward/correct": 0.3}),  # validation rises
+        case({**FLAT, "reward/mean": 0.91, "reward/correct": 0.85}),  # no room
+        case({**FLAT, "reward/mean": lambda x: 0.3 + 0.05 * x, "reward/std": 2.0, "reward/correct": 0.3}),  # a trend
+    ],
     "skipped_updates": [case({"policy/skipped_updates": 0.09})],
     "held_out_higher": [
         case({"reward/correct": 0.3, "evaluation/correct_fraction": 0.6}),
