@@ -388,7 +388,7 @@ def make_log(parts: Parts, folder: RunFolder, progress: Progress, *, is_resumed:
 
 
 def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[str, float]:
-    """The held-out measurement in the middle of a run, as metrics."""
+    """The validation in the middle of a run, as metrics."""
     started = time.perf_counter()
     metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()
     if prompts.demonstrations_during:

@@ -11,7 +11,7 @@ from doctor_cases import case, paid
 
 from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.diagnose import diagnose
-from oncurve.doctor.grading import held_out_interval, reward_noise, reward_span
+from oncurve.doctor.grading import reward_noise, reward_span, validation_interval
 
 Verdicts = Mapping[float, str | None]
 """What a check says at each value: a severity, or nothing."""
@@ -315,12 +315,12 @@ def test_chance_is_a_deviation_over_the_root_of_prompts_and_steps() -> None:
 def test_the_interval_of_a_held_out_share_is_that_of_its_examples() -> None:
     for count, width in ((400.0, 0.097), (None, 0.192), (0.0, 0.192)):
         given = case({"evaluation/num_examples": count, "evaluation/correct_fraction": 0.5})
-        low, high = held_out_interval(given, given.held_out("evaluation/correct_fraction"), 0)
+        low, high = validation_interval(given, given.validation("evaluation/correct_fraction"), 0)
         assert high - low == pytest.approx(width, abs=1e-3)
     higher = {"reward/correct": 0.3, "reward/mean": 0.3}
     at_one = {"evaluation.temperature": 1.0}
     for share, said in ((0.493, None), (0.495, WARNING)):  # its interval begins at 0.4495 or 0.4514
-        assert verdict("held_out_higher", case({**higher, "evaluation/correct_fraction": share}, at_one)) == said
+        assert verdict("validation_higher", case({**higher, "evaluation/correct_fraction": share}, at_one)) == said
 
 
 def test_start_and_end_of_a_curve_are_a_fifth_of_its_steps() -> None:
