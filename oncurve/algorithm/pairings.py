@@ -12,10 +12,8 @@ from oncurve.core.records import CUTS, SamplingParams
 Severity = Literal["refuse", "warn"]
 
 
-_UNCUT = (
-    f"Train with {', '.join(f'rollouts.{name} {neutral:g}' for name, neutral in CUTS.items())}; cut the distribution in "
-    "evaluation only."
-)
+_NEUTRAL = ", ".join(f"rollouts.{name} {neutral:g}" for name, neutral in CUTS.items())
+_UNCUT = f"Train with {_NEUTRAL}; cut the distribution in evaluation only."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
