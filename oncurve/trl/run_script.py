@@ -79,7 +79,12 @@ class Translated(BaseException):
 
 
 def run_script(
-    script: Path, arguments: Sequence[str], *, accept: Sequence[str] = (), version: str | None = None
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    accept: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    version: str | None = None,
 ) -> None:
     """Run a file with `trl` resolved to `oncurve.trl`.
 
@@ -96,6 +101,7 @@ def run_script(
             f"options. {OTHER_SYSTEMS}"
         )
     SETTINGS.accepted.update(accept)
+    SETTINGS.overrides = tuple(overrides)
     SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
@@ -117,6 +123,7 @@ def write_script_recipe(
     processes: int = 1,
     overwrite: bool = False,
     accept: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     version: str | None = None,
 ) -> tuple[str, bool]:
     """Run a script up to its training and write the recipe that it asks for, its rows beside it.
@@ -130,7 +137,7 @@ def write_script_recipe(
 
     SETTINGS.instead_of_training, SETTINGS.processes = stop, processes
     try:
-        run_script(script, arguments, accept=accept, version=version)
+        run_script(script, arguments, accept=accept, overrides=overrides, version=version)
     except Translated as caught:
         translation = caught.translation
     else:

@@ -62,7 +62,8 @@ def test_a_reward_is_one_of_the_commands_or_one_of_the_users() -> None:
     assert functions[0] == "oncurve.trl.ready_rewards:soft_overlong_punishment"
     assert functions[1].endswith("exact")
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": "think_format_reward"}))
-    assert oncurve(*RECIPE, "--overwrite", "a.yaml").exit_code == 0
+    assert oncurve(*RECIPE, "--overwrite", "--set", "run.refill_rounds=3", "a.yaml").exit_code == 0
+    assert load_config("recipe.yaml").run.refill_rounds == 3
     assert load_config("recipe.yaml").rewards[0].function == "oncurve.trl.ready_rewards:think_format_reward"
 
 
