@@ -67,7 +67,7 @@ def _results(demo: dict[str, Any]) -> str:
     hardware, code = demo["run"]["hardware"], demo["run"]["code"]
     count = demo["seeds"][0]["base"]["num_examples"]
     lines.append(
-        f"\n{count:.0f} held-out problems, greedy decoding; {hardware['cpu_cores']} cores of {hardware['cpu']}; "
+        f"\n{count:.0f} test problems, greedy decoding; {hardware['cpu_cores']} cores of {hardware['cpu']}; "
         f"commit {str(code['commit'])[:12]}."
     )
     return "\n".join(lines)

@@ -52,6 +52,24 @@ def _wilson(share: float, total: float, z: float) -> tuple[float, float]:
     return centre, z * math.sqrt(max(share * (1 - share), 0.0) / total + z * z / (4 * total * total)) / scale
 
 
+def kendall_trend(values: Sequence[float], *, most_blocks: int = 100) -> float:
+    """Trend of a series in standard deviations of chance; above 2 it rises, whatever the values' distribution.
+
+        S = sum over i < k of sign(x_k - x_i)
+        z = S / sqrt(n (n - 1) (2n + 5) / 18)                 Mann 1945, Kendall 1975; without their correction for ties
+
+    Long series are first averaged over equal blocks, at most ``most_blocks`` of them. 0 for less than two values.
+
+    >>> round(kendall_trend([1, 2, 3, 4, 5, 6, 7, 8]), 2)
+    3.46
+    """
+    width = max(-(-len(values) // most_blocks), 1)
+    means = [sum(values[k : k + width]) / width for k in range(0, len(values) - width + 1, width)]
+    n = len(means)
+    rises = sum((after > before) - (after < before) for k, before in enumerate(means) for after in means[k + 1 :])
+    return rises / math.sqrt(n * (n - 1) * (2 * n + 5) / 18) if n > 1 else 0.0
+
+
 def bootstrap_interval(
     values: Sequence[float], *, seed: int, confidence: float = 0.95, num_resamples: int = 4000
 ) -> tuple[float, float]:

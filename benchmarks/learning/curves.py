@@ -147,7 +147,7 @@ def held_out(run: dict[str, Any]) -> tuple[float, float]:
 def table(runs: dict[str, Any]) -> str:
     """First and last value of what tells the runs apart."""
     lines = [
-        "| run | right answers held out | reward | groups without a signal | entropy | tokens | loss, least, most |",
+        "| run | right answers, test | reward | groups without a signal | entropy | tokens | loss, least, most |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in CHOSEN:

@@ -21,7 +21,7 @@ from oncurve.observe.record import read_json
 
 HERE = Path(__file__).resolve().parent
 GOAL = 0.9
-"""Share of held-out problems at which a distillation is done."""
+"""Share of test problems at which a distillation is done."""
 
 
 def tokens(run: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def ages(run: Path) -> dict[str, Any]:
 
 
 def goal(run: Path) -> dict[str, Any]:
-    """Steps, sampled tokens and seconds until the goal is reached on held-out problems; entropy at both ends."""
+    """Steps, sampled tokens and seconds until the goal is reached on test problems; entropy at both ends."""
     steps = steps_of(run)
     curve = [row.get("evaluation/correct_fraction") or 0.0 for row in steps]
     reached = next((number for number, value in enumerate(curve, start=1) if value >= GOAL), None)
@@ -293,7 +293,7 @@ def draw_rounding(rows: list[dict[str, Any]]) -> None:
         left.plot(*zip(*points, strict=True), color=colors[row["cell"]], label=label)
         arrived = row["policy/arrived"]
         right.plot([int(step) for step in arrived], list(arrived.values()), color=colors[row["cell"]])
-    left.set(xlabel="step", ylabel="correct, 300 held-out problems")
+    left.set(xlabel="step", ylabel="correct, 300 test problems")
     right.set(xlabel="step", ylabel="policy/arrived", ylim=(0, 1.1))
     left.legend(frameon=False)
     figure.savefig(HERE.parents[1] / "docs" / "pictures" / "precision.png", dpi=110)

@@ -177,7 +177,7 @@ def shares(run: Path, name: str) -> dict[str, Any]:
 
 
 def accuracy(run: Path) -> dict[str, Any]:
-    """Base and trained model on the held-out problems, seconds of the steps, and accuracy during training."""
+    """Base and trained model on the test problems, seconds of the steps, and accuracy during training."""
     steps = steps_of(run)
     before = {"base": shares(run, "base")} if (run / "evaluations" / "base.json").is_file() else {}
     return {

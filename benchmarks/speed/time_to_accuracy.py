@@ -2,7 +2,7 @@
 
 Both start from the embedded model and see the same prompts in the same order, the same rewards, group size, loss,
 learning rates and optimizer settings: those of the recipe ``word_problems``. After every second step the weights are
-measured by our evaluator on the same 200 held-out problems, greedy; that time does not count. Everything else counts,
+measured by our evaluator on the same 200 test problems, greedy; that time does not count. Everything else counts,
 from the beginning of the first step to the end of the step that reaches the accuracy. Every run has a process of its
 own, whose largest memory, that of our evaluator included, is its peak.
 
@@ -80,7 +80,7 @@ class Course:
     threshold: float
     every_steps: int
     points: list[dict[str, float]] = field(default_factory=list)
-    """Steps done, seconds of training, share of held-out problems solved."""
+    """Steps done, seconds of training, share of test problems solved."""
     seconds: float = 0.0
     _running_since: float | None = None
 
@@ -105,7 +105,7 @@ class Course:
         return reached
 
     def measure(self, step: int, view: PolicyView) -> float:
-        """The share of held-out problems that these weights solve, greedy, in the right form."""
+        """The share of test problems that these weights solve, greedy, in the right form."""
         sampler = make_sampler(self.config)
         sampler.load_weights(view, version=step)
         params = self.config.evaluation_sampling()
@@ -127,7 +127,7 @@ class Course:
 
 
 def recipe(seed: int, arguments: argparse.Namespace) -> Config:
-    """The recipe with the seed, the steps and the held-out problems of this benchmark."""
+    """The recipe with the seed, the steps and the test problems of this benchmark."""
     return load_config(
         find_recipe(arguments.recipe),
         [

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oncurve.algorithm.table import LOSSES, LossTraits, Preset
-from oncurve.core.records import SamplingParams
+from oncurve.core.records import CUTS, SamplingParams
 
 Severity = Literal["refuse", "warn"]
+
+
+_NEUTRAL = ", ".join(f"rollouts.{name} {neutral:g}" for name, neutral in CUTS.items())
+_UNCUT = f"Train with {_NEUTRAL}; cut the distribution in evaluation only."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,19 +209,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "refuse",
-        "top_p below 1, top_k or min_p where the loss compares with the sampler",
+        f"{', '.join(CUTS)} that leave tokens out where the loss compares with the sampler",
         lambda c: c.sampling.cuts and c.measures_sampler,
         "Tokens were drawn from the top of the distribution and are compared with the whole of it: every ratio is off "
         "by the share that was kept.",
-        "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",
+        _UNCUT,
     ),
     Rule(
         "warn",
-        "top_p below 1, top_k or min_p in training",
+        f"{', '.join(CUTS)} that leave tokens out in training",
         lambda c: c.sampling.cuts and not c.measures_sampler,
         "The gradient is that of the whole distribution, the samples are from its top: tokens below the cut change "
         "without ever being sampled.",
-        "Train with rollouts.top_p 1, top_k 0 and min_p 0; cut the distribution in evaluation only.",
+        _UNCUT,
     ),
     Rule(
         "warn",

@@ -27,6 +27,10 @@ def trl(
     accept: Annotated[
         list[str] | None, typer.Option(help="An option that may be lost although that changes what is learned.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A key of the recipe besides the script's options: run.refill_rounds=3."),
+    ] = None,
     trl_version: Annotated[
         str | None, typer.Option(help="The version of TRL that it was written for, whose defaults it gets.")
     ] = None,
@@ -53,6 +57,7 @@ def trl(
             processes=processes or 1,
             overwrite=overwrite,
             accept=accept or (),
+            overrides=overrides or (),
             version=trl_version,
         )
         sys.stdout.write(text if output is None else text + "\n")
@@ -65,7 +70,8 @@ def trl(
         from oncurve.cli.launch import supervise  # lazy
 
         command = ["trl", *(word for name in accept or () for word in ("--accept", name))]
+        command += [word for override in overrides or () for word in ("--set", override)]
         command += ["--trl-version", trl_version] if trl_version else []
         raise typer.Exit(supervise([*command, str(script), *(arguments or ())], [], processes, 0))
     quiet_libraries()
-    extension("trl")(script, arguments or (), accept=accept or (), version=trl_version)
+    extension("trl")(script, arguments or (), accept=accept or (), overrides=overrides or (), version=trl_version)

@@ -1,4 +1,4 @@
-"""The input of the checks, a run's curves, recipe and held-out results, read from its folder, complete or not; and what
+"""The input of the checks, a run's curves, recipe and evaluations, read from its folder, complete or not; and what
 they give, findings with evidence.
 """
 
@@ -176,7 +176,7 @@ class Case:
         curves = (self.curve(key) for key in sorted(self.columns.keys) if key.startswith(prefix))
         return [curve for curve in curves if curve]
 
-    def held_out(self, key: str) -> Curve:
+    def validation(self, key: str) -> Curve:
         """A metric of the evaluations, the one before training included."""
         return self._curve(key, 0)
 

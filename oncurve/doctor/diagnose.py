@@ -84,7 +84,7 @@ CHECKS: tuple[Check, ...] = (
         (*_GRADER, *_SAMPLING, *_COLLAPSE, *_DEAD, "learning_rate_low", "kl_too_strong", "reward_exploited"),
     ),
     Check(rollouts.skipped_updates, (*_GRADER, *_HACKED, *_SAMPLING, *_COLLAPSE, *_DEAD)),
-    Check(grading.held_out_higher),
+    Check(grading.validation_higher),
     Check(throughput.grading_bound),
     Check(throughput.slow_link),
     Check(throughput.slowing),

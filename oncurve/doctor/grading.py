@@ -1,4 +1,4 @@
-"""Checks of the reward: hacking, failing graders, and rewards that disagree with held-out accuracy."""
+"""Checks of the reward: hacking, failing graders, and rewards that disagree with validation accuracy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_AUDITED = 5
 
 def grader_errors(case: Case) -> Finding | None:
     """Completions that the grader could not grade: more than 1 %, severe from 5 %."""
-    errors = max((case.curve("reward/error_fraction"), case.held_out("evaluation/error_fraction")), key=_mean_or_zero)
+    errors = max((case.curve("reward/error_fraction"), case.validation("evaluation/error_fraction")), key=_mean_or_zero)
     if not errors or errors.mean <= 0.01:
         return None
     timeouts = case.curve("reward/timeout_fraction")
@@ -109,9 +109,9 @@ def reward_hacking(case: Case) -> Finding | None:
     if not _has_risen(case, reward):
         return None
     evidence = _unpaid_reward(case)
-    if not evidence and _is_flat_held_out(case) and not _has_risen(case, case.curve("reward/correct")):
-        held_out = answers_held_out(case)
-        evidence = (held_out.on(0), held_out.on(-1))
+    if not evidence and _is_validation_flat(case) and not _has_risen(case, case.curve("reward/correct")):
+        validation = validation_answers(case)
+        evidence = (validation.on(0), validation.on(-1))
     if not evidence:
         return None
     return Finding(
@@ -124,76 +124,80 @@ def reward_hacking(case: Case) -> Finding | None:
 
 
 def overfitting(case: Case) -> Finding | None:
-    """Accuracy rises on training prompts, to above that on held-out ones, which does not rise beyond its interval."""
-    correct, held_out = case.curve("reward/correct"), answers_held_out(case)
-    if not _has_risen(case, correct) or not _is_flat_held_out(case) or held_out.values[0] > 0.9:
+    """Accuracy rises on training prompts, to above that on validation ones, which does not rise beyond its interval."""
+    correct, validation = case.curve("reward/correct"), validation_answers(case)
+    if not _has_risen(case, correct) or not _is_validation_flat(case) or validation.values[0] > 0.9:
         return None
-    high = held_out_interval(case, held_out, -1)[1]
-    if correct.end - correct.start <= high - held_out.values[0] or correct.end <= high:
+    high = validation_interval(case, validation, -1)[1]
+    if correct.end - correct.start <= high - validation.values[0] or correct.end <= high:
         return None
     return Finding(
         severity="warning",
-        what="Accuracy rises on training prompts but not on held-out ones: prompts are memorized, the two sets "
+        what="Accuracy rises on training prompts but not on validation ones: prompts are memorized, the two sets "
         "differ, or the reward is exploited",
-        evidence=(*correct.both_ends(), held_out.on(0), held_out.on(-1)),
+        evidence=(*correct.both_ends(), validation.on(0), validation.on(-1)),
         do="Use more training prompts and fewer passes over them; read completions that are counted as correct.",
     )
 
 
 def format_only(case: Case) -> Finding | None:
     """The form is learned: it rose by 0.2 or more, and the fraction of right answers in any form did not rise."""
-    form, held_out = case.curve("reward/format"), case.held_out("evaluation/any_format_fraction")
-    if not form.has_two_ends or form.end < 0.8 or len(held_out) < 2:
+    form, validation = case.curve("reward/format"), case.validation("evaluation/any_format_fraction")
+    if not form.has_two_ends or form.end < 0.8 or len(validation) < 2:
         return None
     if form.end - form.start < max(0.2, 2.5 * reward_noise(case, form.window, spread=0.5)):
         return None
-    if held_out.values[-1] > held_out_interval(case, held_out, 0)[1]:
+    if validation.values[-1] > validation_interval(case, validation, 0)[1]:
         return None
     return Finding(
         severity="warning",
         what="The model has learned the format but not the answers",
-        evidence=(*form.both_ends(), held_out.on(0), held_out.on(-1)),
+        evidence=(*form.both_ends(), validation.on(0), validation.on(-1)),
         do="Train longer with more completions per prompt; give no reward for the format alone.",
     )
 
 
-def held_out_higher(case: Case) -> Finding | None:
-    """Held-out accuracy is above that of training by 0.15 although both are sampled alike."""
-    correct, held_out = case.curve("reward/correct"), case.held_out("evaluation/correct_fraction")
-    if not correct or len(held_out) < 2 or case.number("evaluation.temperature") != case.number("rollouts.temperature"):
+def validation_higher(case: Case) -> Finding | None:
+    """Validation accuracy is above that of training by 0.15 although both are sampled alike."""
+    correct, validation = case.curve("reward/correct"), case.validation("evaluation/correct_fraction")
+    if (
+        not correct
+        or len(validation) < 2
+        or case.number("evaluation.temperature") != case.number("rollouts.temperature")
+    ):
         return None
-    if held_out_interval(case, held_out, -1)[0] - correct.end < 0.15:
+    if validation_interval(case, validation, -1)[0] - correct.end < 0.15:
         return None
     return Finding(
         severity="warning",
-        what="Held-out problems are solved more often than training problems at the same sampling settings",
-        evidence=(correct.at_end(), held_out.on(-1)),
-        do="Look for held-out problems in the training data (`oncurve check`), or for an easier held-out set.",
+        what="Validation problems are solved more often than training problems at the same sampling settings",
+        evidence=(correct.at_end(), validation.on(-1)),
+        do="Look for validation problems in the training data (`oncurve check`), or for an easier validation set.",
     )
 
 
 def evaluation_small(case: Case) -> Finding | None:
-    """Fewer than 200 held-out examples, and test problems: the 95 % interval is wider than about 14 points."""
-    count, held_out = case.held_out("evaluation/num_examples"), case.held_out("evaluation/correct_fraction")
-    if not count or not held_out or max(count.values[-1], case.compared.get("num_examples", 0)) >= 200:
+    """Fewer than 200 validation examples, and test problems: the 95 % interval is wider than about 14 points."""
+    count, validation = case.validation("evaluation/num_examples"), case.validation("evaluation/correct_fraction")
+    if not count or not validation or max(count.values[-1], case.compared.get("num_examples", 0)) >= 200:
         return None
     return Finding(
         severity="note",
-        what="The held-out set is small: differences of several points may be noise",
-        evidence=(count.on(-1), held_out.on(-1)),
+        what="The validation set is small: differences of several points may be noise",
+        evidence=(count.on(-1), validation.on(-1)),
         do="Evaluate on 500 or more problems (evaluation.num_prompts) before you trust a difference.",
     )
 
 
-def answers_held_out(case: Case) -> Curve:
-    """Held-out accuracy: in any form if that was measured, since it does not depend on the reward's own grader."""
-    lenient, strict = case.held_out("evaluation/any_format_fraction"), case.held_out("evaluation/correct_fraction")
+def validation_answers(case: Case) -> Curve:
+    """Validation accuracy: in any form if that was measured, since it does not depend on the reward's own grader."""
+    lenient, strict = case.validation("evaluation/any_format_fraction"), case.validation("evaluation/correct_fraction")
     return lenient if len(lenient) >= len(strict) else strict
 
 
-def held_out_interval(case: Case, curve: Curve, index: int) -> tuple[float, float]:
-    """The 95 % interval of a held-out share, from the number of examples; 100 where it was not recorded."""
-    counts = case.held_out("evaluation/num_examples")
+def validation_interval(case: Case, curve: Curve, index: int) -> tuple[float, float]:
+    """The 95 % interval of a validation share, from the number of examples; 100 where it was not recorded."""
+    counts = case.validation("evaluation/num_examples")
     return share_interval(curve.values[index], counts.values[-1] if counts and counts.values[-1] >= 1 else 100.0)
 
 
@@ -222,12 +226,12 @@ def _has_risen(case: Case, curve: Curve) -> bool:
     return curve.end - curve.start > max(2.5 * reward_noise(case, curve.window), 0.05 * reward_span(case))
 
 
-def _is_flat_held_out(case: Case) -> bool:
+def _is_validation_flat(case: Case) -> bool:
     """Two evaluations or more, and the last is in no form clearly above the first: half the way to its upper end."""
     keys = ("evaluation/correct_fraction", "evaluation/any_format_fraction")
-    curves = [curve for key in keys if len(curve := case.held_out(key)) >= 2]
+    curves = [curve for key in keys if len(curve := case.validation(key)) >= 2]
     return bool(curves) and all(
-        curve.values[-1] <= (curve.values[0] + held_out_interval(case, curve, 0)[1]) / 2 for curve in curves
+        curve.values[-1] <= (curve.values[0] + validation_interval(case, curve, 0)[1]) / 2 for curve in curves
     )
 
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from statistics import fmean, median, pstdev
 
 from oncurve.doctor.case import Case, Curve, Evidence, Finding
-from oncurve.doctor.grading import answers_held_out, held_out_interval, reward_noise, reward_span
+from oncurve.doctor.grading import reward_noise, reward_span, validation_answers, validation_interval
+from oncurve.stats import kendall_trend
 
 WATCHED = ("policy/loss", "policy/gradient_norm", "policy/entropy", "policy/kl", "policy/ratio_mean", "reward/mean")
 """Metrics that must be numbers in every step in which they are measured. The loss is read for nothing else."""
@@ -36,8 +37,8 @@ def not_finite(case: Case) -> Finding | None:
 
 
 def learning_rate_high(case: Case) -> Finding | None:
-    """The policy collapses: held-out answers fall below the base, or the reward to half its best."""
-    evidence = _test_fall(case) or _held_out_fall(case) or _reward_fall(case)
+    """The policy collapses: validation answers fall below the base, or the reward to half its best."""
+    evidence = _test_fall(case) or _validation_fall(case) or _reward_fall(case)
     if not evidence:
         return None
     curves = (case.curve("policy/gradient_norm"), case.curve("policy/entropy"))
@@ -56,17 +57,17 @@ def learning_rate_high(case: Case) -> Finding | None:
 
 
 def learning_rate_low(case: Case) -> Finding | None:
-    """Greedy answers stay the same, all held-out ones or 95 % of the test's, although groups have a signal."""
+    """Greedy answers stay the same, all validation ones or 95 % of the test's, although groups have a signal."""
     if not case.curve("group/std_mean").mean > 0.01:
         return None
-    same = _same_held_out(case)
+    same = _same_validation(case)
     evidence = same or _same_on_test(case)
     if not evidence:
         return None
     return Finding(
         severity="severe" if same else "warning",
         what=f"The weights hardly move: {'the' if same else 'nearly all'} greedy answers to "
-        f"{'held-out' if same else 'test'} problems are the same as before training",
+        f"{'validation' if same else 'test'} problems are the same as before training",
         evidence=(*evidence, *case.configured("optimizer.learning_rate")),
         do="Raise optimizer.learning_rate tenfold until something changes: 1e-6 is common for large models, 1e-5 and "
         "more for small ones and for LoRA, 1e-4 for those of a few million weights.",
@@ -92,12 +93,18 @@ def lost_to_rounding(case: Case) -> Finding | None:
 
 
 def not_learning(case: Case) -> Finding | None:
-    """Over 20 steps and more the reward has not risen beyond chance, although groups have a signal."""
+    """Over 20 steps and more neither reward nor validation has risen beyond chance, although groups have a signal."""
     reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")
     if len(reward) < 20 or not dead or dead.mean > 0.6 or case.curve("reward/correct").end > 0.9:
         return None
-    noise = reward_noise(case, reward.window)
-    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * reward_span(case)):
+    validation = validation_answers(case)
+    if len(validation) > 1 and validation.values[-1] > validation_interval(case, validation, 0)[1]:
+        return None
+    noise, trend, span = reward_noise(case, reward.window), kendall_trend(reward.values), reward_span(case)
+    room = max(case.curve("reward/max").values, default=math.inf) - reward.end
+    if room <= max(2 * noise, 0.1 * span) or abs(trend) > 2:  # at the top, or a rise that two ends do not show
+        return None
+    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * span):
         return None
     return Finding(
         severity="warning",
@@ -105,6 +112,7 @@ def not_learning(case: Case) -> Finding | None:
         evidence=(
             *reward.both_ends(),
             Evidence("deviation of such a mean by chance, at most", noise),
+            Evidence("trend over all steps, in standard deviations of chance", trend),
             dead.over_all(),
             *case.configured("optimizer.learning_rate"),
         ),
@@ -215,7 +223,7 @@ def kl_too_strong(case: Case) -> Finding | None:
 def entropy_bonus(case: Case) -> Finding | None:
     """With an entropy bonus the entropy triples and rises by 0.3 nats; or a bonus of 0.1 and more, and answers fall."""
     entropy, weight = case.curve("policy/entropy"), case.number("algorithm.entropy_coef")
-    fall = (_test_fall(case) or _held_out_fall(case) or _reward_fall(case)) if weight >= HEAVY_BONUS else ()
+    fall = (_test_fall(case) or _validation_fall(case) or _reward_fall(case)) if weight >= HEAVY_BONUS else ()
     if not weight > 0 or not entropy or not (_has_exploded(entropy) or fall):
         return None
     return Finding(
@@ -319,9 +327,9 @@ def _test_fall(case: Case) -> tuple[Evidence, ...]:
     return ()
 
 
-def _same_held_out(case: Case) -> tuple[Evidence, ...]:
-    """Evidence that greedy held-out completions have the same lengths and results in three evaluations and more."""
-    curves = (case.held_out("evaluation/mean_tokens"), answers_held_out(case))
+def _same_validation(case: Case) -> tuple[Evidence, ...]:
+    """Evidence that greedy validation completions have the same lengths and results in three evaluations and more."""
+    curves = (case.validation("evaluation/mean_tokens"), validation_answers(case))
     if case.number("evaluation.temperature") != 0 or any(
         len(set(curve.values)) != 1 or len(curve) < 3 for curve in curves
     ):
@@ -341,13 +349,13 @@ def _same_on_test(case: Case) -> tuple[Evidence, ...]:
     return (Evidence("unchanged completions of test problems", same / total), case.curve("group/std_mean").over_all())
 
 
-def _held_out_fall(case: Case) -> tuple[Evidence, ...]:
+def _validation_fall(case: Case) -> tuple[Evidence, ...]:
     """Evidence that the last evaluation is worse than the first by more than chance, or nothing."""
-    held_out = answers_held_out(case)
-    if len(held_out) < 2 or held_out.steps[0] != 0:
+    validation = validation_answers(case)
+    if len(validation) < 2 or validation.steps[0] != 0:
         return ()
-    low, high = held_out_interval(case, held_out, 0)[0], held_out_interval(case, held_out, -1)[1]
-    return (held_out.on(0), held_out.on(-1)) if high < low else ()
+    low, high = validation_interval(case, validation, 0)[0], validation_interval(case, validation, -1)[1]
+    return (validation.on(0), validation.on(-1)) if high < low else ()
 
 
 def _reward_fall(case: Case) -> tuple[Evidence, ...]:

@@ -279,7 +279,7 @@ def compare(
     after: Evaluation,
     *,
     names: tuple[str, str] = ("base", "trained"),
-    problems: str = "held-out problems",
+    problems: str = "test problems",
     seed: int = 0,
 ) -> Comparison:
     """Two evaluations side by side. ``seed`` is that of the bootstrap.

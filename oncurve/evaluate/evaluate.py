@@ -1,4 +1,4 @@
-"""Evaluation on held-out problems: sample, grade, count, and keep every example."""
+"""Evaluation on test or validation problems: sample, grade, count, and keep every example."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def evaluate(
 
 def _check_prompts(prompts: Sequence[Prompt]) -> None:
     if not prompts:
-        raise DataError("there is no prompt to evaluate on; give the data set a held-out part.")
+        raise DataError("there is no prompt to evaluate on; give it test rows (evaluation.data).")
     if len({prompt.index for prompt in prompts}) != len(prompts):
         twice = Counter(prompt.index for prompt in prompts).most_common(1)[0][0]
         raise ValueError(f"row {twice} is among the prompts more than once; it would count twice")

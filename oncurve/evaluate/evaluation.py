@@ -1,4 +1,4 @@
-"""Results of a model on held-out problems: every example, counts, shares and means with their intervals."""
+"""Results of a model on test or validation problems: every example, counts, shares and means with their intervals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LIKELIHOOD = "the mean log-probability of a token of the row's demonstration, wh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One completion of one held-out prompt, graded.
+    """One completion of one prompt, graded.
 
     Example: ``Example(index=12, question="2+3?", answer="5", completion="2+3 is 5. \\\\boxed{5}", num_tokens=9,
     finish_reason="stop", category="correct", reward=1.0, correct_any_format=True)``

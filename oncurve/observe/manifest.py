@@ -140,7 +140,7 @@ def describe_run(command: Sequence[str] | None = None, **extra: Any) -> dict[str
         "hardware": {
             "cpu": _cpu_name(),
             "cpu_cores": _usable_cores(),
-            "memory_gib": _memory_gib(),
+            "memory_gib": memory_gib(),
             "gpus": _gpus(),
         },
         "command": shlex.join(sys.argv if command is None else command),
@@ -227,7 +227,8 @@ def _usable_cores() -> int | None:
     return os.cpu_count()
 
 
-def _memory_gib() -> float | None:
+def memory_gib() -> float | None:
+    """The memory of this machine; None where the system does not tell."""
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, OSError, ValueError):

@@ -303,7 +303,7 @@ _EVALUATION = (
     Metric(
         "evaluation/mean_reward",
         "reward",
-        "mean reward of the held-out examples that were graded",
+        "mean reward of the validation examples that were graded",
         "rises with reward/mean; flat while that rises means overfitting or reward hacking",
         label="mean reward",
     ),
@@ -312,7 +312,7 @@ _EVALUATION = (
     Metric(
         "evaluation/correct_fraction",
         "fraction",
-        "graded held-out examples with the right answer in the right format; missing if no reward says what is correct",
+        "graded validation examples, right answer in the right format; missing if no reward says what is correct",
         "rises with reward/correct; flat while that rises means overfitting or reward hacking",
         label="correct",
     ),
@@ -321,24 +321,24 @@ _EVALUATION = (
     Metric(
         "evaluation/any_format_fraction",
         "fraction",
-        "held-out examples with the right answer in any format",
+        "validation examples with the right answer in any format",
         "rises; if it is flat while correct_fraction rises, only the format is learned",
         label="correct in any format",
     ),
     Metric(
-        "evaluation/wrong_fraction", "fraction", "held-out examples with a wrong answer in the right format", "falls"
+        "evaluation/wrong_fraction", "fraction", "validation examples with a wrong answer in the right format", "falls"
     ),
     Metric(
         "evaluation/bad_format_fraction",
         "fraction",
-        "held-out examples in the wrong format",
+        "validation examples in the wrong format",
         "falls",
         label="bad format",
     ),
-    Metric("evaluation/error_fraction", "fraction", "held-out examples whose grading failed", "0"),
-    Metric("evaluation/truncated_fraction", "fraction", "truncated held-out completions", "below 0.1"),
-    Metric("evaluation/mean_tokens", "tokens", "mean length of a held-out completion", "-"),
-    Metric("evaluation/num_examples", "count", "held-out completions that were sampled", "500 or more"),
+    Metric("evaluation/error_fraction", "fraction", "validation examples whose grading failed", "0"),
+    Metric("evaluation/truncated_fraction", "fraction", "truncated validation completions", "below 0.1"),
+    Metric("evaluation/mean_tokens", "tokens", "mean length of a validation completion", "-"),
+    Metric("evaluation/num_examples", "count", "validation completions that were sampled", "500 or more"),
 )
 
 _TIME = (

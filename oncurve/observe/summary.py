@@ -164,8 +164,8 @@ def _trouble(metrics: Columns) -> list[str]:
 def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> list[tuple[str, str]]:
     """The derived numbers of a run with their units, as pairs of name and value.
 
-    ``config`` is the resolved recipe as plain data; ``prompts`` counts those for "training", "test" and "held_out" and
-    those left out as "too_long"; what is not counted there has no line.
+    ``config`` is the resolved recipe as plain data; ``prompts`` counts those for "training", "test" and
+    "validation" and those left out as "too_long"; what is not counted there has no line.
 
     Raises KeyError for a recipe without the sections run, algorithm, rollouts and policy.
     """
@@ -200,7 +200,8 @@ def batch_arithmetic(config: Mapping[str, Any], prompts: Mapping[str, int]) -> l
     ]
     counted = (
         ("test prompts (before and after)", "test"),
-        ("validation prompts (during)", "held_out"),
+        ("validation prompts (during)", "validation"),
+        ("validation prompts (during)", "held_out"),  # of older manifests
         ("prompts left out as too long", "too_long"),
     )
     return rows + [(name, f"{prompts[key]}") for name, key in counted if key in prompts]

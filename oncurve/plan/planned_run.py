@@ -186,6 +186,7 @@ class PlannedRun:
             group_size=self.config.algorithm.group_size,
             prompt_tokens=self.lengths.prompt_tokens,
             completion_tokens=self.resident_tokens,
+            cuts=self.config.sampling().cuts,
         )
 
     # -- the model in training

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from oncurve.core.errors import ConfigError
 from oncurve.policy.backend import Piece, Scorers, TensorFiles, decayed, trained_parameters
 from oncurve.policy.deepspeed_settings import resolve
-from oncurve.policy.distributed import join_alone
+from oncurve.policy.distributed import join_alone, without_deadlines
 from oncurve.policy.sharding import Reader, ReplicaLocation, Room, ZeroSettings, fill
 from oncurve.policy.unread_model import fill_copy, make_replica
 
@@ -81,6 +81,7 @@ class Zero:
         except (ValueError, AssertionError, TypeError, KeyError) as error:
             reason = " ".join(str(error).split())[:600]
             raise ConfigError(f"{settings.source}: DeepSpeed does not take it: {reason}") from None
+        without_deadlines()  # of the groups that it made
         scorer.eval()
         self.optimizer: Any = self.engine.optimizer
         if optimizer.weight_decay and trained:  # two groups: DeepSpeed looks for all moments when one has moved

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
 
 from oncurve.core.batch import Batch
 from oncurve.core.errors import OncurveError, TrainingError
@@ -195,14 +196,26 @@ def start(device: torch.device, *, timeout_seconds: float = 1800.0, silent_secon
             dist.init_process_group(_backend(device), timeout=limit, device_id=bound)
         beside = dist.new_group(backend="gloo", timeout=limit)
         assert isinstance(beside, dist.ProcessGroup)  # this process is in it
+        without_deadlines()
     except (RuntimeError, dist.DistError) as error:
         raise TrainingError(
             f"the {rank_info.count} processes did not find each other at {rank_info.address}:{rank_info.port}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from None
     return Processes(
-        rank_info.rank, rank_info.count, silent_seconds, Heartbeat(rank_info, silent_seconds), beside, were_joined
+        rank_info.rank,
+        rank_info.count,
+        silent_seconds,
+        Heartbeat(rank_info, silent_seconds, timeout_seconds),
+        beside,
+        were_joined,
     )
+
+
+def without_deadlines() -> None:
+    """Let no exchange in a group of this process end by torch's clock: heartbeats decide how long to wait."""
+    for group in c10d._world.pg_map:  # pyright: ignore[reportPrivateUsage]
+        c10d._set_pg_timeout(timedelta(days=365), group)  # pyright: ignore[reportPrivateUsage]
 
 
 def join_alone(device: torch.device) -> None:

@@ -150,7 +150,7 @@ class PolicySection(Section):
     offload: bool = False
     """fsdp: weights, gradients and optimizer state in CPU memory. deepspeed: optimizer state."""
     timeout_seconds: PositiveFloat = 1800.0
-    """Longest wait of one process for another."""
+    """Processes wait for one that works as long as it takes. The run ends when none of them moved on for so long."""
     silent_seconds: PositiveFloat = 60.0
     """A process without a heartbeat for so long counts as dead, and the others end."""
     offload_activations: bool = False

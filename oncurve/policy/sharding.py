@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from oncurve.algorithm.precision import HALF
 from oncurve.core.errors import ConfigError
-from oncurve.policy.distributed import Processes
+from oncurve.policy.distributed import Processes, without_deadlines
 
 _gather_into: Callable[..., Any] = vars(dist).get("all_gather_single") or dist.all_gather_into_tensor
 """Its name from torch 2.13 on, and before."""
@@ -78,7 +78,9 @@ def make_mesh(processes: Processes, sharding: Sharding, device: torch.device) ->
     degree = sharding.degree or processes.count
     shape, names = (processes.count // degree, degree), ("rows", "parts")
     first = int(shape[0] == 1)
-    return init_device_mesh(device.type, shape[first:], mesh_dim_names=names[first:])
+    mesh = init_device_mesh(device.type, shape[first:], mesh_dim_names=names[first:])
+    without_deadlines()  # of the groups of a row
+    return mesh
 
 
 def add_between_rows(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:

@@ -18,7 +18,7 @@ from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import read_manifest, to_yaml
 from oncurve.recipe.files import find_beside
-from oncurve.recipe.messages import explain, explain_yaml, refuse_glued
+from oncurve.recipe.messages import OTHER_SYSTEMS, explain, explain_yaml, refuse_glued
 from oncurve.recipe.schema import Config
 
 
@@ -101,6 +101,15 @@ def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
     return parse_tree(read_text(path), overrides, source=str(path), folder=folder)
 
 
+def _other_file(source: str) -> str:
+    """The message for a file that holds no recipe and is not called like one; empty for one that is."""
+    suffix = Path(source).suffix
+    if suffix in ("", ".yaml", ".yml", ".json"):
+        return ""
+    script = f"Scripts for TRL are run by `oncurve trl {source}`" if suffix == ".py" else OTHER_SYSTEMS
+    return f"is no recipe, which is a YAML file. {script}"
+
+
 def parse_tree(
     text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
 ) -> dict[str, Any]:
@@ -110,15 +119,14 @@ def parse_tree(
     except ConfigError as error:
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {explain_yaml(error)}") from None
+        raise ConfigError(f"{source}: {_other_file(source) or explain_yaml(error)}") from None
     if raw is None:
         raise ConfigError(
             f"{source}: the file is empty. Begin with `model: embedded` and `data: {{type: word_problems}}`"
         )
     if not isinstance(raw, dict):
-        raise ConfigError(
-            f"{source}: a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
-        )
+        what = f"a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
+        raise ConfigError(f"{source}: {_other_file(source) or what}")
     tree = cast("dict[str, Any]", raw)
     if folder is not None:
         find_beside(tree, folder)

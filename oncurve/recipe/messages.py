@@ -42,6 +42,12 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from _sections(part)
 
 
+OTHER_SYSTEMS = (
+    "Files of other systems are not read; docs/coming_from_trl.md has the keys of verl beside those of a recipe"
+)
+"""Advice for who brings a file of another system."""
+
+
 def explain_yaml(error: Exception) -> str:
     """The fault in a text that is not YAML, and its line."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
@@ -87,6 +93,7 @@ _YAML_PROBLEMS = {
 def explain(error: ValidationError) -> Iterator[str]:
     """One line per problem: the key, what was found, what to do."""
     problems = error.errors()
+    strange = [problem for problem in problems if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1]
     for problem in problems:
         if problem["type"] == "too_short" and len(problems) > 1:
             continue  # a list whose only item is wrong also counts as empty
@@ -106,6 +113,8 @@ def explain(error: ValidationError) -> Iterator[str]:
             yield f"{key}: {sentence(key, problem.get('input'), problem.get('ctx', {}))}"
         else:
             yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
+    if sum(isinstance(problem.get("input"), Mapping) for problem in strange) > 1:
+        yield OTHER_SYSTEMS
 
 
 def _unknown(key: str, chosen: str | None, value: Any) -> str:

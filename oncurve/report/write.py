@@ -1,4 +1,4 @@
-"""Contents of a report, held-out examples among them, and writing it as one file."""
+"""Contents of a report, test examples among them, and writing it as one file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUDGET = 3 * 2**20
 
 
 def example_groups(run: Path) -> list[dict[str, Any]]:
-    """One group per held-out problem, its completions labelled by the measurement, earlier ones first.
+    """One group per test problem, its completions labelled by the measurement, earlier ones first.
 
     Raises DataError if a file is broken.
     """
@@ -173,7 +173,7 @@ def report_page(
     if groups:
         embedded["examples"], fitted = packed_examples(groups)
         if fitted < len(groups):
-            left_out.append(f"{len(groups) - fitted:,} of {len(groups):,} held-out examples")
+            left_out.append(f"{len(groups) - fitted:,} of {len(groups):,} test examples")
     embedded |= {f"step-{step}": packed for step, packed in blocks.texts.items()}
     embedded |= {f"tokens-{step}": packed for step, packed in blocks.tokens.items()}
     boot = {

@@ -60,7 +60,8 @@ def run_async(pending: Sequence[Awaitable[Any]], timeout_seconds: float) -> list
     tasks: list[asyncio.Future[Any]] = []
     work = asyncio.run_coroutine_threadsafe(_wait(pending, tasks, timeout_seconds), _loop)
     try:
-        work.result(timeout_seconds + _GRACE_SECONDS)
+        with limited(timeout_seconds + 2 * _GRACE_SECONDS):  # whose alarm tells the other processes that this ends
+            work.result(timeout_seconds + _GRACE_SECONDS)
     except TimeoutError:
         _loop = None
     over = TimeoutError(f"over {timeout_seconds:g} s")

@@ -203,7 +203,7 @@ def quarantine(root: Path, *, after: int) -> None:
 
 
 def prune(root: Path, *, keep: int, every: int = 0) -> None:
-    """Delete all but the newest ``keep`` checkpoints, the best by held-out score, and those of every ``every`` steps.
+    """Delete all but the newest ``keep`` checkpoints, the best by validation score, and those of every ``every`` steps.
 
     With ``every`` 0 none is kept for its step; with ``keep`` 0 all are.
     """
@@ -218,7 +218,7 @@ def prune(root: Path, *, keep: int, every: int = 0) -> None:
 
 
 def score_of(folder: Path) -> float | None:
-    """The held-out score of a checkpoint; None if it was not measured or its manifest cannot be read."""
+    """The validation score of a checkpoint; None if it was not measured or its manifest cannot be read."""
     try:
         score = read_manifest(folder).get("score")
     except CheckpointError:

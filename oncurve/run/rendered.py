@@ -367,7 +367,7 @@ def count_prompts(prompts: Rendered) -> dict[str, int]:
     return {
         "training": len(prompts.train),
         "test": len(prompts.test),
-        "held_out": len(prompts.during),
+        "validation": len(prompts.during),
         "too_long": len(prompts.excluded),
     }
 

@@ -52,10 +52,14 @@ class Run(StepSchedule):
     profiler: Profiler | None = None
     compare: Callable[[DevicePolicy, Batch], None] | None = None
     """A comparison of the policy with its model's own forward pass on the rows of the first update."""
+    try_longest: Callable[[Batch, Callable[[str], None]], None] | None = None
+    """A try at the longest rows that may come, made of those of an update, behind the first step that had one."""
 
     def __post_init__(self) -> None:
         self.guards.notify = self.guards.notify or self.log.progress.note
         self.interruption.notify = self.interruption.notify or self.log.progress.note
+        self._trained: Batch | None = None
+        """Rows of an update of this step, while the longest have not been tried."""
         self.last: Step | None = None
         """The newest step that is whole."""
         self._has_moved = False
@@ -134,6 +138,8 @@ class Run(StepSchedule):
             mismatch = self.log.mean("mismatch/kl")
             self.guards.before_first_update(policy.processes.all_gather(mismatch))
         self.end_update(policy.update())
+        if self.try_longest is not None and len(rows):
+            self._trained = rows
 
     def record(self, statistics: Mapping[str, Mean]) -> None:
         """Log a microbatch; before the first update of a step, the step may be left here."""
@@ -153,6 +159,9 @@ class Run(StepSchedule):
         if self.profiler is not None:
             self.profiler.end()
         self.finish(step + 1, metrics)
+        if self.try_longest is not None and self._trained is not None:
+            self.try_longest(self._trained, self.log.progress.note)
+            self.try_longest = self._trained = None
 
     def finish(self, done: int, metrics: dict[str, float]) -> None:
         """Do what is due after the last update of a step; a signal may leave it in the middle of a measurement."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from oncurve.constants import GIB
 from oncurve.core.batch import Batch, collate
 from oncurve.core.errors import RewardError, SamplerError
 from oncurve.core.grading import RewardFunction
@@ -23,7 +24,8 @@ from oncurve.doctor.diagnose import Watch
 from oncurve.evaluate.analysis import analysis_markdown
 from oncurve.evaluate.evaluate import evaluate
 from oncurve.evaluate.evaluation import Evaluation, read_evaluation
-from oncurve.observe.manifest import redact_tree
+from oncurve.model.row_budget import widths_of
+from oncurve.observe.manifest import memory_gib, redact_tree
 from oncurve.observe.progress import Progress
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.sinks import open_tracker
@@ -44,6 +46,7 @@ from oncurve.run.step_log import StepLog
 
 if TYPE_CHECKING:
     from oncurve.data.demonstrations import Demonstration
+    from oncurve.run.longest_row import LongestRows
     from oncurve.run.profiling import Profiler
 
 
@@ -286,6 +289,7 @@ def make_session(
         saver=saver,
         profiler=_make_profiler(parts, folder),
         compare=_make_comparison(parts, guards, note, folder),
+        try_longest=_make_longest_rows(parts),
         steps_done=first_step,
     )
     return Session(parts, folder, interruption, progress, evaluator, saver, run, note)
@@ -300,6 +304,42 @@ def _make_comparison(
     is_exact = guards.is_exact and guards.watches_mismatch
     is_quiet = parts.config.model == "embedded"
     return partial(compare_policy, is_exact=is_exact, is_quiet=is_quiet, notify=note, write=folder.log)
+
+
+CPU_SHARE = 0.125
+"""Share of a machine's memory that the activations of a microbatch may take on a CPU without a try at the longest."""
+
+
+def _make_longest_rows(parts: Parts) -> LongestRows | None:
+    """A try at the longest rows that may come; None where it would show nothing.
+
+    On a GPU memory that runs out is an error, whose message comes hours earlier. On a CPU the system ends the process
+    without a word, and memory is seldom short: the longest rows are tried where the activations of a microbatch take
+    more than ``CPU_SHARE`` of it by estimate. DeepSpeed's engine keeps the gradients that it has added up, and the rows
+    of a supervised stage are as long in every step.
+    """
+    config, prompts, model = parts.config, parts.prompts, parts.policy.model
+    if config.sft is not None or config.policy.parallel == "deepspeed":
+        return None
+    prompt_tokens = max(len(prompt.prompt_ids) for prompt in (*prompts.written, *prompts.test, *prompts.during))
+    completion_tokens = config.rollouts.max_completion_tokens
+    if model.device.type != "cuda":
+        widths, memory = widths_of(model, torch.float32), memory_gib()
+        tokens = max(config.policy.tokens_per_microbatch, prompt_tokens + completion_tokens)
+        if memory is None or tokens * widths.layers * widths.token_bytes / GIB <= CPU_SHARE * memory:
+            return None
+    from oncurve.run.longest_row import LongestRows  # lazy
+
+    return LongestRows(
+        parts.policy,
+        parts.algorithm,
+        parts.sampler,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        prompts_per_step=config.run.prompts_per_step,
+        group_size=config.algorithm.group_size,
+        completions_per_update=config.run.completions_per_update or config.completions_per_step,
+    )
 
 
 def _make_profiler(parts: Parts, folder: RunFolder) -> Profiler | None:
@@ -348,7 +388,7 @@ def make_log(parts: Parts, folder: RunFolder, progress: Progress, *, is_resumed:
 
 
 def measure_during(evaluator: Evaluator, prompts: Rendered, step: int) -> dict[str, float]:
-    """The held-out measurement in the middle of a run, as metrics."""
+    """The validation in the middle of a run, as metrics."""
     started = time.perf_counter()
     metrics = evaluator.measure(prompts.during, name="during", step=step).metrics()
     if prompts.demonstrations_during:

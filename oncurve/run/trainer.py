@@ -203,7 +203,7 @@ class Trainer:
             engine.close()
 
     def evaluate(self, data: Any = None) -> Evaluation:
-        """The current weights on held-out problems: the recipe's own, or ``data``, in any form that a trainer takes."""
+        """The current weights on test problems: the recipe's own, or ``data``, in any form that a trainer takes."""
         config, objects = self.config, self._objects
         if data is not None:
             options = {key: value for key, value in config.data.model_dump().items() if key in KEYS_BESIDE_ROWS[:3]}

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oncurve.core.errors import SamplerError
-from oncurve.core.records import Group, SamplingParams
-from oncurve.core.sampler import SamplingRequest
-from oncurve.core.scheduler import RowEngine
+from oncurve.core.records import Group, Prompt, SamplingParams
+from oncurve.core.requests import Request
+from oncurve.core.sampler import SamplingRequest, end_token_ids
+from oncurve.core.scheduler import RowEngine, RowScheduler
 from oncurve.model.allocator import give_back
 from oncurve.model.decode_proof import Proof
 from oncurve.model.layer_decoders import LayerDecoders
@@ -46,6 +47,36 @@ class InProcessEngine(RowEngine):
         try:
             return super().sample(request)
         finally:
+            give_back()
+
+    def try_longest(self, prompt_ids: tuple[int, ...], num_prompts: int, group_size: int) -> None:
+        """Draw the first tokens of completions in buffers for the longest ones, behind prompts that are all this one.
+
+        Where memory suffices for fewer rows, later calls sample fewer at a time. Raises SamplerError for one row that
+        does not fit.
+        """
+        if self._policy is None:
+            raise SamplerError("the engine has no weights yet; call load_weights before sample")
+        model, drawn = self._policy.model, False
+
+        def note(tokens: list[int]) -> None:
+            nonlocal drawn
+            drawn = True
+
+        prompts = [Prompt("", prompt_ids, index) for index in range(num_prompts)]
+        keys = SamplingRequest(prompts, group_size).stream_keys(self.params.seed)
+        end_ids = end_token_ids(model, self._policy.tokenizer)
+        scheduler = RowScheduler(self._policy, self.decoders, is_closed=True)
+        for key in keys:
+            scheduler.add(Request(prompt_ids, key, self.params, end_ids, on_tokens=note))
+        was_training = model.training
+        model.eval()
+        try:
+            while not drawn and scheduler.has_work:
+                scheduler.turn()
+        finally:
+            scheduler.forget()
+            model.train(was_training)
             give_back()
 
     def turns(self, params: SamplingParams, *, step: int, post: Callable[[Callable[[], None]], None]) -> Turns:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import oncurve
 from oncurve.core.errors import ConfigError, OncurveError
 from oncurve.episodes.from_settings import give_rewards
+from oncurve.recipe.messages import OTHER_SYSTEMS
 from oncurve.run_errors import Stopped
 from oncurve.trl.draft import Draft
 from oncurve.trl.names import trl_resolved
@@ -58,9 +59,10 @@ class _Messages:
                 exit_code=1,
             ) from None
         if isinstance(error, ModuleNotFoundError):
+            is_for_trl = re.search(r"\b(trl|unsloth)\b", self.script.read_text(encoding="utf-8", errors="replace"))
+            what = "pip install it, or leave it out" if is_for_trl else f"The script does not name TRL. {OTHER_SYSTEMS}"
             raise ConfigError(
-                f"{location}: it needs the package {error.name}, which is not installed here. pip install it, or leave "
-                f"it out"
+                f"{location}: it needs the package {error.name}, which is not installed here. {what}"
             ) from None
         while trace is not None and trace.tb_frame.f_code.co_filename != str(self.script):
             trace = trace.tb_next
@@ -77,7 +79,12 @@ class Translated(BaseException):
 
 
 def run_script(
-    script: Path, arguments: Sequence[str], *, accept: Sequence[str] = (), version: str | None = None
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    accept: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    version: str | None = None,
 ) -> None:
     """Run a file with `trl` resolved to `oncurve.trl`.
 
@@ -91,9 +98,10 @@ def run_script(
         what = "is no script that is read here" if script.is_file() else "no such script"
         raise ConfigError(
             f"{script}: {what}. Give a Python file that uses TRL's GRPOTrainer, or a YAML or JSON file with its "
-            f"options; docs/coming_from_trl.md has the keys of verl beside those of a recipe"
+            f"options. {OTHER_SYSTEMS}"
         )
     SETTINGS.accepted.update(accept)
+    SETTINGS.overrides = tuple(overrides)
     SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
@@ -115,6 +123,7 @@ def write_script_recipe(
     processes: int = 1,
     overwrite: bool = False,
     accept: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     version: str | None = None,
 ) -> tuple[str, bool]:
     """Run a script up to its training and write the recipe that it asks for, its rows beside it.
@@ -128,7 +137,7 @@ def write_script_recipe(
 
     SETTINGS.instead_of_training, SETTINGS.processes = stop, processes
     try:
-        run_script(script, arguments, accept=accept, version=version)
+        run_script(script, arguments, accept=accept, overrides=overrides, version=version)
     except Translated as caught:
         translation = caught.translation
     else:

@@ -13,6 +13,7 @@ import yaml
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
+from oncurve.recipe.messages import OTHER_SYSTEMS
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.options import older
 from oncurve.wording import did_you_mean
@@ -152,7 +153,7 @@ class TrlParser(HfArgumentParser):
     ) -> tuple[Any, ...]:
         """The dataclasses, from the command line before the file. Raises ConfigError for an option that none has."""
         options = ["--dtype" if word == "--torch_dtype" else word for word in (sys.argv[1:] if args is None else args)]
-        config = _file(options)
+        path, config = _file(options)
         if "torch_dtype" in config:
             config["dtype"] = config.pop("torch_dtype")
         known = {field.name for kind in self._kinds for field in fields(kind)}
@@ -161,8 +162,11 @@ class TrlParser(HfArgumentParser):
         old |= _take_old_options(options, known) if takes_old else {}
         unknown = [name for name in config if name not in known]
         if unknown and fail_with_unknown_args:
+            if not known.intersection(config):
+                names = ", ".join(unknown[:4])
+                raise ConfigError(f"{path}: none of its keys ({names}) is an option of TRL's. {OTHER_SYSTEMS}")
             hints = "; ".join(f"{name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown)
-            raise ConfigError(f"--config: no option is named {hints}")
+            raise ConfigError(f"{path}: no option is named {hints}")
         self.set_defaults(**{name: value for name, value in config.items() if name in known})
         for action in self._actions:
             if action.dest in config:
@@ -195,10 +199,10 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _file(options: list[str]) -> dict[str, Any]:
-    """The options of the file behind --config, which is taken out of the words."""
+def _file(options: list[str]) -> tuple[Path | None, dict[str, Any]]:
+    """The file behind --config, which is taken out of the words, and its options."""
     if "--config" not in options:
-        return {}
+        return None, {}
     index = options.index("--config")
     path = Path(options[index + 1]) if index + 1 < len(options) else None
     if path is None or not path.is_file():
@@ -208,7 +212,7 @@ def _file(options: list[str]) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not valid YAML: it is no text") from None
-    return {name: value for name, value in read_mapping(text, str(path)).items() if name != "env"}
+    return path, {name: value for name, value in read_mapping(text, str(path)).items() if name != "env"}
 
 
 def _take_old_options(options: list[str], known: set[str]) -> dict[str, Any]:

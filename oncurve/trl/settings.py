@@ -13,6 +13,8 @@ class ScriptSettings:
 
     accepted: set[str] = field(default_factory=set)
     """Options that may be lost although that changes what is learned."""
+    overrides: tuple[str, ...] = ()
+    """Keys of the recipe, as ``key=value``, that take the place of what a script asks for."""
     version: str | None = None
     """The version of TRL that scripts were written for; None where their options tell."""
     processes: int | None = None

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError, DataError, OncurveError
@@ -16,6 +17,7 @@ from oncurve.core.records import SOURCE_ROW
 from oncurve.episodes.from_settings import give_rewards
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.model_folder import declared_end_ids, load_model, load_tokenizer
+from oncurve.recipe.load import apply_overrides
 from oncurve.trl.chat import is_conversational, prompt_text
 from oncurve.trl.conversion import OPTIMIZERS, SCHEDULES, convert
 from oncurve.trl.draft import Draft, tree_of
@@ -32,7 +34,8 @@ MEASURED_ROWS = 100
 MEASURED_TRAINING_ROWS = 8
 """The same of the training rows, where a script names no others."""
 LOST_ARGUMENTS = {
-    "rollout_func": "sampling is chosen by rollouts.type",
+    "rollout_func": "completions come from the engine or from servers (rollouts.type); for turns with a program pass "
+    "tools or an environment_factory",
     "optimizers": "a recipe has AdamW or Muon, set by optim, learning_rate and their like; `oncurve trl` takes them",
 }
 """Arguments of GRPOTrainer without a place here, and why; losing one changes what is learned."""
@@ -165,6 +168,9 @@ def translate(arguments: TrainerArguments) -> Translation:
     count = min(number, MEASURED_ROWS) if number else min(len(rows), MEASURED_TRAINING_ROWS)
     origin = "of eval_dataset" if number else "of the training rows, since the script names no others"
     draft.put("evaluation.num_prompts", count, comment=f"measured before and after the run; {origin}")
+    apply_overrides({}, SETTINGS.overrides)  # which refuses what is no key=value
+    for key, _, value in (override.partition("=") for override in SETTINGS.overrides):
+        draft.put(key, yaml.safe_load(value), comment="oncurve trl --set")
     return Translation(
         arguments, draft, arguments.processing_class, rows, evaluation, _rewards(arguments, names, rows), every
     )

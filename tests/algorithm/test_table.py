@@ -191,11 +191,11 @@ EXAMPLES: dict[str, tuple[Choices, Choices]] = {
         Choices(row=resolve("dapo"), max_staleness=1),
         Choices(row=resolve("dapo", correction="truncate"), max_staleness=1),
     ),
-    "top_p below 1, top_k or min_p where the loss compares with the sampler": (
+    "top_p, top_k, min_p that leave tokens out where the loss compares with the sampler": (
         Choices(row=resolve("dapo", correction="truncate"), sampling=SamplingParams(top_p=0.9)),
         Choices(row=resolve("dapo", correction="truncate")),
     ),
-    "top_p below 1, top_k or min_p in training": (
+    "top_p, top_k, min_p that leave tokens out in training": (
         Choices(row=resolve("dapo"), sampling=SamplingParams(top_k=20)),
         Choices(row=resolve("dapo")),
     ),

@@ -74,6 +74,7 @@ MISTAKES = (
     ("train environment.yaml", "a reward of type environment is what an environment or an agent gives"),
     ("train recipe.yaml rollouts.tools=[gone.py:add]", "rollouts.tools: there is no file gone.py"),
     ("train rows.jsonl", "is data, not a recipe"),
+    ("train script.py", "script.py: is no recipe, which is a YAML file. Scripts for TRL are run by `oncurve trl"),
     (
         "plan recipe.yaml --devices two.jsonl",
         "two.jsonl: is no table of devices: not valid YAML: line 2, column 1: something follows the value",

@@ -35,7 +35,7 @@ def make_run(folder: Path, **recipe: Any) -> Path:
     """A run's folder with a recipe and a comparison."""
     (folder / "model").mkdir(parents=True)
     (folder / "config.yaml").write_text(json.dumps({"model": "Qwen/Qwen2.5-0.5B", **recipe}))
-    (folder / "comparison.md").write_text("base and trained on 3 held-out problems\n\n~~~~\nQuestion 1\n")
+    (folder / "comparison.md").write_text("base and trained on 3 test problems\n\n~~~~\nQuestion 1\n")
     return folder
 
 
@@ -44,7 +44,7 @@ def test_the_hub_reads_the_card_of_a_run_with_its_recipe_and_measurements(tmp_pa
     card = ModelCard.load(write_card(run / "model", name="my-run", run=run))
     assert (card.data.base_model, card.data.library_name) == ("Qwen/Qwen2.5-0.5B", "transformers")
     assert card.data.model_name == "my-run"
-    assert "base and trained on 3 held-out problems" in card.content
+    assert "base and trained on 3 test problems" in card.content
     assert "Question 1" not in card.content
     assert "path: train.jsonl" in card.content
 
@@ -154,7 +154,7 @@ def test_an_adapter_and_the_model_that_it_is_merged_into_get_their_cards(
     assert ModelCard.load(write_card(run / "model", name="run", run=run)).data.library_name == "peft"
     card = ModelCard.load(merge_with_card(run / "model", tmp_path / "merged")[0] / "README.md")
     assert card.data.library_name == "transformers"
-    assert "base and trained on 3 held-out problems" in card.content
+    assert "base and trained on 3 test problems" in card.content
 
 
 def test_names_of_repositories_are_told_from_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

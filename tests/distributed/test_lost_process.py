@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ import workers
 from oncurve.core.errors import SamplerError
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.core.sampler import SamplingRequest
+from oncurve.policy import heartbeat
 from oncurve.policy.distributed import Processes, own_rows
+from oncurve.rewards.foreign_code import limited
 from oncurve.run.data_parallel import ShardedRewards, ShardedSampler, own_indices, together
 from oncurve.run.interruption import Interruption
 from oncurve.run_errors import LostProcess
@@ -46,6 +51,39 @@ def test_a_process_that_hangs_is_given_up(tmp_path: Path, capfd: pytest.CaptureF
     started = workers.launch(2, die, tmp_path, how="stopped", silent_seconds=4.0, grace_seconds=40)
     assert started[0].exitcode == LostProcess.exit_code
     assert "process 1 of 2 is silent" in capfd.readouterr().err
+
+
+def work_long(processes: Processes, *, how: str) -> list[str]:
+    """Process 1 does something for more than ``timeout_seconds``; process 0 waits for it."""
+    if processes.rank == 1:
+        if how == "naps":
+            for _ in range(20):
+                time.sleep(0.2)
+        elif how == "limited":
+            with limited(30):
+                time.sleep(4)
+        else:
+            threading.Event().wait(1000)
+    return processes.all_gather(how)
+
+
+@pytest.mark.parametrize("how", ["naps", "limited"])
+def test_who_works_or_has_a_limit_of_its_own_is_waited_for_beyond_the_timeout(
+    how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "NOTICE_SECONDS", 1.0)
+    assert workers.run(2, work_long, tmp_path, how=how, timeout_seconds=2.0) == [[how] * 2] * 2
+    assert re.search(
+        r"process 0 has waited \d s for process 1 at test_lost_process.py:\d+ in work_long", capfd.readouterr().err
+    )
+
+
+def test_a_process_that_is_stuck_ends_the_run_with_its_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    started = workers.launch(2, work_long, tmp_path, how="stuck", timeout_seconds=2.0, grace_seconds=40)
+    assert started[0].exitcode == LostProcess.exit_code
+    said = capfd.readouterr().err
+    assert "policy.timeout_seconds is 2): process 1 at test_lost_process.py" in said
+    assert "Traceback" not in said
 
 
 def test_rows_are_divided_without_rest_and_evenly() -> None:

@@ -23,9 +23,9 @@ def _work(rank: int, port: int, task: Callable[..., Any], folder: Path, options:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     from oncurve.policy.distributed import start
 
-    silent_seconds = options.pop("silent_seconds", 60.0)
+    silent_seconds, timeout_seconds = options.pop("silent_seconds", 60.0), options.pop("timeout_seconds", 100.0)
     try:
-        processes = start(torch.device("cpu"), timeout_seconds=100, silent_seconds=silent_seconds)
+        processes = start(torch.device("cpu"), timeout_seconds=timeout_seconds, silent_seconds=silent_seconds)
         with processes.watched():
             torch.save(task(processes, **options), folder / f"{rank}.pt")
         processes.close()

@@ -11,7 +11,7 @@ from doctor_cases import case, paid
 
 from oncurve.doctor.case import Case, Curve
 from oncurve.doctor.diagnose import diagnose
-from oncurve.doctor.grading import held_out_interval, reward_noise, reward_span
+from oncurve.doctor.grading import reward_noise, reward_span, validation_interval
 
 Verdicts = Mapping[float, str | None]
 """What a check says at each value: a severity, or nothing."""
@@ -73,8 +73,8 @@ METRICS: list[tuple[str, str, Verdicts, dict[str, Any], dict[str, Any]]] = [
     ("not_finite", "policy/nonfinite_updates", {0.0: None, 0.02: WARNING, above(0.02): SEVERE}, {}, {}),
     ("learning_rate_low", "group/std_mean", {0.01: None, above(0.01): SEVERE}, STILL, {}),
     ("lost_to_rounding", "policy/arrived", {below(0.5): SEVERE, 0.5: WARNING, 0.9: WARNING, above(0.9): None}, {}, {}),
-    ("not_learning", DEAD, {0.6: WARNING, above(0.6): None}, {"reward/mean": 0.3, "reward/correct": 0.3}, {}),
-    ("not_learning", "reward/correct", {0.9: WARNING, above(0.9): None}, {"reward/mean": 0.3}, {}),
+    ("not_learning", DEAD, {0.6: WARNING, above(0.6): None}, {**FLAT, "reward/mean": 0.3, "reward/correct": 0.3}, {}),
+    ("not_learning", "reward/correct", {0.9: WARNING, above(0.9): None}, {**FLAT, "reward/mean": 0.3}, {}),
     ("clipping", "policy/clip_fraction", up_to(0.2, 0.4), {}, {}),
     ("clipping", "policy/clip_fraction", up_to(0.05, 0.4),
      {}, {"algorithm.clip_low": 0.0, "algorithm.clip_high": 0.009}),
@@ -259,7 +259,7 @@ def test_bounds_of_staleness_and_of_the_test_problems() -> None:
         ("kl_growth", {"policy/kl": 2.0}, 5),
         ("length_collapse", {LENGTH: late(32.0, 4.0), "reward/correct": 0.3}, 6),
         ("oscillation", {"reward/mean": lambda x: round(x * 9) % 2}, 10),
-        ("not_learning", {"reward/mean": 0.3, "reward/correct": 0.3}, 20),
+        ("not_learning", {**FLAT, "reward/mean": 0.3, "reward/correct": 0.3}, 20),
         ("slowing", {"time/step_seconds": late(1.0, 9.0)}, 20),
         ("memory_growth", {"memory/process_gib": lambda x: 2 + 3 * x}, 50),
     ],
@@ -315,12 +315,12 @@ def test_chance_is_a_deviation_over_the_root_of_prompts_and_steps() -> None:
 def test_the_interval_of_a_held_out_share_is_that_of_its_examples() -> None:
     for count, width in ((400.0, 0.097), (None, 0.192), (0.0, 0.192)):
         given = case({"evaluation/num_examples": count, "evaluation/correct_fraction": 0.5})
-        low, high = held_out_interval(given, given.held_out("evaluation/correct_fraction"), 0)
+        low, high = validation_interval(given, given.validation("evaluation/correct_fraction"), 0)
         assert high - low == pytest.approx(width, abs=1e-3)
     higher = {"reward/correct": 0.3, "reward/mean": 0.3}
     at_one = {"evaluation.temperature": 1.0}
     for share, said in ((0.493, None), (0.495, WARNING)):  # its interval begins at 0.4495 or 0.4514
-        assert verdict("held_out_higher", case({**higher, "evaluation/correct_fraction": share}, at_one)) == said
+        assert verdict("validation_higher", case({**higher, "evaluation/correct_fraction": share}, at_one)) == said
 
 
 def test_start_and_end_of_a_curve_are_a_fifth_of_its_steps() -> None:

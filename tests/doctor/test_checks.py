@@ -140,9 +140,9 @@ SICK: dict[str, list[Case]] = {
     "entropy_explosion": [case({"policy/entropy": lambda x: 0.3 + 2 * x})],
     "oscillation": [case({"reward/mean": swing(0.4), "reward/correct": 0.5})],
     "gradient_spikes": [case({"policy/gradient_norm": spikes(9.0)}), case({"policy/gradient_norm": spikes(9.0, 4)})],
-    "not_learning": [case({"reward/mean": 0.3, "reward/correct": 0.3})],
+    "not_learning": [case({**FLAT, "reward/mean": 0.3, "reward/correct": 0.3})],
     "skipped_updates": [case({"policy/skipped_updates": 0.2})],
-    "held_out_higher": [
+    "validation_higher": [
         case(
             {"reward/correct": 0.3, "reward/mean": 0.3, "evaluation/correct_fraction": 0.6},
             {"evaluation.temperature": 1.0},
@@ -242,7 +242,7 @@ NEARLY: dict[str, list[Case]] = {
     ],
     "overfitting": [
         case({"evaluation/any_format_fraction": 0.4}),
-        case({**FLAT, "reward/correct": lambda x: 0.1 + 0.28 * x}),  # never above what is right on held-out prompts
+        case({**FLAT, "reward/correct": lambda x: 0.1 + 0.28 * x}),  # never above what is right on validation prompts
     ],
     "entropy_collapse": [case({"policy/entropy": lambda x: 0.3 * math.exp(-6 * x)})],
     "dead_groups": [case({"group/zero_signal_fraction": 0.55, "reward/std": 0.01})],
@@ -253,9 +253,14 @@ NEARLY: dict[str, list[Case]] = {
     "entropy_explosion": [case({"policy/entropy": lambda x: 0.3 + 0.5 * x})],
     "oscillation": [case({"reward/mean": swing(0.1), "reward/correct": 0.5})],
     "gradient_spikes": [case({"policy/gradient_norm": spikes(2.9)})],
-    "not_learning": [case({"reward/mean": 0.3, "reward/correct": 0.3}, steps=19)],
+    "not_learning": [
+        case({**FLAT, "reward/mean": 0.3, "reward/correct": 0.3}, steps=19),
+        case({"reward/mean": 0.3, "reward/correct": 0.3}),  # validation rises
+        case({**FLAT, "reward/mean": 0.91, "reward/correct": 0.85}),  # no room
+        case({**FLAT, "reward/mean": lambda x: 0.3 + 0.05 * x, "reward/std": 2.0, "reward/correct": 0.3}),  # a trend
+    ],
     "skipped_updates": [case({"policy/skipped_updates": 0.09})],
-    "held_out_higher": [
+    "validation_higher": [
         case({"reward/correct": 0.3, "evaluation/correct_fraction": 0.6}),
         case({"reward/correct": 0.5, "evaluation/correct_fraction": 0.6}, {"evaluation.temperature": 1.0}),
     ],
@@ -337,7 +342,7 @@ def test_batch_spread_is_no_group_spread() -> None:
 def test_test_problems_that_are_answered_worse_than_by_the_base_are_a_collapse(
     change: float, *, is_binary: bool, is_said: bool
 ) -> None:
-    """The paired difference on the test problems shows it where the few held-out ones between steps do not."""
+    """The paired difference on the test problems shows it where the few validation ones between steps do not."""
     reward = {"before": {"value": 0.8}, "after": {"value": 0.8 + change}, "change": change, "p_value": 1e-4}
     shares = {"before": {"successes": 30, "total": 100}, "after": {"successes": 29, "total": 100}}
     rows = [{"name": "correct", **shares, "change": -0.01, "p_value": 1.0}]

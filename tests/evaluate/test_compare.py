@@ -77,7 +77,7 @@ def test_several_completions_per_prompt_are_compared_prompt_by_prompt() -> None:
     assert found.rows[0].change == 0.5
     assert (found.rows[0].low, found.rows[0].high) == (0.5, 0.5)
     assert found.rows[0].p_value < 0.001
-    assert "20 held-out problems, 2 completions each" in found.title()
+    assert "20 test problems, 2 completions each" in found.title()
     assert "sign flips" in found.footnote()
 
 
@@ -85,7 +85,7 @@ def test_the_same_table_in_markdown_and_terminal(comparison: Comparison) -> None
     out = io.StringIO()
     comparison.print(Console(file=out, width=80))
     for shown in (comparison.markdown(), " ".join(out.getvalue().split())):
-        assert "base and trained on 6 held-out problems" in shown
+        assert "base and trained on 6 test problems" in shown
         assert "Both greedy" in shown
         assert "2 examples improved, 2 got worse (1 of the improved changed only their format)" in shown
         assert "[18.8, 81.2]" in shown

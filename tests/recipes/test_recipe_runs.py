@@ -69,7 +69,7 @@ def test_r1_zero_beside_a_server_is_killed_and_resumed(
         "--output", tmp_path / "compared",
     )  # fmt: skip
     assert status == 0, said
-    assert "on 6 held-out problems" in said
+    assert "on 6 test problems" in said
 
 
 @pytest.mark.nightly

@@ -162,7 +162,7 @@ def test_tokens_are_shaded_by_their_probability(made_run: MakeRun, open_page: Op
 
 def test_held_out_examples_stand_side_by_side(made_run: MakeRun, open_page: OpenPage) -> None:
     page = open_page(f"{report_of(made_run())}#step=examples&group=2", offline=True)
-    page.wait_for_selector("text=Held-out problem 2")
+    page.wait_for_selector("text=Test problem 2")
     assert "base answers 1" in page.inner_text(".completions")
     assert "trained answers 1" in page.inner_text(".completions")
 
@@ -291,7 +291,7 @@ def test_episodes_are_filtered_and_held_out_ones_shown(open_page: OpenPage, made
     page.select_option('select[aria-label="filter"]', "failed")
     assert groups_shown(page) == [1]
     page.select_option('select[aria-label="step"]', "examples")
-    page.wait_for_selector("text=Held-out problem 1")
+    page.wait_for_selector("text=Test problem 1")
     assert page.locator(".turn.told").count() == 2
     plain = open_page(report_of(made_run()), offline=True)
     plain.wait_for_selector(".list tbody tr")
@@ -302,7 +302,7 @@ def test_episodes_are_filtered_and_held_out_ones_shown(open_page: OpenPage, made
 def test_what_is_unknown_has_no_tile_and_no_panel(made_run: MakeRun, open_page: OpenPage) -> None:
     page = open_page(report_of(made_run()), offline=True)
     names = [node.inner_text() for node in page.query_selector_all(".tile .name")]
-    assert names == ["Held-out accuracy", "Training reward", "Time", "Tokens sampled"]
+    assert names == ["Validation accuracy", "Training reward", "Time", "Tokens sampled"]
     assert "unknown" not in page.inner_text("#costs")
     shown = [panel.inner_text() for panel in page.query_selector_all("#curves .chart") if panel.is_visible()]
     assert all("Not recorded" not in text for text in shown)

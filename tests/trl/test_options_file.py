@@ -62,7 +62,8 @@ def test_a_reward_is_one_of_the_commands_or_one_of_the_users() -> None:
     assert functions[0] == "oncurve.trl.ready_rewards:soft_overlong_punishment"
     assert functions[1].endswith("exact")
     Path("a.yaml").write_text(json.dumps({**OPTIONS, "reward_funcs": "think_format_reward"}))
-    assert oncurve(*RECIPE, "--overwrite", "a.yaml").exit_code == 0
+    assert oncurve(*RECIPE, "--overwrite", "--set", "run.refill_rounds=3", "a.yaml").exit_code == 0
+    assert load_config("recipe.yaml").run.refill_rounds == 3
     assert load_config("recipe.yaml").rewards[0].function == "oncurve.trl.ready_rewards:think_format_reward"
 
 
@@ -75,9 +76,11 @@ def test_what_a_users_module_fails_of_is_said() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("a.yaml", "- 1", "no mapping"), ("a.yaml", "a: 1", "no option is named 'a'"),
+        ("a.yaml", "- 1", "no mapping"), ("a.yaml", "a: 1\nbeta: 0", "a.yaml: no option is named 'a'"),
+        ("a.yaml", "trainer: {nnodes: 1}", "none of its keys .trainer. is an option of TRL's. Files of other systems"),
         ("a.json", "{", "not valid YAML"),
         ("a.txt", "", "is no script that is read here"), ("missing.py", None, "no such script"),
+        ("other.py", "import not_there_at_all", "The script does not name TRL. Files of other systems are not read"),
         ("a.yaml", "loss_type: mine", "need model_name_or_path"),
         ("a.yaml", json.dumps({**OPTIONS, "reward_funcs": ["mine"]}), "reward_funcs: there is no 'mine'"),
         ("a.yaml", json.dumps({**OPTIONS, "num_generations": 3}), "does not divide the 8 completions"),

@@ -21,7 +21,7 @@ from oncurve.agents.chat_request import ChatError, ChatRequest, read_body
 from oncurve.agents.conversation_frames import Frames
 from oncurve.chat_messages import text_before_any_call
 from oncurve.core.errors import ConfigError, SamplerError, single_line
-from oncurve.core.records import SamplingParams
+from oncurve.core.records import CUTS, SamplingParams
 from oncurve.core.sampler import PolicyView, end_token_ids, exact_text
 from oncurve.fleet.servers.protocol import GenerateRequest
 from oncurve.fleet.serving.sampling import Paused, Sampling, SubmittedRequest
@@ -33,7 +33,7 @@ MAX_SESSIONS = 4096
 SESSION = "/session/{key}"
 HALF = "\ufffd"
 """Stands at the end of a text whose last letter is not whole yet."""
-DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
+DRAWN = ("temperature", *CUTS, "seed")
 """The settings of sampling that a request may have."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -184,13 +184,15 @@ def _in_form(handler: Handler) -> Handler:
 
 def _params(request: ChatRequest) -> SamplingParams:
     """The sampling parameters of a request. Raises ChatError for values that are no numbers."""
-    bounds = {"temperature": (0.0, 100.0), "top_p": (1e-6, 1.0), "min_p": (0.0, 1.0), "top_k": (0, 2**31)}
+    bounds: dict[str, tuple[float, float]] = dict.fromkeys(CUTS, (0.0, 2**31))
+    bounds |= {"temperature": (0.0, 100.0), "top_p": (1e-6, 1.0), "min_p": (0.0, 1.0)}
     values: dict[str, Any] = {}
     for name, (least, most) in bounds.items():
-        value = request.drawing.get(name, SamplingParams.__dataclass_fields__[name].default)
+        neutral = SamplingParams.__dataclass_fields__[name].default
+        value = request.drawing.get(name, neutral)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= most:
             raise ChatError(f"{name} is {value!r:.60}; it must be from {least:g} to {most:g}", param=name)
-        values[name] = int(value) if name == "top_k" else float(value)
+        values[name] = type(neutral)(value)
     if not isinstance(request.drawing.get("seed", 0), int):
         raise ChatError("seed must be a whole number", param="seed")
     return SamplingParams(**values)

@@ -104,7 +104,7 @@ class Explorer {
   /** Offer the steps that can be chosen, and go where the address says. */
   begin() {
     const { steps, num_examples: examples } = this.source;
-    fill(this.picker, examples ? el("option", { value: "examples" }, "held-out examples") : null, steps.map((step) => el("option", { value: step }, step)));
+    fill(this.picker, examples ? el("option", { value: "examples" }, "test examples") : null, steps.map((step) => el("option", { value: step }, step)));
     this.scrub.max = Math.max(0, steps.length - 1);
     this.scrub.hidden = steps.length < 3;
     this.node.hidden = !steps.length && !examples;
@@ -219,7 +219,7 @@ class Explorer {
   list() {
     const order = this.visible();
     const isExamples = this.step === "examples";
-    fill(this.about, isExamples ? count((this.groups || []).length, "held-out problem") : `step ${this.step}: ${count((this.groups || []).length, "group")}`);
+    fill(this.about, isExamples ? count((this.groups || []).length, "test problem") : `step ${this.step}: ${count((this.groups || []).length, "group")}`);
     const head = el("tr", {}, COLUMNS.map(([name, text]) => el("th", { class: name === "prompt" || name === "place" ? "" : "num", scope: "col", "aria-sort": this.sorted === name ? (this.descending ? "descending" : "ascending") : null },
       el("button", { class: "sort", type: "button", "data-sort": name, onclick: () => this.sort(name) }, text))));
     const rows = order.slice(0, this.shown).map((group) => this.row(group));
@@ -275,7 +275,7 @@ class Explorer {
       fill(this.detailBox, el("p", { class: "soft" }, "No group is chosen."));
       return;
     }
-    const title = this.step === "examples" ? `Held-out problem ${group.place}` : `Step ${this.step}, group ${group.place}`;
+    const title = this.step === "examples" ? `Test problem ${group.place}` : `Step ${this.step}, group ${group.place}`;
     const colours = [["none", "no colours"], ["logprob", "log-probability"], ["advantage", "advantage"]];
     const orders = [["order", "as sampled"], ["reward", "by reward"], ["advantage", "by advantage"], ["tokens", "by length"]];
     fill(this.detailBox,
@@ -305,7 +305,7 @@ class Explorer {
     if (this.colour === "advantage") return el("p", { class: "scale" }, "The text is tinted by its advantage: green is made likelier, red less likely.");
     if (this.colour !== "logprob") return null;
     if (!group.completions.some((_, at) => this.tokensOf(group, at))) {
-      return el("p", { class: "scale" }, this.step === "examples" ? "Log-probabilities are not kept for held-out examples." : "No log-probabilities of this group are in the page: a run keeps those of the first prompts of a written step (run.logprobs_of_prompts), and a large report samples the steps.");
+      return el("p", { class: "scale" }, this.step === "examples" ? "Log-probabilities are not kept for test examples." : "No log-probabilities of this group are in the page: a run keeps those of the first prompts of a written step (run.logprobs_of_prompts), and a large report samples the steps.");
     }
     return el("p", { class: "scale" }, "probability of the token when it was sampled", ["≥ 0.9", "0.5", "0.2", "0.05", "less"].map((text, at) => el("span", { class: `p${at}` }, text)));
   }

@@ -59,7 +59,7 @@ function heldOutTile(table) {
   const form = isShare ? percent : number, count = (table.columns[key] || []).filter(isNumber).length;
   if (!count) return null;
   const says = count === 1 ? "before training" : `from ${form(table.first(key))}`;
-  return tile(isShare ? "Held-out accuracy" : "Held-out reward", form(table.last(key)), `${says}; 95% interval ${form(table.last(low))} to ${form(table.last(high))}`);
+  return tile(isShare ? "Validation accuracy" : "Validation reward", form(table.last(key)), `${says}; 95% interval ${form(table.last(low))} to ${form(table.last(high))}`);
 }
 
 /** "1.2 calls, 3% failed" */

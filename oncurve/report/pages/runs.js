@@ -1,7 +1,7 @@
 // Several runs: the list that a dashboard opens with, and runs side by side.
 
 const OVERLAID = [
-  ["Correct, held-out", "evaluation/correct_fraction", "evaluation/correct_low_fraction", "evaluation/correct_high_fraction"],
+  ["Correct, validation", "evaluation/correct_fraction", "evaluation/correct_low_fraction", "evaluation/correct_high_fraction"],
   ["Reward, training", "reward/mean"], ["Correct, training", "reward/correct"], ["Sampler against trainer, KL", "mismatch/kl"],
   ["KL to the reference", "policy/kl"], ["Completion length, mean tokens", "completion/mean_tokens"], ["Gradient norm", "policy/gradient_norm"],
   ["Entropy", "policy/entropy"], ["Groups without signal", "group/zero_signal_fraction"], ["Tokens per second, whole step", "speed/tokens_per_second"],
