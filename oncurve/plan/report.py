@@ -20,7 +20,7 @@ from oncurve.plan.cost import (
     fits,
     price,
 )
-from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, fit_devices
+from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, fit_devices, is_tight
 from oncurve.plan.hardware import Device
 from oncurve.plan.memory import (
     PHASES,
@@ -148,9 +148,10 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "advice": [
             {
-                "overrides": [text for change in entry.changes for text in change.concrete(plan.run)],
+                "overrides": list(entry.overrides),
                 "peak_bytes": round(entry.peak_bytes),
                 "fits": entry.fits,
+                "is_tight": entry.is_tight,
             }
             for entry in plan.advice
         ],
@@ -302,7 +303,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     for need in plan.memory.needs:
         yield ""
         room = plan.device.memory_bytes / GIB
-        verdict = _verdict(need, plan.device)
+        verdict = _verdict(plan, need)
         yield f"memory of a {need.role}, GiB: peak {_gib(need.peak_bytes)} of {room:.1f}, {verdict}"
         if need.role == "trainer" and not plan.loads:
             yield (
@@ -319,12 +320,12 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"CPU memory: {_gib(plan.memory.host_bytes)} GiB for master weights and optimizer moments"
 
 
-def _verdict(need: Need, device: Device) -> str:
+def _verdict(plan: Plan, need: Need) -> str:
     """Whether a device has room, and whether the plan's own error decides that."""
-    if need.peak_bytes > device.memory_bytes * (1 - GPU_MARGIN):
+    if need.peak_bytes > plan.device.memory_bytes * (1 - GPU_MARGIN):
         return "does NOT fit"
-    is_tight = need.peak_bytes * (1 + MEMORY_ERROR) > device.memory_bytes
-    return f"tight: fits, but {MEMORY_ERROR:.0%} more would not" if is_tight else "fits"
+    tight = is_tight(plan.run, Memory((need,)), plan.device)
+    return f"tight: fits, but {MEMORY_ERROR:.0%} more would not" if tight else "fits"
 
 
 def _cell(need: Need, name: str, phase: Any) -> str:
@@ -356,10 +357,10 @@ def _fit(plan: Plan) -> Iterator[str]:
             else "no three changes make it fit; those that save most:"
         )
         for advice in plan.advice:
-            texts = [text for change in advice.changes for text in change.concrete(plan.run)]
-            yield "  " + " ".join(_quoted(text) for text in texts)
-            costs = "; ".join(change.what for change in advice.changes)
-            yield f"      peak {_gib(advice.peak_bytes)} GiB; cost: {costs}"
+            yield "  " + " ".join(_quoted(text) for text in advice.overrides)
+            costs = "; ".join(dict.fromkeys(change.what for change in advice.changes))
+            tight = ", tight" if advice.fits and advice.is_tight else ""
+            yield f"      peak {_gib(advice.peak_bytes)} GiB{tight}; cost: {costs}"
         if not fitting:
             yield "  or use more GPUs, as in the table above"
 
