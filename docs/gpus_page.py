@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from oncurve.plan.cost import price
 from oncurve.plan.find_shape import find_shape
-from oncurve.plan.fit import recommended, with_rows_of
+from oncurve.plan.fit import recommended
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.layout import make_layout
 from oncurve.plan.planned_run import PlannedRun
@@ -13,7 +14,18 @@ from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 MODELS = ("0.5B", "1.5B", "3B", "7B", "14B", "32B")
-MACHINES = (("RTX-3070", 1), ("RTX-4090", 1), ("A100-80GB", 1), ("H100", 1), ("H100", 8))
+MACHINES = (
+    ("RTX-3070", 1),
+    ("RTX-3090", 1),
+    ("RTX-4090", 1),
+    ("L4", 1),
+    ("A10G", 1),
+    ("A100-80GB", 1),
+    ("H100", 1),
+    ("H100", 8),
+)
+
+
 def table() -> str:
     """Models by machines: what can be trained, its peak memory, and an estimate of the time."""
     head = "| model | " + " | ".join(f"{count} x {name}" if count > 1 else name for name, count in MACHINES) + " |"
@@ -31,8 +43,9 @@ def _cell(model: str, name: str, count: int) -> str:
     run = PlannedRun(config=config, shape=find_shape(model), layout=layout, lengths=guess_lengths(config))
     if (found := recommended(run, device)) is None:
         return "-"
-    run = with_rows_of(run.with_overrides(found.overrides), device)
-    hours = step_time(run, device, network_gbit=100).total * run.steps / 3600
+    hours = step_time(found.run, device, network_gbit=100).total * run.steps / 3600
     time = f"{hours:.1f}&nbsp;h" if hours >= 1 else f"{hours * 60:.0f}&nbsp;min"
     tight = ", tight" if found.is_tight else ""
-    return f"**{found.way}**<br>{found.memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB{tight}<br>{time}"
+    usd = price(layout, device, hours=hours).on_demand
+    money = "" if usd is None else f"<br>${usd:.2f}"
+    return f"**{found.way}**<br>{found.memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB{tight}<br>{time}{money}"

@@ -114,6 +114,8 @@ class Advice:
 
     changes: tuple[MemorySaving, ...]
     overrides: tuple[str, ...]
+    run: PlannedRun
+    """The run with them."""
     memory: Memory
     fits: bool
     is_tight: bool
@@ -184,8 +186,10 @@ def try_changes(run: PlannedRun, device: Device, changes: tuple[MemorySaving, ..
         return None
     changed = with_rows_of(changed, device)
     memory = plan_memory(changed)
-    found = Advice(tuple(done), tuple(overrides), memory, fits(memory, device), is_tight(changed, memory, device))
-    return found if done else None
+    if not done:
+        return None
+    tight = is_tight(changed, memory, device)
+    return Advice(tuple(done), tuple(overrides), changed, memory, fits(memory, device), tight)
 
 
 def is_tight(run: PlannedRun, memory: Memory, device: Device) -> bool:
@@ -225,10 +229,9 @@ LORA = MemorySaving(
 NF4 = MemorySaving(
     ("policy.quantization=nf4",),
     "QLoRA: frozen weights in 4 bits, for sampling as well",
-    lambda run: run.trains_adapter
-    and run.policy.quantization is None
-    and run.layout.is_gpu
-    and run.layout.shard != "zero3",  # FSDP cuts no weights of few bits
+    lambda run: (
+        run.trains_adapter and run.policy.quantization is None and run.layout.is_gpu and run.layout.shard != "zero3"
+    ),  # FSDP cuts no weights of few bits
     "QLoRA",
 )
 WAYS: dict[str, tuple[MemorySaving, ...]] = {
@@ -243,9 +246,7 @@ CHANGES: tuple[MemorySaving, ...] = (
     MemorySaving(
         ("rollouts.max_rows=/2",),
         "sampling takes longer",
-        lambda run: (
-            run.layout.placement == "colocated" and run.groups_at_once > 1 and run.rollouts.max_rows != "auto"
-        ),
+        lambda run: run.layout.placement == "colocated" and run.groups_at_once > 1 and run.rollouts.max_rows != "auto",
     ),
     MemorySaving(
         ("rollouts.cuda_graphs=false",),
