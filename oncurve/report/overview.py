@@ -116,15 +116,17 @@ def _words(name: str) -> list[str]:
 
 def run_mfu(case: Case, manifest: Mapping[str, Any]) -> str | None:
     """MFU of the run's training on GPUs; None where the model's shape or the GPU's rate is not known here."""
+    gpus, metrics = gpu_names(manifest), case.columns
+    seconds, trained = metrics.total("time/train_seconds"), metrics.total("tokens/trained")
+    prompts, lengths = metrics.values("prompt/mean_tokens"), metrics.values("completion/mean_tokens")
+    if not (gpus and seconds and trained and prompts and lengths):
+        return None
+
     from oncurve.plan.find_shape import find_shape  # lazy
     from oncurve.plan.hardware import load_devices  # lazy
     from oncurve.plan.utilization import training_mfu  # lazy
 
-    gpus, metrics = gpu_names(manifest), case.columns
-    device = priced_device(gpus[0], load_devices()) if gpus else None
-    seconds, trained = metrics.total("time/train_seconds"), metrics.total("tokens/trained")
-    prompts, lengths = metrics.values("prompt/mean_tokens"), metrics.values("completion/mean_tokens")
-    if device is None or not (seconds and trained and prompts and lengths):
+    if (device := priced_device(gpus[0], load_devices())) is None:
         return None
     try:
         shape = find_shape(str(case.setting("model")), fetches=False)
