@@ -28,7 +28,7 @@ def plan(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs for training.")] = 1,
     devices: Annotated[Path | None, typer.Option(help="YAML file with your own devices and prices.")] = None,
-    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0.0001, help="Your price of one GPU per hour.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0, help="Your price of one GPU per hour.")] = None,
     shard: Annotated[str | None, typer.Option(help="Sharding: none, zero1, zero2 or zero3.")] = None,
     offload: Annotated[bool, typer.Option("--offload", help="Keep the optimizer state in CPU memory.")] = False,
     placement: Annotated[

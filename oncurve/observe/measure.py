@@ -101,7 +101,7 @@ def rollout_metrics(
     rewards: Sequence[Sequence[Reward]],
     advantages: Sequence[Sequence[float]] | None = None,
 ) -> dict[str, float]:
-    """The ``reward/``, ``group/``, ``advantage/``, ``prompt/``, ``completion/`` and ``tokens/sampled`` metrics of a step.
+    """The metrics of a step: ``reward/``, ``group/``, ``advantage/``, ``prompt/``, ``completion/``, ``tokens/sampled``.
 
     Measured on everything that was sampled, so call it before groups are filtered. A quantity without a single value
     (no completion was graded) is left out rather than given as 0. ``rewards[p][g]`` and ``advantages[p][g]`` belong

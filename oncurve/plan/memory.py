@@ -149,7 +149,7 @@ def weight_parts(run: PlannedRun) -> Iterable[Component]:
         master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3), see ``moment_bytes``
         frozen weights 4 B, 2 B on a GPU with bfloat16 arithmetic (for a checkpoint of that type), or 0.52 B in NF4;
         / n (stage 3)
-        bf16 copies of weights 2 B of each matrix under autocast, alive from the forward to the end of the backward pass;
+        bf16 copies of weights 2 B of each matrix under autocast, from the forward to the end of the backward pass;
         with checkpointing they go at the end of the forward pass
 
     With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps bf16 weights and

@@ -258,9 +258,10 @@ def _head(plan: Plan) -> Iterator[str]:
         kind += f" over {run.policy.quantization}"
     yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(run.trained_parameters)})"
     unit = "rows" if run.is_supervised else f"prompts x {run.config.algorithm.group_size} completions"
+    assumed = "" if run.lengths.is_mean_given else " (assumed: --mean-tokens)"
     yield (
         f"a step: {run.config.run.prompts_per_step} {unit}, prompts of {_prompts(run.lengths)}, completions of "
-        f"{run.lengths.completion_tokens:g} on average{'' if run.lengths.is_mean_given else ' (assumed: --mean-tokens)'} "
+        f"{run.lengths.completion_tokens:g} on average{assumed} "
         f"and {run.written_tokens} at most"
     )
     if run.turn_limit > 1:

@@ -70,20 +70,7 @@ def guess_lengths(
         raise ConfigError(
             f"--mean-tokens {mean:g} is more than rollouts.max_completion_tokens, {limit}. Lower it or raise the limit"
         )
-    guess = PROMPT_TOKENS.get(config.data.type, 512)
-    if context_tokens is not None and limit < context_tokens < limit + guess:
-        guess = context_tokens - limit
-    prompts: dict[str, Any] = {"prompt_tokens": guess, "mean_prompt_tokens": guess}
-    if limit_tokens := config.data.max_prompt_tokens:
-        prompts |= {
-            "prompt_tokens": limit_tokens,
-            "mean_prompt_tokens": limit_tokens,
-            "prompts_from": "data.max_prompt_tokens",
-        }
-    if measured:
-        prompts |= {"prompt_tokens": max(measured), "mean_prompt_tokens": fmean(measured), "prompts_from": "measured"}
-    if prompt_tokens:
-        prompts |= {"prompt_tokens": prompt_tokens, "mean_prompt_tokens": prompt_tokens, "prompts_from": "given"}
+    prompts = _prompts(config, prompt_tokens, measured, context_tokens)
     shared = {
         **prompts,
         "completion_tokens": mean,
@@ -116,3 +103,17 @@ def guess_lengths(
         answer_seconds=constants.TOOL_SECONDS if tool_seconds is None else tool_seconds,
         **shared,
     )
+
+
+def _prompts(config: Config, wished: int | None, measured: Sequence[int], context_tokens: int | None) -> dict[str, Any]:
+    """The prompts' lengths, by who knows them best."""
+    source: PromptSource = "given" if wished else "measured" if measured else "assumed"
+    longest = wished or max(measured, default=0)
+    if not longest and config.data.max_prompt_tokens:
+        source, longest = "data.max_prompt_tokens", config.data.max_prompt_tokens
+    if not longest:
+        limit, longest = config.rollouts.max_completion_tokens, PROMPT_TOKENS.get(config.data.type, 512)
+        if context_tokens is not None and limit < context_tokens < limit + longest:
+            longest = context_tokens - limit
+    mean = fmean(measured) if source == "measured" else longest
+    return {"prompt_tokens": longest, "mean_prompt_tokens": mean, "prompts_from": source}

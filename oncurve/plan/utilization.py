@@ -12,7 +12,7 @@ class Mfu:
     """Shares of the nominal rate of matrix products in bfloat16, in [0, 1]."""
 
     least_fraction: float
-    """By the least work: each prompt once for its group, the head on completions alone, no gradient of frozen weights."""
+    """By the least work: each prompt once for its group, the head on completions, no gradient of frozen weights."""
     in_rows_fraction: float
     """By the usual count, 6 N operations a token and the prompt in every row: PaLM, arXiv:2204.02311, appendix B."""
 

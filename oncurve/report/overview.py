@@ -388,7 +388,7 @@ def _spent(metrics: Columns, manifest: Mapping[str, Any], usd_per_hour: float | 
 def _text_if_there(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
 
 

@@ -13,6 +13,7 @@ import yaml
 from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
+from oncurve.recipe.schema import Config
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.options import older
 from oncurve.wording import did_you_mean
@@ -161,6 +162,10 @@ class TrlParser(HfArgumentParser):
         old |= _take_old_options(options, known) if takes_old else {}
         unknown = [name for name in config if name not in known]
         if unknown and fail_with_unknown_args:
+            if set(unknown) <= set(Config.model_fields):
+                raise ConfigError(
+                    "--config: the file is a recipe of oncurve, and no options of TRL: `oncurve train FILE`"
+                )
             hints = "; ".join(f"{name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown)
             raise ConfigError(f"--config: no option is named {hints}")
         self.set_defaults(**{name: value for name, value in config.items() if name in known})

@@ -16,8 +16,8 @@ from planned_runs import KL, LORA, SERVER, planned_run
 from tables.published_costs import renewed
 
 from oncurve.cli.plan import plan_recipe
-from oncurve.core.errors import ConfigError
 from oncurve.constants import GIB
+from oncurve.core.errors import ConfigError
 from oncurve.plan import constants
 from oncurve.plan.cost import compare_trainers, disk_use, fits, price
 from oncurve.plan.find_shape import find_shape
