@@ -48,4 +48,4 @@ def _cell(model: str, name: str, count: int) -> str:
     tight = ", tight" if found.is_tight else ""
     usd = price(layout, device, hours=hours).on_demand
     money = "" if usd is None else f"<br>${usd:.2f}"
-    return f"**{found.way}**<br>{found.memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB{tight}<br>{time}{money}"
+    return f"**{found.method}**<br>{found.memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB{tight}<br>{time}{money}"

@@ -115,14 +115,13 @@ def plan_inputs(
 
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
     Without ``placement``, samplers are where the recipe has them, and without ``sampler_gpus`` as many as it names.
-    ``lengths`` are those that somebody knows, as ``guess_lengths`` takes them; prompts are measured where the rows are
-    on this machine and the tokenizer is too.
+    ``lengths`` are those of ``guess_lengths``; prompts are measured where rows and tokenizer are on this machine.
 
     Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
     """
     from oncurve.observe.run_model import locate  # lazy
     from oncurve.plan.find_shape import find_shape  # lazy
-    from oncurve.plan.hardware import find_device, load_devices  # lazy
+    from oncurve.plan.hardware import load_devices  # lazy
     from oncurve.plan.layout import Placement, Shard, make_layout, placement_of  # lazy
     from oncurve.plan.memory import rows_that_fit  # lazy
     from oncurve.plan.planned_run import PlannedRun  # lazy
@@ -131,11 +130,7 @@ def plan_inputs(
 
     config = load_config(recipe, overrides)
     table = load_devices(devices)
-    is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
-    device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
-    if usd_per_gpu_hour is not None:
-        own = {"on_demand": usd_per_gpu_hour, "spot": None, "priced": None, "source": "--usd-per-gpu-hour"}
-        device = device.model_copy(update=own)
+    device = _device(config, gpu, table, usd_per_gpu_hour)
     own_placement, own_samplers = placement_of(config.rollouts, is_gpu=device.is_gpu)
     if shard is not None and shard not in get_args(Shard):
         raise ConfigError(f"--shard {shard}: choose one of {', '.join(get_args(Shard))}")
@@ -143,12 +138,11 @@ def plan_inputs(
         raise ConfigError(f"--placement {placement}: choose one of {', '.join(get_args(Placement))}")
     teacher = None if config.algorithm.has_served_teacher else config.algorithm.teacher
     shape = find_shape(config.model, revision=config.policy.revision)
-    if lengths.get("prompt_tokens") is None:
-        lengths["measured"] = _measured_prompts(config, shape.max_tokens)
+    measured = _measured_prompts(config, shape.max_tokens) if lengths.get("prompt_tokens") is None else ()
     run = PlannedRun(
         config=config,
         shape=shape,
-        lengths=guess_lengths(config, context_tokens=shape.max_tokens, **lengths),
+        lengths=guess_lengths(config, context_tokens=shape.max_tokens, measured=measured, **lengths),
         layout=make_layout(
             is_gpu=device.is_gpu,
             gpus=gpus,
@@ -163,6 +157,18 @@ def plan_inputs(
     if config.rollouts.max_rows == "auto" and device.is_gpu:  # rows that do not fit are seen in the plan
         run = run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
     return PlanInputs(run, device, table)
+
+
+def _device(config: Config, gpu: str | None, table: dict[str, Device], usd_per_gpu_hour: float | None) -> Device:
+    """The device of a plan, at somebody's own price where it is given."""
+    from oncurve.plan.hardware import find_device  # lazy
+
+    is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
+    device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
+    if usd_per_gpu_hour is None:
+        return device
+    own = {"on_demand": usd_per_gpu_hour, "spot": None, "priced": None, "source": "--usd-per-gpu-hour"}
+    return device.model_copy(update=own)
 
 
 def _measured_prompts(config: Config, context_tokens: int) -> list[int]:

@@ -76,7 +76,7 @@ def with_rows_of(run: PlannedRun, device: Device) -> PlannedRun:
     return run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
 
 
-Way = Literal["all weights", "LoRA", "QLoRA", "other"]
+Method = Literal["all weights", "LoRA", "QLoRA", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class MemorySaving:
     what: str
     """Its price, in words."""
     is_possible: Callable[[PlannedRun], bool]
-    way: Way = "all weights"
-    """The first of the ways of training that takes it; "other" for what none of them does."""
+    method: Method = "all weights"
+    """The first of the methods of training that takes it; "other" for what none of them does."""
 
     def concrete(self, run: PlannedRun) -> tuple[str, ...]:
         """The overrides with their numbers."""
@@ -127,52 +127,55 @@ class Advice:
         return max(need.peak_bytes for need in self.memory.needs)
 
     @property
-    def way(self) -> Way:
-        """What is trained, by the change that goes furthest."""
-        return max((change.way for change in self.changes), key=get_args(Way).index)
+    def method(self) -> Method:
+        """The method of the change that goes furthest."""
+        methods: tuple[Method, ...] = tuple(change.method for change in self.changes)
+        return max(methods, key=lambda method: get_args(Method).index(method))
 
     def rank(self) -> tuple[bool, bool, int, int]:
-        """The order of what is recommended: the ways of training, with room to spare, by what they train."""
-        return self.way == "other", self.is_tight, get_args(Way).index(self.way), len(self.changes)
+        """The order of what is recommended: the methods of training, with room to spare, by what they train."""
+        return self.method == "other", self.is_tight, get_args(Method).index(self.method), len(self.changes)
 
 
 def advise(run: PlannedRun, device: Device) -> list[Advice]:
     """Changes that make a run fit, or come nearest to it, the recommended first.
 
-    The ways of training and single changes are tried, then pairs, then threes, until some fit with the plan's error to
-    spare. First stands what ``recommended`` gives, then other savings; fewer changes before more, and none that adds to
+    The methods and single changes are tried, then pairs, then threes, until some fit with the plan's error to spare.
+    First stands what ``recommended`` gives, then other savings; fewer changes before more, and none that adds to
     one that is enough. Where none fit, those that save most.
     """
     most = max(need.peak_bytes for need in plan_memory(run).needs)
-    groups: Iterable[tuple[MemorySaving, ...]] = WAYS.values()
-    found: dict[tuple[str, ...], Advice] = {}
+    groups: Iterable[tuple[MemorySaving, ...]] = METHODS.values()
+    by_overrides: dict[tuple[str, ...], Advice] = {}
     for count in (1, 2, 3):
         for group in (*groups, *combinations(CHANGES, count)):
             advice = None if _clash(group) else try_changes(run, device, group)
             if advice is not None and advice.peak_bytes < most:
-                found.setdefault(advice.overrides, advice)
+                by_overrides.setdefault(advice.overrides, advice)
         groups = ()
-        if any(advice.fits and not advice.is_tight for advice in found.values()):
+        if any(advice.fits and not advice.is_tight for advice in by_overrides.values()):
             break
-    if not any(advice.fits for advice in found.values()):
-        return sorted(found.values(), key=lambda advice: advice.peak_bytes)
-    kept: list[Advice] = []
-    for advice in sorted(found.values(), key=Advice.rank):
-        enough = (one for one in kept if one.way == advice.way and one.is_tight <= advice.is_tight)
-        if advice.fits and not any(set(one.changes) < set(advice.changes) for one in enough):
-            kept.append(advice)
-    return kept
+    if not any(advice.fits for advice in by_overrides.values()):
+        return sorted(by_overrides.values(), key=lambda advice: advice.peak_bytes)
+    retained: list[Advice] = []
+    for advice in sorted(by_overrides.values(), key=Advice.rank):
+        enough = (item for item in retained if item.method == advice.method and item.is_tight <= advice.is_tight)
+        if advice.fits and not any(set(item.changes) < set(advice.changes) for item in enough):
+            retained.append(advice)
+    return retained
 
 
 def recommended(run: PlannedRun, device: Device) -> Advice | None:
-    """The first way of training that fits with the plan's error to spare, else the first that fits; None: none does."""
-    tried = (try_changes(run, device, way) for way in WAYS.values())
-    return min((one for one in tried if one is not None and one.fits), key=lambda one: one.is_tight, default=None)
+    """The first method that fits with the plan's error to spare, else the first that fits; None: none does."""
+    tried = (try_changes(run, device, method) for method in METHODS.values())
+    return min((item for item in tried if item is not None and item.fits), key=lambda item: item.is_tight, default=None)
 
 
 def try_changes(run: PlannedRun, device: Device, changes: tuple[MemorySaving, ...]) -> Advice | None:
-    """Those of the changes that are possible, with the memory of the run, which samples as many rows at once as then
-    fit; None where none is possible, or the recipe does not allow them."""
+    """The possible ones of the changes, with the memory of the run, which samples as many rows at once as then fit.
+
+    None where none is possible, or the recipe does not allow them.
+    """
     done: list[MemorySaving] = []
     overrides: list[str] = []
     changed = run
@@ -234,7 +237,7 @@ NF4 = MemorySaving(
     ),  # FSDP cuts no weights of few bits
     "QLoRA",
 )
-WAYS: dict[str, tuple[MemorySaving, ...]] = {
+METHODS: dict[str, tuple[MemorySaving, ...]] = {
     "all weights": (CHECKPOINTING, SMALL),
     "LoRA": (CHECKPOINTING, SMALL, LORA),
     "QLoRA": (CHECKPOINTING, SMALL, LORA, NF4),

@@ -258,7 +258,7 @@ def _head(plan: Plan) -> Iterator[str]:
         kind += f" over {run.policy.quantization}"
     yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(run.trained_parameters)})"
     unit = "rows" if run.is_supervised else f"prompts x {run.config.algorithm.group_size} completions"
-    assumed = "" if run.lengths.is_mean_given else " (assumed: --mean-tokens)"
+    assumed = " (assumed: --mean-tokens)" if run.lengths.is_mean_assumed else ""
     yield (
         f"a step: {run.config.run.prompts_per_step} {unit}, prompts of {_prompts(run.lengths)}, completions of "
         f"{run.lengths.completion_tokens:g} on average{assumed} "
@@ -291,8 +291,8 @@ def _prompts(lengths: TokenLengths) -> str:
     """Tokens of the prompts, and who says so."""
     if lengths.prompts_from == "measured":
         return f"{lengths.mean_prompt_tokens:.0f} tokens on average and {lengths.prompt_tokens} at most (your rows)"
-    wish = "assumed: --prompt-tokens" if lengths.prompts_from == "assumed" else lengths.prompts_from
-    return f"{lengths.prompt_tokens} tokens ({wish})"
+    source = "assumed: --prompt-tokens" if lengths.prompts_from == "assumed" else lengths.prompts_from
+    return f"{lengths.prompt_tokens} tokens ({source})"
 
 
 def _backends(run: PlannedRun) -> str:

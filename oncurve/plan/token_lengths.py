@@ -44,8 +44,8 @@ class TokenLengths:
     """Until a tool or an environment has answered."""
     context_tokens: int | None = None
     """Prompt, turns and answers together, at most; None: no limit."""
-    is_mean_given: bool = False
-    """Somebody named the mean of completions; otherwise it is a share of their limit."""
+    is_mean_assumed: bool = True
+    """The mean of completions is a share of their limit, since nobody named another."""
 
 
 def guess_lengths(
@@ -74,7 +74,7 @@ def guess_lengths(
     shared = {
         **prompts,
         "completion_tokens": mean,
-        "is_mean_given": mean_tokens is not None,
+        "is_mean_assumed": mean_tokens is None,
         "context_tokens": context_tokens,
     }
     if not config.rollouts.has_episodes:

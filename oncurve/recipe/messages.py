@@ -96,7 +96,7 @@ def explain(error: ValidationError) -> Iterator[str]:
         key = ".".join(part for index, part in enumerate(parts) if not _is_tag(parts, index))
         sentence = _SENTENCES.get(problem["type"])
         if problem["type"] == "truth_value":
-            key = ".".join(filter(None, (key, problem["ctx"]["key"])))
+            key = ".".join(filter(None, (key, str(problem.get("ctx", {}).get("key", "")))))
         if problem["type"] == "extra_forbidden" and "." in parts[0]:
             section, _, last = key.partition(".")
             yield f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
@@ -124,14 +124,14 @@ def _unknown(key: str, chosen: str | None, value: Any) -> str:
     return f"{key}: there is no such key{_instead(key, chosen)}"
 
 
-def _shown(value: Any) -> str:
+def _printed(value: Any) -> str:
     """A value as a recipe has it."""
     words = {True: "true", False: "false", None: "nothing"}
     return words[value] if value is None or isinstance(value, bool) else f"{value!r:.80}"
 
 
 def _expected(expected: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
-    return lambda key, value, _: f"this must be {expected}; found {_shown(value)}"
+    return lambda key, value, _: f"this must be {expected}; found {_printed(value)}"
 
 
 def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
@@ -147,13 +147,13 @@ def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
         written = ", ".join(f"{name}: {word}" for name, word in keys.items())
         example = f"{generic}: [{{{written}}}]" if index.isdigit() else f"{key}: {{{written}}}"
         return f"this is a section with keys of its own; found {value!r:.80}. Write {example}"
-    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {_shown(value)}"
+    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {_printed(value)}"
 
 
 def _no_mapping(key: str, value: Any, _: Mapping[str, Any]) -> str:
     first = cast("list[Any]", value)[0] if isinstance(value, list) and value else value
     hint = f". Write {key.rpartition('.')[2]}: {{a_name: {first}}}" if isinstance(first, str) else ""
-    return f"this must be a mapping of names to values; found {_shown(value)}{hint}"
+    return f"this must be a mapping of names to values; found {_printed(value)}{hint}"
 
 
 def _as_yaml(value: Any) -> str:
@@ -212,7 +212,7 @@ def _missing(key: str, value: Any, _: Mapping[str, Any]) -> str:
 def _no_list(key: str, value: Any, _: Mapping[str, Any]) -> str:
     inside = f"{{type: {value}}}" if key == "rewards" and isinstance(value, str) else _as_yaml(value)
     example = f"{key.rpartition('.')[2]}: [{inside}]"
-    return f"this must be a list, such as {example}; found {_shown(value)}"
+    return f"this must be a list, such as {example}; found {_printed(value)}"
 
 
 def _too_short(key: str, value: Any, context: Mapping[str, Any]) -> str:
@@ -223,7 +223,7 @@ def _too_short(key: str, value: Any, context: Mapping[str, Any]) -> str:
 
 def _no_truth_value(key: str, value: Any, context: Mapping[str, Any]) -> str:
     """YAML reads yes, no, on and off as truth values too."""
-    return f"this takes no truth value; found {_shown(context['value'])}"
+    return f"this takes no truth value; found {_printed(context['value'])}"
 
 
 _SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
@@ -290,8 +290,8 @@ def _instead(key: str, chosen: str | None) -> str:
     section = generic.rpartition(".")[0]
     fitting = {name for name, owner in typed if chosen is None or owner == chosen or name.rpartition(".")[0] != section}
     hint = _nearest(generic, fitting)
-    place = key.rpartition(".")[0]  # of a list, with the index
-    return f".{hint.replace(f'{section}.', f'{place}.') if section else hint}"
+    parent = key.rpartition(".")[0]  # of a list, with the index
+    return f".{hint.replace(f'{section}.', f'{parent}.') if section else hint}"
 
 
 SYNONYMS = {

@@ -243,7 +243,8 @@ def prompt_lengths(
     )
     writer = _Writer(config, tokenizer, few_shot, config.prompt_limit(context_tokens), context_tokens, NOTHING)
     if config.sft is not None:
-        return [len(shown.prompt.prompt_ids) for shown in writer.demonstrations(rows, data, config.sft)]
+        demonstrations = writer.demonstrations(rows, data, config.sft)
+        return [len(demonstration.prompt.prompt_ids) for demonstration in demonstrations]
     return [len(prompt.prompt_ids) for prompt in writer.prompts(rows, data)]
 
 

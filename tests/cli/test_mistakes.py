@@ -30,7 +30,8 @@ FILES = {
     "splits.json": '{"train": [{"question": "1"}], "test": [{"question": "2"}]}',
     "limit.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{type: length, limit: 3}]\n",
     "key.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{r1_zero: {}}]\n",
-    "tools.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{type: environment}]\nrollouts: {tools: [a:b]}\n",
+    "tools.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{type: environment}]\n"
+    "rollouts: {tools: [a:b]}\n",
     "held/a/metrics.jsonl": "",
     "two.jsonl": '{"a": 1}\n{"a": 2}\n',
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -68,6 +69,8 @@ def test_the_text_says_what_is_needed_and_what_to_change() -> None:
     assert "policy.quantization=nf4" in text
     assert "7.62B parameters" in text
     assert "factor of two" in text
+    assert "prompts of 256 tokens (assumed: --prompt-tokens)" in text
+    assert re.search(r"MFU [\d.]+% by the least work, [\d.]+% with prompts in every row", text)
 
 
 def test_numbers_of_parameters_have_three_digits_and_a_unit() -> None:
@@ -87,7 +90,7 @@ def test_what_a_plan_advises_makes_it_fit() -> None:
         run = planned_run("rollouts.max_rows=auto", shape=find_shape(f"Qwen/Qwen2.5-{size}"))
         listed, page = advise(run, DEVICES[card]), recommended(run, DEVICES[card])  # that of docs/gpus.md
         assert page is not None
-        assert (listed[0].way, listed[0].is_tight) == (page.way, page.is_tight)
+        assert (listed[0].method, listed[0].is_tight) == (page.method, page.is_tight)
 
 
 def test_every_advice_is_made_of_keys_that_recipes_have() -> None:
@@ -526,6 +529,8 @@ def test_a_guessed_prompt_leaves_room_for_the_completion(tmp_path: Path) -> None
     )
     text = plan_recipe(tmp_path / "recipe.yaml", [])
     assert "longer prompts are left out" not in text
+    assert "prompts of 12 tokens on average and 12 at most (your rows), completions of 128 on average (assumed" in text
+    assert "prompts of 40 tokens (given)" in plan_recipe(tmp_path / "recipe.yaml", [], prompt_tokens=40)
 
 
 LONG = ["rollouts.type=servers", "rollouts.vllm_servers=1", "rollouts.max_completion_tokens=4096"]
