@@ -529,7 +529,7 @@ def test_a_guessed_prompt_leaves_room_for_the_completion(tmp_path: Path) -> None
     )
     text = plan_recipe(tmp_path / "recipe.yaml", [])
     assert "longer prompts are left out" not in text
-    assert "prompts of 12 tokens on average and 12 at most (your rows), completions of 128 on average (assumed" in text
+    assert "prompts of 11 tokens on average and 11 at most (your rows), completions of 128 on average (assumed" in text
     assert "prompts of 40 tokens (given)" in plan_recipe(tmp_path / "recipe.yaml", [], prompt_tokens=40)
 
 
