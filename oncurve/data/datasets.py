@@ -277,7 +277,7 @@ class RowStatistics:
         lines = [
             f"{counted(self.num_rows, 'row')}, {counted(self.num_repeated, 'repeated question')}",
             f"columns: {', '.join(self.columns)}",
-            f"answers: {kinds}",
+            *([f"answers: {kinds}"] if kinds else []),
         ]
         for name, spread in (("question", self.question_characters), ("solution", self.solution_characters)):
             if spread is not None:
@@ -293,7 +293,7 @@ def statistics(rows: Sequence[Row]) -> RowStatistics:
     if not rows:
         raise DataError("there are no rows to describe. Check data.path and data.split.")
     solutions = [row["solution"] for row in rows if isinstance(row.get("solution"), str)]
-    kinds = [_kind_of_number(row["answer"]) for row in rows]
+    kinds = [_kind_of_number(row["answer"]) for row in rows if row["answer"] not in ("", None)]
     return RowStatistics(
         num_rows=len(rows),
         num_repeated=drop_repeats(rows)[1],
