@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from oncurve.plan.cost import fits
+from oncurve.plan.cost import price
 from oncurve.plan.find_shape import find_shape
+from oncurve.plan.fit import recommended
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.layout import make_layout
-from oncurve.plan.memory import plan_memory, rows_that_fit
 from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.step_time import step_time
 from oncurve.plan.token_lengths import guess_lengths
@@ -14,18 +14,16 @@ from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
 
 MODELS = ("0.5B", "1.5B", "3B", "7B", "14B", "32B")
-MACHINES = (("RTX-3070", 1), ("RTX-4090", 1), ("A100-80GB", 1), ("H100", 1), ("H100", 8))
-CHECKPOINTING = "policy.gradient_checkpointing=true"
-SMALL = "policy.tokens_per_microbatch=2048"
-WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("all weights", (CHECKPOINTING, SMALL)),
-    ("LoRA", (CHECKPOINTING, SMALL, "policy.lora.rank=16", "optimizer.learning_rate=1e-5")),
-    (
-        "QLoRA",
-        (CHECKPOINTING, SMALL, "policy.lora.rank=16", "policy.quantization=nf4", "optimizer.learning_rate=1e-5"),
-    ),
+MACHINES = (
+    ("RTX-3070", 1),
+    ("RTX-3090", 1),
+    ("RTX-4090", 1),
+    ("L4", 1),
+    ("A10G", 1),
+    ("A100-80GB", 1),
+    ("H100", 1),
+    ("H100", 8),
 )
-"""From the most that is trained to the least memory."""
 
 
 def table() -> str:
@@ -39,18 +37,15 @@ def table() -> str:
 
 
 def _cell(model: str, name: str, count: int) -> str:
-    """The first way that fits, with peak memory and hours."""
-    shape, device = find_shape(model), find_device(name, load_devices(None))
-    for way, overrides in WAYS:
-        if count > 1 and way == "QLoRA":  # FSDP cuts no weights of few bits
-            continue
-        config = load_config(find_recipe("gsm8k"), [f"model={model}", *overrides])
-        layout = make_layout(gpus=count)
-        run = PlannedRun(config=config, shape=shape, layout=layout, lengths=guess_lengths(config))
-        run = run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
-        memory = plan_memory(run)
-        if fits(memory, device):
-            hours = step_time(run, device, network_gbit=100).total * run.steps / 3600
-            time = f"{hours:.1f}&nbsp;h" if hours >= 1 else f"{hours * 60:.0f}&nbsp;min"
-            return f"**{way}**<br>{memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB<br>{time}"
-    return "-"
+    """What `oncurve plan` recommends, with peak memory and hours."""
+    device, config = find_device(name, load_devices(None)), load_config(find_recipe("gsm8k"), [f"model={model}"])
+    layout = make_layout(gpus=count)
+    run = PlannedRun(config=config, shape=find_shape(model), layout=layout, lengths=guess_lengths(config))
+    if (found := recommended(run, device)) is None:
+        return "-"
+    hours = step_time(found.run, device, network_gbit=100).total * run.steps / 3600
+    time = f"{hours:.1f}&nbsp;h" if hours >= 1 else f"{hours * 60:.0f}&nbsp;min"
+    tight = ", tight" if found.is_tight else ""
+    usd = price(layout, device, hours=hours).on_demand
+    money = "" if usd is None else f"<br>${usd:.2f}"
+    return f"**{found.method}**<br>{found.memory.trainer.peak_bytes / 2**30:.0f}&nbsp;GiB{tight}<br>{time}{money}"

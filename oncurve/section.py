@@ -52,5 +52,5 @@ class Section(BaseModel):
             for key, value in cast("dict[str, object]", tree).items():
                 field = cls.model_fields.get(key)
                 if isinstance(value, bool) and field is not None and bool not in _parts(field.annotation):
-                    raise PydanticCustomError("truth_value", "{key} takes no truth value", {"key": key})
+                    raise PydanticCustomError("truth_value", "", {"key": key, "value": value})
         return cast("object", tree)

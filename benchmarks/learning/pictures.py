@@ -1,6 +1,7 @@
-"""The pictures of docs/watching.md: the terminal, a report, the dashboard and a comparison, of runs made for them.
+"""The pictures of README.md and docs/watching.md: the terminal, a report, the dashboard and a comparison.
 
-Two recipes of the embedded model over three seeds each. A run that is in the folder already is not made again. Needs
+The report is that of the first run in README.md, whose command the picture holds. The others show two recipes of the
+embedded model over three seeds each. A run that is in the folder already is not made again. Needs
 Chromium and playwright.
 
     python benchmarks/bench.py pictures            # a few minutes on two cores, then the pictures
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -45,6 +47,16 @@ FRAME = re.compile(r"\r(?:\x1b\[2K\x1b\[1A)*\x1b\[2K")
 def oncurve(*words: str) -> list[str]:
     """A command of this package in a process of its own."""
     return [sys.executable, "-m", "oncurve", *words]
+
+
+def first_command() -> str:
+    """The command of README.md that trains the run called "first"."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return " ".join(
+        re.findall(r"^oncurve (train (?:.+\\\n)*.*run\.name=first(?:.*\\\n)*.*)$", text, re.MULTILINE)[0]
+        .replace("\\", "")
+        .split()
+    )
 
 
 def train(runs: Path) -> None:
@@ -87,8 +99,10 @@ def terminal_page(printed: str) -> str:
     return f"<body style='background: #15171c; color: #e4e6ea; margin: 16px'>{body}</body>"
 
 
-def shoot(browser: Any, address: str, picture: str, *, width: int = 1280, height: int, keys: str = "") -> None:
-    """A picture of a page, after some keys were pressed."""
+def shoot(
+    browser: Any, address: str, picture: str, *, width: int = 1280, height: int, keys: str = "", command: str = ""
+) -> None:
+    """A picture of a page, after some keys were pressed; it holds the ``command`` of what it shows."""
     page = browser.new_page(viewport={"width": width, "height": height})
     page.goto(address)
     if not address.endswith("terminal.html"):
@@ -97,7 +111,10 @@ def shoot(browser: Any, address: str, picture: str, *, width: int = 1280, height
         page.keyboard.press(key)
     page.wait_for_timeout(500)
     page.screenshot(path=PICTURES / picture)
-    Image.open(PICTURES / picture).convert("RGB").quantize(128).save(PICTURES / picture, optimize=True)
+    told = PngInfo()
+    told.add_text("command", command)
+    shot = Image.open(PICTURES / picture).convert("RGB").quantize(128)
+    shot.save(PICTURES / picture, optimize=True, pnginfo=told if command else None)
     page.close()
 
 
@@ -107,6 +124,10 @@ def main() -> None:
     runs: Path = parser.parse_args().runs.resolve()
     runs.mkdir(parents=True, exist_ok=True)
     train(runs)
+    first = runs / "first"
+    if not (first / "comparison.json").is_file():
+        subprocess.run(oncurve(*first_command().split(), f"run.folder={runs}"), check=True)
+    subprocess.run(oncurve("report", str(first)), check=True, stdout=subprocess.DEVNULL)
     names = [runs / f"{name}-seed{seed}" for name in RATES for seed in SEEDS]
     subprocess.run(oncurve("report", str(names[0])), check=True, stdout=subprocess.DEVNULL)
     compared = oncurve("compare", *map(str, names), "--output", str(runs / "compared.html"))
@@ -117,7 +138,7 @@ def main() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=[] if os.geteuid() else ["--no-sandbox"])
         report = f"{names[0].as_uri()}/report.html"
-        shoot(browser, report, "report.png", height=1000)
+        shoot(browser, f"{first.as_uri()}/report.html", "report.png", height=1000, command=first_command())
         shoot(browser, f"{report}#step=12", "completions.png", height=900, keys="c")
         shoot(browser, f"{runs.as_uri()}/compared.html", "compare.png", height=1240)
         shoot(browser, f"{runs.as_uri()}/terminal.html", "terminal.png", width=1000, height=200)

@@ -240,7 +240,11 @@ def planned_run(setting: Setting, folder: Path) -> PlannedRun:
         config=parse_config("{model: random, data: {type: gsm8k}}", overrides),
         shape=read_shape(setting, folder),
         layout=DeviceLayout(is_gpu=False),
-        lengths=TokenLengths(prompt_tokens=setting.prompt_tokens, completion_tokens=setting.new_tokens),
+        lengths=TokenLengths(
+            prompt_tokens=setting.prompt_tokens,
+            mean_prompt_tokens=setting.prompt_tokens,
+            completion_tokens=setting.new_tokens,
+        ),
     )
 
 

@@ -66,7 +66,7 @@ def planned_run(
         config=parse_config(RECIPE, (f"model={model}", limit, *overrides)),
         shape=find_shape(model),
         layout=layout,
-        lengths=TokenLengths(prompt_tokens=256, completion_tokens=completion_tokens / 2),
+        lengths=TokenLengths(prompt_tokens=256, mean_prompt_tokens=256, completion_tokens=completion_tokens / 2),
     )
 
 

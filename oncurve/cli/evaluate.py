@@ -50,7 +50,11 @@ def evaluate(
                 f"{target}: is a model, and nothing says on what to evaluate it. Add --benchmark, such as --benchmark "
                 f"gsm8k, or name a run or recipe first and then --model {target}"
             )
-        config = load_config(find_recipe(target), overrides or ())
+        try:
+            recipe = find_recipe(target)
+        except ConfigError as error:
+            raise ConfigError(f"{target}: no run, and {str(error).partition(': ')[2]}") from None
+        config = load_config(recipe, overrides or ())
         model = model or config.model
     quiet_libraries()
     with loading_libraries():

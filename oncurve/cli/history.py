@@ -24,7 +24,7 @@ def replay(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings under which to see the same completions: key=value.")
     ] = None,
-    step: Annotated[int, typer.Option(help="The step to do again; the first is 1.")] = 0,
+    step: Annotated[int | None, typer.Option(help="The step to do again; the first is 1.")] = None,
     reward: Annotated[str | None, typer.Option(help="Another reward: file.py:name, a type, or a recipe.")] = None,
     recorded: Annotated[bool, typer.Option("--recorded", help="Take the recorded completions; train only.")] = False,
     processes: Annotated[
@@ -41,10 +41,11 @@ def replay(
 
     Example: `oncurve replay runs/first --step 12 algorithm.type=dapo`
     """
-    if not step:
-        raise ConfigError("which step? Name it: --step 12")
     quiet_libraries()
     from oncurve.history.past import PastRun  # lazy
+
+    if step is None:
+        raise ConfigError(f"which step? Name one that was done: --step {PastRun(run).metrics[-1]['step']}")
 
     if "WORLD_SIZE" not in os.environ and (count := processes or PastRun(run).num_processes) > 1:
         arguments = ["replay", str(run), *(overrides or ()), "--step", str(step), *(["--recorded"] if recorded else ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,8 @@ def push(
     from oncurve.run.publish import files_to_upload  # lazy
     from oncurve.run.publish import push as upload  # lazy
 
+    if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", repo):
+        raise ConfigError(f"--repo {repo!r} is not the name of a repository. Write owner/name")
     folder = Path(resolve_model(str(model)))
     for path in files_to_upload(folder):
         console().print(f"{path.stat().st_size:>16,}  {path.name}", markup=False, highlight=False)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from oncurve.cli.arguments import AsJson, Overrides, RecipeArgument
-from oncurve.core.errors import ConfigError
+from oncurve.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from oncurve.plan.hardware import Device
     from oncurve.plan.planned_run import PlannedRun
+    from oncurve.recipe.schema import Config
 
 
 def plan(
@@ -27,6 +28,7 @@ def plan(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs for training.")] = 1,
     devices: Annotated[Path | None, typer.Option(help="YAML file with your own devices and prices.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, typer.Option(min=0, help="Your price of one GPU per hour.")] = None,
     shard: Annotated[str | None, typer.Option(help="Sharding: none, zero1, zero2 or zero3.")] = None,
     offload: Annotated[bool, typer.Option("--offload", help="Keep the optimizer state in CPU memory.")] = False,
     placement: Annotated[
@@ -56,6 +58,7 @@ def plan(
         gpu=gpu,
         gpus=gpus,
         devices=devices,
+        usd_per_gpu_hour=usd_per_gpu_hour,
         shard=shard,
         offloads_optimizer=offload,
         placement=placement,
@@ -100,6 +103,7 @@ def plan_inputs(
     *,
     gpu: str | None = None,
     devices: Path | None = None,
+    usd_per_gpu_hour: float | None = None,
     gpus: int = 1,
     shard: str | None = None,
     offloads_optimizer: bool = False,
@@ -111,13 +115,13 @@ def plan_inputs(
 
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
     Without ``placement``, samplers are where the recipe has them, and without ``sampler_gpus`` as many as it names.
-    ``lengths`` are those that were measured, as ``guess_lengths`` takes them.
+    ``lengths`` are those of ``guess_lengths``; prompts are measured where rows and tokenizer are on this machine.
 
     Raises ConfigError or CheckpointError for a recipe, a model or a device that is not there.
     """
     from oncurve.observe.run_model import locate  # lazy
     from oncurve.plan.find_shape import find_shape  # lazy
-    from oncurve.plan.hardware import find_device, load_devices  # lazy
+    from oncurve.plan.hardware import load_devices  # lazy
     from oncurve.plan.layout import Placement, Shard, make_layout, placement_of  # lazy
     from oncurve.plan.memory import rows_that_fit  # lazy
     from oncurve.plan.planned_run import PlannedRun  # lazy
@@ -126,8 +130,7 @@ def plan_inputs(
 
     config = load_config(recipe, overrides)
     table = load_devices(devices)
-    is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
-    device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
+    device = _device(config, gpu, table, usd_per_gpu_hour)
     own_placement, own_samplers = placement_of(config.rollouts, is_gpu=device.is_gpu)
     if shard is not None and shard not in get_args(Shard):
         raise ConfigError(f"--shard {shard}: choose one of {', '.join(get_args(Shard))}")
@@ -135,10 +138,11 @@ def plan_inputs(
         raise ConfigError(f"--placement {placement}: choose one of {', '.join(get_args(Placement))}")
     teacher = None if config.algorithm.has_served_teacher else config.algorithm.teacher
     shape = find_shape(config.model, revision=config.policy.revision)
+    measured = _measured_prompts(config, shape.max_tokens) if lengths.get("prompt_tokens") is None else ()
     run = PlannedRun(
         config=config,
         shape=shape,
-        lengths=guess_lengths(config, context_tokens=shape.max_tokens, **lengths),
+        lengths=guess_lengths(config, context_tokens=shape.max_tokens, measured=measured, **lengths),
         layout=make_layout(
             is_gpu=device.is_gpu,
             gpus=gpus,
@@ -153,3 +157,33 @@ def plan_inputs(
     if config.rollouts.max_rows == "auto" and device.is_gpu:  # rows that do not fit are seen in the plan
         run = run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
     return PlanInputs(run, device, table)
+
+
+def _device(config: Config, gpu: str | None, table: dict[str, Device], usd_per_gpu_hour: float | None) -> Device:
+    """The device of a plan, at somebody's own price where it is given."""
+    from oncurve.plan.hardware import find_device  # lazy
+
+    is_for_cpu = config.policy.device == "cpu" or (config.policy.device == "auto" and config.model == "embedded")
+    device = find_device(gpu or ("cpu" if is_for_cpu else DEFAULT_GPU), table)
+    if usd_per_gpu_hour is None:
+        return device
+    own = {"on_demand": usd_per_gpu_hour, "spot": None, "priced": None, "source": "--usd-per-gpu-hour"}
+    return device.model_copy(update=own)
+
+
+def _measured_prompts(config: Config, context_tokens: int) -> list[int]:
+    """Tokens of the prompts of the recipe's file; empty where there is none here, or no tokenizer that writes them."""
+    if config.data.path is None or not Path(config.data.path).expanduser().exists():
+        return []
+    from transformers import AutoTokenizer  # lazy
+
+    from oncurve.observe.run_model import locate  # lazy
+    from oncurve.run.rendered import prompt_lengths  # lazy
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            locate(config.model), revision=config.policy.revision, local_files_only=True
+        )
+        return prompt_lengths(config, tokenizer, context_tokens=context_tokens)
+    except (OSError, ValueError, DataError):  # `check` says what is wrong with rows
+        return []

@@ -45,7 +45,9 @@ def report(
         ) from error
     if read.columns.steps:
         manifest, comparison = (json_if_there(run / f"{name}.json") for name in ("manifest", "comparison"))
-        text = summarize(read.columns, manifest=manifest, comparison=comparison, title=str(run))
+        text = summarize(
+            read.columns, manifest=manifest, comparison=comparison, title=str(run), mfu=read.facts["spent"]["mfu"]
+        )
         out.print(text, markup=False, highlight=False)
         if lines := stage_lines(read.facts["stages"]):
             out.print("\n".join([*lines, ""]), markup=False, highlight=False)

@@ -277,7 +277,7 @@ class RowStatistics:
         lines = [
             f"{counted(self.num_rows, 'row')}, {counted(self.num_repeated, 'repeated question')}",
             f"columns: {', '.join(self.columns)}",
-            f"answers: {kinds}",
+            *([f"answers: {kinds}"] if kinds else []),
         ]
         for name, spread in (("question", self.question_characters), ("solution", self.solution_characters)):
             if spread is not None:
@@ -293,7 +293,7 @@ def statistics(rows: Sequence[Row]) -> RowStatistics:
     if not rows:
         raise DataError("there are no rows to describe. Check data.path and data.split.")
     solutions = [row["solution"] for row in rows if isinstance(row.get("solution"), str)]
-    kinds = [_kind_of_number(row["answer"]) for row in rows]
+    kinds = [_kind_of_number(row["answer"]) for row in rows if row["answer"] not in ("", None)]
     return RowStatistics(
         num_rows=len(rows),
         num_repeated=drop_repeats(rows)[1],
@@ -427,7 +427,8 @@ def _value(source: str, row: Row, column: str, *, ours: str | None = None) -> An
     answered = [name for name, value in row.items() if _is_answered(value)]
     if answered and not near:
         remedy = f"{answered[0]!r} ends with an answer: write it and the question into columns of their own."
-    raise DataError(f"{source}: there is no column {column!r}. Columns: {listed(row)}. {hint}{remedy}")
+    by_line = ", by the first line of the file" if source.partition(", line")[0].endswith((".csv", ".tsv")) else ""
+    raise DataError(f"{source}: there is no column {column!r}. Columns{by_line}: {listed(row)}. {hint}{remedy}")
 
 
 def _is_answered(value: object) -> bool:

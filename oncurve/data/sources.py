@@ -197,8 +197,8 @@ def _array(path: str | Path, text: bytes) -> list[Any]:
 def read_csv(path: Path) -> list[Located]:
     """The rows of a CSV or TSV file with its first line as names of columns; every value is text.
 
-    Columns are separated by tabs in a .tsv file, by semicolons where the first line has these and no commas, else by
-    commas.
+    Columns are separated by tabs in a .tsv file; by semicolons or tabs where the first line has these and no commas;
+    else by commas.
 
     Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or has a row of another length.
     """
@@ -209,7 +209,8 @@ def read_csv(path: Path) -> list[Located]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start + 1}. Save the file as UTF-8.") from error
     head = text.lstrip().partition("\n")[0]
-    delimiter = "\t" if path.suffix == ".tsv" else ";" if ";" in head and "," not in head else ","
+    others = [mark for mark in ";\t" if mark in head and "," not in head]
+    delimiter = "\t" if path.suffix == ".tsv" else others[0] if others else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     rows: list[Located] = []
     names: list[str] = []
@@ -219,6 +220,10 @@ def read_csv(path: Path) -> list[Located]:
                 continue
             if not names:
                 names = [name.strip() for name in values]
+                if twice := next((name for name in names if names.count(name) > 1), None):
+                    raise DataError(
+                        f"{path}: the first line names two columns {twice!r}. Give them names of their own."
+                    )
             elif len(values) != len(names):
                 counts = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
                 raise DataError(
@@ -363,6 +368,12 @@ def _object(source: str, value: Any) -> Row:
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else f"the value {json.dumps(value)[:40]}"
         raise DataError(f"{source}: {kind}, not an object. Write one JSON object {{...}} per row.")
+    if value and all(isinstance(part, list) and part and isinstance(part[0], dict) for part in value.values()):
+        sizes = ", ".join(f"{name} {len(part):,}" for name, part in value.items())
+        if len(value) > 1:
+            raise DataError(
+                f"{source}: one object that holds lists of rows ({sizes}). Write each to a file of its own."
+            )
     if len(value) == 1 and isinstance(inner := next(iter(value.values())), list) and inner:
         [name] = value
         if name in WRAPPERS and all(isinstance(element, dict) for element in inner):

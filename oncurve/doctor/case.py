@@ -17,7 +17,15 @@ import yaml
 
 from oncurve.core.errors import DataError
 from oncurve.observe.columns import Columns, read_columns
-from oncurve.observe.record import METRICS, parse_yaml, read_json, read_rows, recorded_steps, rollouts_path
+from oncurve.observe.record import (
+    METRICS,
+    nearest_runs,
+    parse_yaml,
+    read_json,
+    read_rows,
+    recorded_steps,
+    rollouts_path,
+)
 
 Severity = Literal["severe", "warning", "note"]
 
@@ -232,11 +240,9 @@ def read_case(run: str | Path) -> Case:
     """
     folder = Path(run)
     if not folder.is_file() and not (folder / METRICS).is_file():
-        near = next((parent for parent in folder.resolve().parents[:2] if (parent / METRICS).is_file()), None)
-        named = f"Its run is {near}." if near else "Name the folder that `oncurve train` made."
-        raise DataError(f"{folder}: is no run folder, {METRICS} is missing. {named}")
+        raise DataError(f"{folder}: is no run folder, {METRICS} is missing. {nearest_runs(folder)}")
     if folder.is_file() and folder.suffix != ".jsonl":
-        raise DataError(f"{folder}: is no run. Name a run folder or its {METRICS}.")
+        raise DataError(f"{folder}: is no run. {nearest_runs(folder)}")
     metrics = read_columns(folder)
     if not folder.is_dir():
         return Case(metrics)

@@ -28,24 +28,25 @@ def settle(config: Config) -> tuple[Config, str | None]:
     notes: list[str] = []
     if config.rollouts.type == "auto":
         config, why = _settle_type(config)
-        notes.append(why)
+        notes += [why] if why else []
     if config.rollouts.type == "servers" and config.rollouts.transfer == "auto":
         config, why = _settle_transfer(config)
         notes += [why] if why else []
     return config, "\n".join(notes) or None
 
 
-def _settle_type(config: Config) -> tuple[Config, str]:
-    placement = placement_of(config, look_at_machine(config))
-    sentence = placement.sentence
+def _settle_type(config: Config) -> tuple[Config, str | None]:
+    """Nothing is said where there is no GPU and no key of servers."""
+    machine = look_at_machine(config)
+    placement = placement_of(config, machine)
+    sentence: str | None = placement.sentence if machine.memory_bytes else None
     changes: dict[str, object] = {"type": placement.sampler, "vllm_servers": placement.servers}
     changes["tensor_parallel"] = placement.tensor_parallel
     if placement.sleeps:
         changes["sleep"] = True
     if placement.sampler == "engine" and config.rollouts.without_servers():
-        sentence += (
-            f"; {' and '.join(_names(config.rollouts.without_servers()))}, which are for servers, do nothing here"
-        )
+        unused = " and ".join(_names(config.rollouts.without_servers()))
+        sentence = f"{placement.sentence}; {unused}, which are for servers, do nothing here"
         changes |= {"transfer": "auto", "sleep": False}  # what is recorded is loaded again by ``resume``
     return config.model_copy(update={"rollouts": config.rollouts.model_copy(update=changes)}), sentence
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from oncurve.core.batch import Batch, collate, stack_rewards
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Completion, Group, Prompt, Reward
-from oncurve.observe.record import METRICS, read_manifest, read_metrics, read_rollouts
+from oncurve.observe.record import METRICS, nearest_runs, read_manifest, read_metrics, read_rollouts
 from oncurve.observe.step_record import RecordedGroups, read_step, recorded_steps
 from oncurve.recipe.load import read_run_config
 from oncurve.recipe.schema import Config
@@ -58,7 +58,7 @@ class PastRun:
         """Raises ConfigError where there is no run."""
         self.path = Path(path)
         if not (self.path / METRICS).is_file():
-            raise ConfigError(f"{self.path}: no run, {METRICS} is missing. Name the folder of a run.")
+            raise ConfigError(f"{self.path}: no run, {METRICS} is missing. {nearest_runs(self.path)}")
         self._exact = set(recorded_steps(self.path))
 
     @cached_property

@@ -141,7 +141,7 @@ def replay(
     with joined(run.config.policy) as processes, _shared_folder(processes) as parent, _same_threads():
         folder = parent / run.path.resolve().name
         output = io.StringIO()
-        console = Console(file=output, width=1000)
+        console = Console(file=output, width=1000, force_terminal=False)
         opener = _Opener(
             run,
             folder,

@@ -101,7 +101,7 @@ def rollout_metrics(
     rewards: Sequence[Sequence[Reward]],
     advantages: Sequence[Sequence[float]] | None = None,
 ) -> dict[str, float]:
-    """The ``reward/``, ``group/``, ``advantage/``, ``completion/`` and ``tokens/sampled`` metrics of a step.
+    """The metrics of a step: ``reward/``, ``group/``, ``advantage/``, ``prompt/``, ``completion/``, ``tokens/sampled``.
 
     Measured on everything that was sampled, so call it before groups are filtered. A quantity without a single value
     (no completion was graded) is left out rather than given as 0. ``rewards[p][g]`` and ``advantages[p][g]`` belong
@@ -188,6 +188,7 @@ def _completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     lengths = [completion.num_tokens for completion in completions]
     return {
+        "prompt/mean_tokens": statistics.fmean(len(group.prompt.prompt_ids) for group in groups),
         "completion/mean_tokens": statistics.fmean(lengths),
         "completion/min_tokens": float(min(lengths)),
         "completion/max_tokens": float(max(lengths)),

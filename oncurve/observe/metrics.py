@@ -145,6 +145,7 @@ _ADVANTAGE = (
 )
 
 _COMPLETION = (
+    Metric("prompt/mean_tokens", "tokens", "mean length of a prompt", "-"),
     Metric(
         "completion/mean_tokens",
         "tokens",
@@ -351,13 +352,15 @@ _TIME = (
     Metric("time/save_seconds", "seconds", "waiting for a checkpoint before the step", "a small part"),
     Metric("time/elapsed_seconds", "seconds", "since the run started", "-"),
     Metric("speed/sampled_tokens_per_second", "tokens/s", "completion tokens over time/sample_seconds", "steady"),
-    Metric("speed/trained_tokens_per_second", "tokens/s", "trained tokens over time/train_seconds", "steady"),
+    Metric(
+        "speed/trained_tokens_per_second", "tokens/s", "trained completion tokens over time/train_seconds", "steady"
+    ),
     Metric(
         "speed/tokens_per_second",
         "tokens/s",
         "completion tokens over time/step_seconds",
         "steady",
-        label="tokens per second",
+        label="completion tokens per second",
     ),
 )
 

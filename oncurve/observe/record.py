@@ -211,13 +211,24 @@ class RunFolder:
                 path.unlink()
 
 
+def nearest_runs(path: Path) -> str:
+    """Where a run is, behind a place that is none: around it or inside it."""
+    if around := next((parent for parent in path.resolve().parents[:2] if (parent / METRICS).is_file()), None):
+        return f"Its run is {around}."
+    inside = sorted(file.parent for file in path.glob(f"*/{METRICS}"))
+    if inside:
+        more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+        return f"Runs in it: {', '.join(map(str, inside[:3]))}{more}."
+    return "Name the folder that `oncurve train` made."
+
+
 def lock_run(path: Path, *, is_new: bool = False) -> RunLock:
     """The right to write a run folder, which is made if the run is new.
 
     Raises ConfigError if there is no run, another process writes it, or it cannot be written.
     """
     if not is_new and not (path / METRICS).is_file():
-        raise ConfigError(f"{path}: no run to resume, {METRICS} is missing. Name the folder of a run.")
+        raise ConfigError(f"{path}: no run to resume, {METRICS} is missing. {nearest_runs(path)}")
     try:
         if is_new:
             path.mkdir(parents=True, exist_ok=True)

@@ -81,6 +81,8 @@ def locate_model(name: str) -> tuple[str, bool]:
     path = Path(located)
     is_hub_name = located.count("/") == 1 and not path.is_absolute() and not located.startswith(".")
     looks_local = not is_hub_name or path.parts[0] == RUNS
+    if os.path.isfile(located):
+        raise CheckpointError(f"model {name!r}: is a file. Name the folder with the model's config.json")
     if looks_local and not os.path.isdir(located):
         raise CheckpointError(
             f"model {name!r}: no such folder. {did_you_mean(name, ['embedded'])}Name a folder with a config.json, a "

@@ -30,6 +30,7 @@ def summarize(
     manifest: Mapping[str, Any] | None = None,
     comparison: Mapping[str, Any] | None = None,
     title: str = "",
+    mfu: str | None = None,
 ) -> str:
     """A run as text: what was held out, how training went, where the time went, what failed.
 
@@ -45,7 +46,7 @@ def summarize(
         _compared(comparison) if comparison else [],
         _held_out(metrics),
         _training(metrics),
-        _time(metrics),
+        _time(metrics, mfu),
         _trouble(metrics),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
@@ -118,7 +119,7 @@ def _training(metrics: Columns) -> list[str]:
     return [f"{'Training prompts':<28}{'start':>11}{'end':>11}", *lines] if lines else []
 
 
-def _time(metrics: Columns) -> list[str]:
+def _time(metrics: Columns, mfu: str | None) -> list[str]:
     steps = metrics.values("time/step_seconds")
     phases = {name: metrics.total(f"time/{name}_seconds") for name in PHASES}
     spent = {name: seconds for name, seconds in phases.items() if seconds > 0}
@@ -134,7 +135,9 @@ def _time(metrics: Columns) -> list[str]:
     speeds = (("sampled", "speed/sampled_tokens_per_second"), ("trained", "speed/trained_tokens_per_second"))
     rates = [f"{fmean(values):,.0f} {name}" for name, key in speeds if (values := metrics.values(key))]
     if rates:
-        lines.append(f"  tokens per second: {', '.join(rates)}")
+        lines.append(f"  completion tokens per second: {', '.join(rates)}")
+    if mfu:
+        lines.append(f"  training: {mfu}")
     memory = [(name, max(v)) for name in ("process", "gpu") if (v := metrics.values(f"memory/{name}_gib"))]
     if memory:
         lines.append("  most memory: " + ", ".join(f"{name} {gib:.2f} GiB" for name, gib in memory))

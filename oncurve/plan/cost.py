@@ -95,7 +95,7 @@ def compare_trainers(run: PlannedRun, device: Device, *, network_gbit: float) ->
     return costs
 
 
-SAMPLING = ("KV cache", "sampling buffers", "matrices for sampling", "copy to sample from")
+SAMPLING = ("KV cache", "sampling buffers", "weights repacked to decode", "unsharded weights to decode")
 """Parts of memory that only sampling needs."""
 
 
@@ -107,7 +107,7 @@ def method_memory(run: PlannedRun) -> Memory:
     if run.trainer == "DPO":
         parts = tuple(part for part in parts if part.name not in SAMPLING)
     if run.trainer == "PPO":
-        states = ("weights, float32 (master)", "half-width weights", "frozen weights", "gradients", "optimizer moments")
+        states = ("weights, float32 (master)", "bf16 weights", "frozen weights", "gradients", "optimizer moments")
         critic = [replace(part, name=f"critic: {part.name}") for part in parts if part.name in states]
         parts = (*parts, *critic)
     return replace(memory, needs=(replace(trainer, components=parts), *memory.needs[1:]))

@@ -17,12 +17,12 @@ from oncurve.run_errors import CheckpointError
 HERE = Path(__file__).resolve().parent
 
 
-def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
+def find_shape(name: str, *, revision: str | None = None, fetches: bool = True) -> ModelShape:
     """The shape of the model that a recipe names; no weights are read and none are downloaded.
 
     Looked for in this order: the embedded model, a local folder (of a run its final model, of an adapter its base), the
     table of known models (an ``-Instruct`` or ``-Base`` model has the shape of its sibling), config.json in the hub's
-    cache, config.json from the hub.
+    cache, config.json from the hub, unless it ``fetches`` nothing.
 
     Raises CheckpointError where there is none, ConfigError for a config.json that the planner does not understand.
     """
@@ -33,7 +33,7 @@ def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
         described = _read(folder / ADAPTER_CONFIG, name)
         if not (base := described.get("base_model_name_or_path")):
             raise CheckpointError(f"model {name!r}: its {ADAPTER_CONFIG} names no base model")
-        return find_shape(str(base), revision=described.get("revision"))
+        return find_shape(str(base), revision=described.get("revision"), fetches=fetches)
     if folder.is_dir():
         raise CheckpointError(f"model {name!r}: the folder has no config.json. Give the folder of a whole checkpoint")
     if revision is None and (known := known_shapes().get(_plain(name))):
@@ -44,7 +44,7 @@ def find_shape(name: str, *, revision: str | None = None) -> ModelShape:
             "a hub name (a recipe whose base must be built first says how in its first line); known without a network: "
             f"{', '.join(shape.name for shape in known_shapes().values())}"
         )
-    return _of_file(_from_hub(name, revision), name)
+    return _of_file(_from_hub(name, revision, fetches=fetches), name)
 
 
 def _of_file(path: Path, name: str) -> ModelShape:
@@ -73,7 +73,7 @@ def _plain(name: str) -> str:
     return plain
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, *, fetches: bool) -> Path:
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -81,7 +81,9 @@ def _from_hub(name: str, revision: str | None) -> Path:
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
         if isinstance(cached, str):
             return Path(cached)
-        return Path(hf_hub_download(name, "config.json", revision=revision, etag_timeout=10))
+        return Path(
+            hf_hub_download(name, "config.json", revision=revision, etag_timeout=10, local_files_only=not fetches)
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         is_offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else None

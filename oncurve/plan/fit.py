@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal, get_args
 
 from oncurve.core.errors import ConfigError
+from oncurve.plan.constants import MEMORY_ERROR
 from oncurve.plan.cost import fewest_ranks, fits
 from oncurve.plan.hardware import Device
-from oncurve.plan.memory import copies_reference, plan_memory, rows_that_fit
+from oncurve.plan.memory import PHASES, Memory, Phase, copies_reference, plan_memory, rows_that_fit
 from oncurve.plan.planned_run import PlannedRun
 from oncurve.policy.settings import LoraSettings
 
@@ -47,13 +49,13 @@ def fit_devices(run: PlannedRun, devices: Mapping[str, Device]) -> list[Fit]:
     adapter = thrifty.with_keys("policy", {"lora": lora, "tokens_per_microbatch": small})
 
     def needed(kind: PlannedRun, device: Device) -> int | None:
-        chosen = fewest_ranks(_with_rows_of(kind, device), device)
+        chosen = fewest_ranks(with_rows_of(kind, device), device)
         return chosen.layout.ranks if fits(plan_memory(chosen), device) else None
 
     rows: list[Fit] = []
     for device in sorted(devices.values(), key=lambda candidate: -candidate.memory_bytes):
         if device.is_gpu:
-            fits_alone = fits(plan_memory(_with_rows_of(alone, device)), device)
+            fits_alone = fits(plan_memory(with_rows_of(alone, device)), device)
             rows.append(
                 Fit(
                     device,
@@ -67,11 +69,14 @@ def fit_devices(run: PlannedRun, devices: Mapping[str, Device]) -> list[Fit]:
     return rows
 
 
-def _with_rows_of(run: PlannedRun, device: Device) -> PlannedRun:
+def with_rows_of(run: PlannedRun, device: Device) -> PlannedRun:
     """The run with as many rows sampled at once as the device's memory allows, where the recipe names no number."""
     if run.rollouts.max_rows != "auto":
         return run
     return run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
+
+
+Method = Literal["all weights", "LoRA", "QLoRA", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,8 @@ class MemorySaving:
     what: str
     """Its price, in words."""
     is_possible: Callable[[PlannedRun], bool]
+    method: Method = "all weights"
+    """The first of the methods of training that takes it; "other" for what none of them does."""
 
     def concrete(self, run: PlannedRun) -> tuple[str, ...]:
         """The overrides with their numbers."""
@@ -106,48 +113,98 @@ class Advice:
     """Changes that were tried together."""
 
     changes: tuple[MemorySaving, ...]
-    peak_bytes: float
-    """Peak of the fullest device."""
+    overrides: tuple[str, ...]
+    run: PlannedRun
+    """The run with them."""
+    memory: Memory
     fits: bool
+    is_tight: bool
+    """It would not fit with the plan's error on top."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """Peak of the fullest device."""
+        return max(need.peak_bytes for need in self.memory.needs)
+
+    @property
+    def method(self) -> Method:
+        """The method of the change that goes furthest."""
+        methods: tuple[Method, ...] = tuple(change.method for change in self.changes)
+        return max(methods, key=lambda method: get_args(Method).index(method))
+
+    def rank(self) -> tuple[bool, bool, int, int]:
+        """The order of what is recommended: the methods of training, with room to spare, by what they train."""
+        return self.method == "other", self.is_tight, get_args(Method).index(self.method), len(self.changes)
 
 
 def advise(run: PlannedRun, device: Device) -> list[Advice]:
-    """Changes that make a run fit, or come nearest to it: the cheapest first.
+    """Changes that make a run fit, or come nearest to it, the recommended first.
 
-    Changes are listed in the order of what they cost, and tried alone, then in pairs, then in threes. Those that fit
-    stand first, fewer changes before more; where none fit, those that save most.
+    The methods and single changes are tried, then pairs, then threes, until some fit with the plan's error to spare.
+    First stands what ``recommended`` gives, then other savings; fewer changes before more, and none that adds to
+    one that is enough. Where none fit, those that save most.
     """
-    possible = [change for change in CHANGES if change.is_possible(run)]
-    before = max(need.peak_bytes for need in plan_memory(run).needs)
-    tried: list[Advice] = []
+    most = max(need.peak_bytes for need in plan_memory(run).needs)
+    groups: Iterable[tuple[MemorySaving, ...]] = METHODS.values()
+    by_overrides: dict[tuple[str, ...], Advice] = {}
     for count in (1, 2, 3):
-        for group in combinations(possible, count):
-            advice = None if _clash(group) else _try(run, device, group)
-            if advice is not None and advice.peak_bytes < before:
-                tried.append(advice)
-        if any(advice.fits for advice in tried):
+        for group in (*groups, *combinations(CHANGES, count)):
+            advice = None if _clash(group) else try_changes(run, device, group)
+            if advice is not None and advice.peak_bytes < most:
+                by_overrides.setdefault(advice.overrides, advice)
+        groups = ()
+        if any(advice.fits and not advice.is_tight for advice in by_overrides.values()):
             break
-    fitting = sorted((advice for advice in tried if advice.fits), key=lambda advice: not _is_usual(advice, device))
-    return fitting or sorted(tried, key=lambda advice: advice.peak_bytes)
+    if not any(advice.fits for advice in by_overrides.values()):
+        return sorted(by_overrides.values(), key=lambda advice: advice.peak_bytes)
+    retained: list[Advice] = []
+    for advice in sorted(by_overrides.values(), key=Advice.rank):
+        enough = (item for item in retained if item.method == advice.method and item.is_tight <= advice.is_tight)
+        if advice.fits and not any(set(item.changes) < set(advice.changes) for item in enough):
+            retained.append(advice)
+    return retained
 
 
-USUAL = {"policy.gradient_checkpointing=true", "policy.lora={rank: 16}"}
-"""The first changes on a small GPU, which leave room to spare there."""
+def recommended(run: PlannedRun, device: Device) -> Advice | None:
+    """The first method that fits with the plan's error to spare, else the first that fits; None: none does."""
+    tried = (try_changes(run, device, method) for method in METHODS.values())
+    return min((item for item in tried if item is not None and item.fits), key=lambda item: item.is_tight, default=None)
 
 
-def _is_usual(advice: Advice, device: Device) -> bool:
-    changed = {override for change in advice.changes for override in change.overrides}
-    return changed == USUAL and advice.peak_bytes <= 0.8 * device.memory_bytes
+def try_changes(run: PlannedRun, device: Device, changes: tuple[MemorySaving, ...]) -> Advice | None:
+    """The possible ones of the changes, with the memory of the run, which samples as many rows at once as then fit.
 
-
-def _try(run: PlannedRun, device: Device, changes: tuple[MemorySaving, ...]) -> Advice | None:
-    """The changes with their memory; None where the recipe does not allow them."""
+    None where none is possible, or the recipe does not allow them.
+    """
+    done: list[MemorySaving] = []
+    overrides: list[str] = []
+    changed = run
     try:
-        changed = run.with_overrides([override for change in changes for override in change.concrete(run)])
+        for change in changes:
+            if change.is_possible(changed):
+                done.append(change)
+                overrides += change.concrete(changed)
+                changed = changed.with_overrides(change.concrete(changed))
     except ConfigError:
         return None
+    changed = with_rows_of(changed, device)
     memory = plan_memory(changed)
-    return Advice(changes, max(need.peak_bytes for need in memory.needs), fits(memory, device))
+    if not done:
+        return None
+    tight = is_tight(changed, memory, device)
+    return Advice(tuple(done), tuple(overrides), changed, memory, fits(memory, device), tight)
+
+
+def is_tight(run: PlannedRun, memory: Memory, device: Device) -> bool:
+    """A device has no room for the plan's error on top.
+
+    Where ``rollouts.max_rows`` is auto, sampling takes the room that there is: only the other phases count.
+    """
+    phases: tuple[Phase, ...] = PHASES
+    if run.rollouts.max_rows == "auto" and run.layout.is_gpu:
+        phases = ("train", "sync")
+    most = max(need.phase_bytes(phase) for need in memory.needs for phase in phases)
+    return most * (1 + MEMORY_ERROR) > device.memory_bytes
 
 
 def _clash(changes: tuple[MemorySaving, ...]) -> bool:
@@ -156,13 +213,43 @@ def _clash(changes: tuple[MemorySaving, ...]) -> bool:
     return len(keys) != len(set(keys))
 
 
+CHECKPOINTING = MemorySaving(
+    ("policy.gradient_checkpointing=true",),
+    "training takes about a third longer",
+    lambda run: not run.policy.gradient_checkpointing,
+)
+SMALL = MemorySaving(
+    (f"policy.tokens_per_microbatch={SMALL_MICROBATCH}",),
+    "training takes slightly longer",
+    lambda run: run.policy.tokens_per_microbatch > SMALL_MICROBATCH,
+)
+LORA = MemorySaving(
+    ("policy.lora={rank: 16}",),
+    "trains a LoRA adapter instead of all weights; use about ten times the learning rate",
+    lambda run: not run.trains_adapter,
+    "LoRA",
+)
+NF4 = MemorySaving(
+    ("policy.quantization=nf4",),
+    "QLoRA: frozen weights in 4 bits, for sampling as well",
+    lambda run: (
+        run.trains_adapter and run.policy.quantization is None and run.layout.is_gpu and run.layout.shard != "zero3"
+    ),  # FSDP cuts no weights of few bits
+    "QLoRA",
+)
+METHODS: dict[str, tuple[MemorySaving, ...]] = {
+    "all weights": (CHECKPOINTING, SMALL),
+    "LoRA": (CHECKPOINTING, SMALL, LORA),
+    "QLoRA": (CHECKPOINTING, SMALL, LORA, NF4),
+}
+"""Ways of training with little memory, from the most that is trained to the least memory."""
 CHANGES: tuple[MemorySaving, ...] = (
     MemorySaving(("policy.tokens_per_microbatch=/2",), "training takes slightly longer", lambda run: True),
     MemorySaving(("policy.tokens_per_microbatch=/4",), "training takes slightly longer", lambda run: True),
     MemorySaving(
         ("rollouts.max_rows=/2",),
         "sampling takes longer",
-        lambda run: run.layout.placement == "colocated" and run.groups_at_once > 1,
+        lambda run: run.layout.placement == "colocated" and run.groups_at_once > 1 and run.rollouts.max_rows != "auto",
     ),
     MemorySaving(
         ("rollouts.cuda_graphs=false",),
@@ -170,38 +257,26 @@ CHANGES: tuple[MemorySaving, ...] = (
         lambda run: run.layout.placement == "colocated" and run.records_copies,
     ),
     MemorySaving(("policy.packing=true",), "nothing; it is also faster", lambda run: not run.policy.packing),
-    MemorySaving(
-        ("policy.gradient_checkpointing=true",),
-        "training takes about a third longer",
-        lambda run: not run.policy.gradient_checkpointing,
-    ),
+    CHECKPOINTING,
+    LORA,
+    NF4,
     MemorySaving(
         ("optimizer.type=adamw_8bit",),
         "moments in 8 bits, through bitsandbytes",
         lambda run: run.config.optimizer.type == "adamw" and run.layout.is_gpu and not run.layout.offloads_optimizer,
+        "other",
     ),
     MemorySaving(
         ("policy.offload_activations=true",),
         "every pass copies activations to CPU memory and back",
         lambda run: run.layout.is_gpu and not run.policy.offload_activations,
+        "other",
     ),
     MemorySaving(
-        ("algorithm.kl_coef=0",), "changes the algorithm: no KL penalty to a reference model", copies_reference
-    ),
-    MemorySaving(
-        ("policy.lora={rank: 16}",),
-        "trains a LoRA adapter instead of all weights; use about ten times the learning rate",
-        lambda run: not run.trains_adapter,
-    ),
-    MemorySaving(
-        ("policy.quantization=nf4",),
-        "frozen weights in 4 bits, for sampling as well",
-        lambda run: run.trains_adapter and run.policy.quantization is None and run.layout.is_gpu,
-    ),
-    MemorySaving(
-        ("policy.lora={rank: 16}", "policy.quantization=nf4"),
-        "QLoRA: a LoRA adapter over 4-bit weights, for sampling as well",
-        lambda run: not run.trains_adapter and run.layout.is_gpu,
+        ("algorithm.kl_coef=0",),
+        "changes the algorithm: no KL penalty to a reference model",
+        copies_reference,
+        "other",
     ),
 )
-"""In the order of what they cost: time first, then exactness, then the algorithm."""
+"""Changes that are tried together."""

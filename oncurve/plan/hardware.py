@@ -81,8 +81,9 @@ def find_device(name: str, devices: dict[str, Device]) -> Device:
     by_plain = {known.lower(): device for known, device in devices.items()}
     if name.lower() in by_plain:
         return by_plain[name.lower()]
-    close = difflib.get_close_matches(name.lower(), by_plain, n=1, cutoff=0.4)
-    hint = f" Did you mean {by_plain[close[0]].name}?" if close else ""
+    close = [plain for plain in by_plain if name.lower() in plain]
+    close = close or difflib.get_close_matches(name.lower(), by_plain, n=1, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(by_plain[plain].name for plain in close)}?" if close else ""
     raise ConfigError(
         f"--gpu {name}: unknown device.{hint} Known: {', '.join(devices)}. "
         f"Add yours to a YAML file and pass it with --devices"

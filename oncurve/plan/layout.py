@@ -22,7 +22,7 @@ class DeviceLayout:
     shard: Shard = "none"
     """zero1: the optimizer's state is cut over the ranks. zero2: the gradients too. zero3: the weights too (FSDP)."""
     offloads_optimizer: bool = False
-    """Master weights and moments in the CPU's memory, half-width weights and gradients on the device."""
+    """Master weights and moments in the CPU's memory, bf16 weights and gradients on the device."""
     placement: Placement = "colocated"
     """colocated: one process samples and trains. split: other devices of the machine sample. disaggregated: other
     machines sample."""

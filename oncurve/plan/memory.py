@@ -105,7 +105,7 @@ def sync_buffer_bytes(run: PlannedRun) -> float:
     """Bytes of the buffers on a trainer's device while weights leave it.
 
     nccl   two buffers of 256 MiB: ``fleet/weights/endpoints.py``
-    fetch  half-width copies of the matrices that are on their way: the head, and an MLP's for each other thread;
+    fetch  bf16 copies of the matrices that are on their way: the head, and an MLP's for each other thread;
            none where weights are cut, whose whole copy is in the machine's memory, and none of an adapter
     """
     if run.sends_by_nccl:
@@ -149,10 +149,10 @@ def weight_parts(run: PlannedRun) -> Iterable[Component]:
         master weights 4 B / n (stage 3), moments 8 B / n (stages 1, 2, 3), see ``moment_bytes``
         frozen weights 4 B, 2 B on a GPU with bfloat16 arithmetic (for a checkpoint of that type), or 0.52 B in NF4;
         / n (stage 3)
-        half-width copies 2 B of each matrix under autocast, alive from the forward to the end of the backward pass;
+        bf16 copies of weights 2 B of each matrix under autocast, from the forward to the end of the backward pass;
         with checkpointing they go at the end of the forward pass
 
-    With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps half-width weights and
+    With the optimizer in the CPU's memory (ZeRO-Offload, arXiv:2101.06840) the device keeps bf16 weights and
     gradients, 2 B each. With stage 3 two layers are whole at a time, embedding and head in float32 from the forward to
     the backward pass; and every device that samples as well, or sends weights over NCCL, has a whole copy, matrices of
     2 B under autocast.
@@ -162,7 +162,7 @@ def weight_parts(run: PlannedRun) -> Iterable[Component]:
     if frozen := frozen_bytes(run):
         yield Component("frozen weights", frozen / cut["weights"], PHASES)
     weight = 2 if run.layout.offloads_optimizer else 4
-    name = "half-width weights" if run.layout.offloads_optimizer else "weights, float32 (master)"
+    name = "bf16 weights" if run.layout.offloads_optimizer else "weights, float32 (master)"
     yield Component(name, weight * trained / cut["weights"], PHASES)
     if not run.layout.offloads_optimizer:
         yield Component("optimizer moments", moment_bytes(run) / cut["moments"], PHASES)
@@ -171,16 +171,16 @@ def weight_parts(run: PlannedRun) -> Iterable[Component]:
     if run.teacher is not None:
         yield Component("teacher", 4.0 * run.teacher.num_parameters / cut["weights"], PHASES)
     if is_cut(run):
-        yield Component("copy to sample from", copy_bytes(run), PHASES)
+        yield Component("unsharded weights to decode", copy_bytes(run), PHASES)
         yield Component(
-            "gathered layers", run.width * 2 * run.shape.layer_parameters, ("sample", "train"), is_buffer=True
+            "all-gathered layers", run.width * 2 * run.shape.layer_parameters, ("sample", "train"), is_buffer=True
         )
         ends = run.shape.head_parameters * (1 if run.shape.is_tied else 2)
-        yield Component("gathered embedding and head", 4.0 * ends, ("train",), is_buffer=True)
+        yield Component("all-gathered embedding and head", 4.0 * ends, ("train",), is_buffer=True)
     elif run.width == 2 and not (run.layout.offloads_optimizer or run.policy.quantization or run.halves_frozen):
         layers = 1 if run.policy.gradient_checkpointing and run.trains_adapter else run.shape.layers
         copies = 2.0 * layers * run.shape.layer_matrix_parameters
-        yield Component("half-width copies", copies, ("sample", "train"), is_buffer=True)
+        yield Component("bf16 copies of weights", copies, ("sample", "train"), is_buffer=True)
 
 
 def is_cut(run: PlannedRun) -> bool:
@@ -235,7 +235,7 @@ def training_parts(run: PlannedRun) -> Iterable[Component]:
         gradients = max(gradients + buffers, begins) - begins if begins else gradients
     yield Component("gradients", gradients, ("train",))
     yield Component("activations", saved, ("train",), is_buffer=True)
-    yield Component("head and its logits", head, ("train",), is_buffer=True)
+    yield Component("LM head and logits", head, ("train",), is_buffer=True)
     if buffers > head:  # the head runs backward first and lets go before the layers begin
         yield Component("buffers of a layer", buffers - head, ("train",), is_buffer=True)
     if not run.layout.is_gpu:
@@ -275,16 +275,16 @@ def sampling_parts(run: PlannedRun) -> Iterable[Component]:
     yield Component("sampling buffers", buffers, ("sample",), is_buffer=True)
     if run.has_own_layers:
         matrices = float(run.width * run.shape.layers * run.shape.layer_matrix_parameters)
-        yield Component("matrices for sampling", matrices, ("sample",), is_buffer=True)
+        yield Component("weights repacked to decode", matrices, ("sample",), is_buffer=True)
         if run.trains_adapter or run.width == 2:
             again = max(0.0, matrices - (cache if run.rows_at_once == run.config.completions_per_step else 0.0))
-            yield Component("matrices to read prompts", again, ("sample",), is_buffer=True)
+            yield Component("weights repacked to prefill", again, ("sample",), is_buffer=True)
     elif run.records_copies and run.shape.family in decode_memory.OWN_FAMILIES:
         attention = sum(math.prod(run.shape.layer_matrices[name]) for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
         has_head = run.halves_frozen and not run.shape.is_tied
         again = run.shape.layers * attention + (0 if has_head else run.shape.head_parameters)
-        yield Component("matrices for sampling", 2.0 * again, ("sample",), is_buffer=True)
-        yield Component("recorded steps", decode_memory.RECORDING_BYTES, ("sample",), is_allowance=True)
+        yield Component("weights repacked to decode", 2.0 * again, ("sample",), is_buffer=True)
+        yield Component("CUDA graphs", decode_memory.RECORDING_BYTES, ("sample",), is_allowance=True)
 
 
 def samples_by_modules(run: PlannedRun) -> bool:
@@ -361,7 +361,7 @@ def rows_that_fit(run: PlannedRun, *, memory_bytes: float) -> int:
 
 
 def server_parts(run: PlannedRun) -> Iterable[Component]:
-    """Components on a device of a separate engine: half-width weights cut over its devices, and a cache for its rows.
+    """Components on a device of a separate engine: bf16 weights cut over its devices, and a cache for its rows.
 
     One server is ``run.server_devices`` large; where nobody says, all devices are one.
 

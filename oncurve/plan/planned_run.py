@@ -146,13 +146,18 @@ class PlannedRun:
         if self.keeps_cache:
             return (turns - 1) * answer
         turn = self.lengths.completion_tokens / turns + answer
-        return (turns - 1) * (self.lengths.prompt_tokens + turn * turns / 2)
+        return (turns - 1) * (self.lengths.mean_prompt_tokens + turn * turns / 2)
+
+    @property
+    def trained_tokens(self) -> float:
+        """Completion tokens that the passes of a step train on."""
+        return self.config.run.passes_per_step * self.config.completions_per_step * self.lengths.completion_tokens
 
     @property
     def step_tokens(self) -> float:
         """Tokens that one pass over all completions of a step computes: packing computes each prompt once."""
         prompts = self.config.run.prompts_per_step if self.policy.packing else self.config.completions_per_step
-        return prompts * self.lengths.prompt_tokens + self.config.completions_per_step * self.mean_tokens
+        return prompts * self.lengths.mean_prompt_tokens + self.config.completions_per_step * self.mean_tokens
 
     # -- rows
 

@@ -20,7 +20,7 @@ from oncurve.plan.cost import (
     fits,
     price,
 )
-from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, fit_devices
+from oncurve.plan.fit import SMALL_MICROBATCH, Advice, Fit, advise, fit_devices, is_tight
 from oncurve.plan.hardware import Device
 from oncurve.plan.memory import (
     PHASES,
@@ -30,7 +30,8 @@ from oncurve.plan.memory import (
     samples_by_modules,
 )
 from oncurve.plan.planned_run import PlannedRun
-from oncurve.plan.step_time import StepTime, seconds_ahead, step_time
+from oncurve.plan.step_time import StepTime, planned_mfu, seconds_ahead, step_time
+from oncurve.plan.token_lengths import TokenLengths
 from oncurve.plan.weight_transfer import sent_share
 from oncurve.policy.settings import LoraSettings
 from oncurve.tables import aligned
@@ -148,13 +149,15 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "advice": [
             {
-                "overrides": [text for change in entry.changes for text in change.concrete(plan.run)],
+                "overrides": list(entry.overrides),
                 "peak_bytes": round(entry.peak_bytes),
                 "fits": entry.fits,
+                "is_tight": entry.is_tight,
             }
             for entry in plan.advice
         ],
         "seconds": {**asdict(plan.time), "step": plan.time.total},
+        "mfu": asdict(planned_mfu(plan.run, plan.device, plan.time)) if plan.run.layout.is_gpu else None,
         "steps_per_hour": plan.steps_per_hour,
         "hours": plan.hours,
         "disk": asdict(plan.disk),
@@ -181,6 +184,8 @@ def _work(run: PlannedRun) -> dict[str, Any]:
         "prompts": section.prompts_per_step,
         "group_size": run.config.algorithm.group_size,
         "prompt_tokens": lengths.prompt_tokens,
+        "mean_prompt_tokens": lengths.mean_prompt_tokens,
+        "prompts_from": lengths.prompts_from,
         "completion_tokens": run.written_tokens,
         "mean_completion_tokens": lengths.completion_tokens,
         "updates": run.config.updates_per_step,
@@ -253,9 +258,11 @@ def _head(plan: Plan) -> Iterator[str]:
         kind += f" over {run.policy.quantization}"
     yield f"{shape.name}: {_count(shape.num_parameters)} parameters, {kind} trained ({_count(run.trained_parameters)})"
     unit = "rows" if run.is_supervised else f"prompts x {run.config.algorithm.group_size} completions"
+    assumed = " (assumed: --mean-tokens)" if run.lengths.is_mean_assumed else ""
     yield (
-        f"a step: {run.config.run.prompts_per_step} {unit}, prompts of {run.lengths.prompt_tokens} tokens, "
-        f"completions of {run.lengths.completion_tokens:g} on average and {run.written_tokens} at most"
+        f"a step: {run.config.run.prompts_per_step} {unit}, prompts of {_prompts(run.lengths)}, completions of "
+        f"{run.lengths.completion_tokens:g} on average{assumed} "
+        f"and {run.written_tokens} at most"
     )
     if run.turn_limit > 1:
         lengths = run.lengths
@@ -280,6 +287,14 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"warning: {warning}"
 
 
+def _prompts(lengths: TokenLengths) -> str:
+    """Tokens of the prompts, and who says so."""
+    if lengths.prompts_from == "measured":
+        return f"{lengths.mean_prompt_tokens:.0f} tokens on average and {lengths.prompt_tokens} at most (your rows)"
+    source = "assumed: --prompt-tokens" if lengths.prompts_from == "assumed" else lengths.prompts_from
+    return f"{lengths.prompt_tokens} tokens ({source})"
+
+
 def _backends(run: PlannedRun) -> str:
     """The ways of training and sampling, as far as the model's configuration tells."""
     shape = run.shape
@@ -302,7 +317,7 @@ def _memory(plan: Plan) -> Iterator[str]:
     for need in plan.memory.needs:
         yield ""
         room = plan.device.memory_bytes / GIB
-        verdict = _verdict(need, plan.device)
+        verdict = _verdict(plan, need)
         yield f"memory of a {need.role}, GiB: peak {_gib(need.peak_bytes)} of {room:.1f}, {verdict}"
         if need.role == "trainer" and not plan.loads:
             yield (
@@ -319,12 +334,12 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"CPU memory: {_gib(plan.memory.host_bytes)} GiB for master weights and optimizer moments"
 
 
-def _verdict(need: Need, device: Device) -> str:
+def _verdict(plan: Plan, need: Need) -> str:
     """Whether a device has room, and whether the plan's own error decides that."""
-    if need.peak_bytes > device.memory_bytes * (1 - GPU_MARGIN):
+    if need.peak_bytes > plan.device.memory_bytes * (1 - GPU_MARGIN):
         return "does NOT fit"
-    is_tight = need.peak_bytes * (1 + MEMORY_ERROR) > device.memory_bytes
-    return f"tight: fits, but {MEMORY_ERROR:.0%} more would not" if is_tight else "fits"
+    tight = is_tight(plan.run, Memory((need,)), plan.device)
+    return f"tight: fits, but {MEMORY_ERROR:.0%} more would not" if tight else "fits"
 
 
 def _cell(need: Need, name: str, phase: Any) -> str:
@@ -356,19 +371,29 @@ def _fit(plan: Plan) -> Iterator[str]:
             else "no three changes make it fit; those that save most:"
         )
         for advice in plan.advice:
-            texts = [text for change in advice.changes for text in change.concrete(plan.run)]
-            yield "  " + " ".join(_quoted(text) for text in texts)
-            costs = "; ".join(change.what for change in advice.changes)
-            yield f"      peak {_gib(advice.peak_bytes)} GiB; cost: {costs}"
+            yield "  " + " ".join(_quoted(text) for text in advice.overrides)
+            costs = "; ".join(dict.fromkeys(change.what for change in advice.changes))
+            tight = ", tight" if advice.fits and advice.is_tight else ""
+            yield f"      peak {_gib(advice.peak_bytes)} GiB{tight}{_spent(plan, advice)}; cost: {costs}"
         if not fitting:
             yield "  or use more GPUs, as in the table above"
+
+
+def _spent(plan: Plan, advice: Advice) -> str:
+    """Hours and price of a run that fits after a change."""
+    if not advice.fits:
+        return ""
+    hours = step_time(advice.run, plan.device, network_gbit=plan.network_gbit).total * advice.run.steps / 3600
+    usd = price(advice.run.layout, plan.device, hours=hours)
+    return f", {_hours(hours)}" + (f", {_usd(usd, 'on_demand')} USD" if usd.on_demand is not None else "")
 
 
 def _time(plan: Plan) -> Iterator[str]:
     time = plan.time
     yield ""
     if plan.run.is_supervised:
-        yield f"a step: about {_seconds(time.train)} of training, {time.trained_per_second:,.0f} tokens/s"
+        yield f"a step: about {_seconds(time.train)} of training, {time.trained_per_second:,.0f} completion tokens/s"
+        yield from _mfu(plan)
         yield _speeds(plan.device)
         return
     parts = [f"sampling {_seconds(time.sample)}", f"training {_seconds(time.train)}"]
@@ -378,7 +403,10 @@ def _time(plan: Plan) -> Iterator[str]:
     else:
         overlap = f"at the same time, with rollouts.staleness {plan.run.rollouts.staleness}"
         yield f"a step: about {_seconds(time.total)}: {', '.join(parts)} {overlap}"
-    yield f"  {time.sampled_per_second:,.0f} tokens/s sampled, {time.trained_per_second:,.0f} tokens/s trained"
+    yield (
+        f"  {time.sampled_per_second:,.0f} completion tokens/s in sampling, {time.trained_per_second:,.0f} in training"
+    )
+    yield from _mfu(plan)
     if time.network >= 0.05 * time.train:
         yield f"  {_seconds(time.network)} of training waits for the weights and gradients of other devices"
     if plan.run.turn_limit > 1:
@@ -397,6 +425,12 @@ def _time(plan: Plan) -> Iterator[str]:
         yield f"  steps per hour by rollouts.staleness, for {lengths}:"
         yield "    " + ", ".join(f"{name}: {_rate(rate)}" for name, rate in rates.items())
     yield _speeds(plan.device)
+
+
+def _mfu(plan: Plan) -> Iterator[str]:
+    """The share of a GPU's nominal rate that training reaches by the plan."""
+    if plan.run.layout.is_gpu:
+        yield f"  in training {planned_mfu(plan.run, plan.device, plan.time)}"
 
 
 def _rate(rate: float) -> str:
@@ -439,13 +473,16 @@ def _cost(plan: Plan) -> Iterator[str]:
         yield f"  steps of run.steps; sft.epochs={epochs:g} sets other ones once the rows have been counted"
     if plan.device.on_demand is None and plan.device.spot is None:
         if plan.device.is_gpu:
-            yield f"  no price known for {plan.device.name}; add yours to a YAML table and pass it with --devices"
+            yield f"  no price known for {plan.device.name}; give yours with --usd-per-gpu-hour"
         return
     dated = f", {plan.device.priced}" if plan.device.priced else ""
-    yield f"  USD, prices from {plan.device.source or 'an unnamed source'}{dated}:"
+    yield f"  USD, price of {plan.device.name} from {plan.device.source or 'an unnamed source'}{dated}:"
     rows = [["", "devices", "per hour", "on spot", "per run", "on spot"]]
     for trainer in plan.trainers:
-        count = str(trainer.run.layout.ranks + trainer.run.layout.sampler_devices) if trainer.fits else "> 64"
+        if not trainer.fits:
+            rows.append([trainer.name, "> 64", *"----"])
+            continue
+        count = str(trainer.run.layout.ranks + trainer.run.layout.sampler_devices)
         rows.append(
             [
                 trainer.name,

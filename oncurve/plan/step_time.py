@@ -11,6 +11,7 @@ from oncurve.plan import constants
 from oncurve.plan.hardware import Device
 from oncurve.plan.memory import samples_by_modules
 from oncurve.plan.planned_run import PlannedRun
+from oncurve.plan.utilization import Mfu, training_mfu
 from oncurve.plan.weight_transfer import Part, sync_bytes, transfer_parts
 
 
@@ -23,6 +24,7 @@ class StepTime:
     sync: float
     sampled_tokens: float
     trained_tokens: float
+    """Completion tokens, in each pass over the step once."""
     sync_bytes: float
     wait: float = 0.0
     """Part of the sampling time in which nothing can be decoded until tools answer."""
@@ -47,13 +49,12 @@ class StepTime:
 
     @property
     def trained_per_second(self) -> float:
-        """Prompt and completion tokens per second of training."""
+        """Completion tokens per second of training."""
         return self.trained_tokens / self.train
 
 
 def step_time(run: PlannedRun, device: Device, *, network_gbit: float) -> StepTime:
     """Seconds of a step on a device."""
-    trained = run.step_tokens
     sends = not run.is_supervised
     compute = train_seconds(run, device)
     beside, after = exchange_seconds(run, device, network_gbit=network_gbit)
@@ -65,7 +66,7 @@ def step_time(run: PlannedRun, device: Device, *, network_gbit: float) -> StepTi
         network=waits,
         sync=sum(part.seconds for part in transfer),
         sampled_tokens=run.config.completions_per_step * run.lengths.completion_tokens,
-        trained_tokens=trained,
+        trained_tokens=run.trained_tokens,
         sync_bytes=sync_bytes(run) if sends else 0.0,
         wait=wait_seconds(run),
         read_again_tokens=run.config.completions_per_step * run.read_again_tokens,
@@ -108,6 +109,20 @@ def _with_steps(run: PlannedRun, steps: int) -> PlannedRun:
     return run.with_keys("run", {"prompts_per_step": steps * run.config.run.prompts_per_step})
 
 
+def planned_mfu(run: PlannedRun, device: Device, time: StepTime) -> Mfu:
+    """MFU of the training of a step on all devices that train."""
+    passes, lengths = run.config.run.passes_per_step, run.lengths
+    return training_mfu(
+        run.shape,
+        completion_tokens=passes * run.config.completions_per_step * run.mean_tokens,
+        prompt_tokens=passes * run.config.completions_per_step * lengths.mean_prompt_tokens,
+        group_size=1 if run.is_supervised else run.config.algorithm.group_size,
+        row_tokens=lengths.mean_prompt_tokens + run.mean_tokens,
+        trains_adapter=run.trains_adapter,
+        peak_operations=time.train * run.layout.ranks * device.bf16 * 1e12,
+    )
+
+
 def flops_per_token(run: PlannedRun) -> float:
     """Operations of training on one token.
 
@@ -120,7 +135,7 @@ def flops_per_token(run: PlannedRun) -> float:
     backward = 2 if not run.trains_adapter else 1
     passes = 1 + backward + (1 if run.policy.gradient_checkpointing else 0)
     passes = run.config.run.passes_per_step * passes + run.extra_passes
-    row = run.lengths.prompt_tokens + run.mean_tokens
+    row = run.lengths.mean_prompt_tokens + run.mean_tokens
     return passes * (2.0 * run.shape.matrix_parameters + 4.0 * run.shape.layers * run.shape.query_size * row / 2)
 
 
@@ -211,7 +226,7 @@ def sample_seconds(run: PlannedRun, device: Device) -> float:
 
 def _prompt_seconds(run: PlannedRun, device: Device, devices: int) -> float:
     """Reading the prompts of a step, and again what tools answered."""
-    reads = run.config.run.prompts_per_step * run.lengths.prompt_tokens
+    reads = run.config.run.prompts_per_step * run.lengths.mean_prompt_tokens
     reads += run.config.completions_per_step * run.read_again_tokens
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
     return 2.0 * run.shape.matrix_parameters * reads / (rate * devices)
@@ -221,7 +236,7 @@ def _step_seconds(run: PlannedRun, device: Device, running: float) -> float:
     """One token of each running row of a device."""
     rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
     bandwidth = device.bandwidth * GB * decode_share(run, device)
-    length = run.lengths.prompt_tokens + run.mean_tokens / 2
+    length = run.lengths.mean_prompt_tokens + run.mean_tokens / 2
     cut = (run.server_devices or run.layout.sampler_devices) or 1
     read = run.width * (
         run.shape.parameters_read(running * cut) / cut + running * length * run.shape.kv_numbers_per_token

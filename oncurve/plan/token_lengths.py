@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
 
 from oncurve.core.errors import ConfigError
 from oncurve.plan import constants
@@ -19,12 +22,17 @@ PROMPT_TOKENS = {
 """Guessed. Tokens of a long prompt with its template, by the type of the data; 512 for any other."""
 
 
+PromptSource = Literal["assumed", "given", "data.max_prompt_tokens", "measured"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLengths:
     """Lengths in tokens. By default a completion has one turn and no answer."""
 
     prompt_tokens: int
-    """Tokens of a long prompt, S."""
+    """Tokens of a long prompt, S: memory is planned for it, time for the mean."""
+    mean_prompt_tokens: float
+    prompts_from: PromptSource = "assumed"
     completion_tokens: float
     """Tokens that the policy writes in the average completion, in all turns together: time is planned for the average,
     memory for the longest."""
@@ -36,19 +44,22 @@ class TokenLengths:
     """Until a tool or an environment has answered."""
     context_tokens: int | None = None
     """Prompt, turns and answers together, at most; None: no limit."""
+    is_mean_assumed: bool = True
+    """The mean of completions is a share of their limit, since nobody named another."""
 
 
 def guess_lengths(
     config: Config,
     *,
     prompt_tokens: int | None = None,
+    measured: Sequence[int] = (),
     mean_tokens: float | None = None,
     mean_turns: float | None = None,
     answer_tokens: float | None = None,
     tool_seconds: float | None = None,
     context_tokens: int | None = None,
 ) -> TokenLengths:
-    """The lengths that are provided, and guesses for the others.
+    """The lengths that are provided or were ``measured`` on rows, and guesses for the others.
 
     A guessed prompt leaves room for the completion in the model's context. Raises ConfigError for a length beyond the
     recipe's limit.
@@ -59,10 +70,13 @@ def guess_lengths(
         raise ConfigError(
             f"--mean-tokens {mean:g} is more than rollouts.max_completion_tokens, {limit}. Lower it or raise the limit"
         )
-    guess = PROMPT_TOKENS.get(config.data.type, 512)
-    if context_tokens is not None and limit < context_tokens < limit + guess:
-        guess = context_tokens - limit
-    prompt = prompt_tokens or config.data.max_prompt_tokens or guess
+    prompts = _prompts(config, prompt_tokens, measured, context_tokens)
+    shared = {
+        **prompts,
+        "completion_tokens": mean,
+        "is_mean_assumed": mean_tokens is None,
+        "context_tokens": context_tokens,
+    }
     if not config.rollouts.has_episodes:
         options = {"--mean-turns": mean_turns, "--answer-tokens": answer_tokens, "--tool-seconds": tool_seconds}
         for option, value in options.items():
@@ -71,7 +85,7 @@ def guess_lengths(
                     f"{option} is for completions with tools, and this recipe has none. Set rollouts.tools or "
                     f"rollouts.environments, or leave {option} out"
                 )
-        return TokenLengths(prompt_tokens=prompt, completion_tokens=mean, context_tokens=context_tokens)
+        return TokenLengths(**shared)
     limits = config.rollouts.episodes
     turns = mean_turns or min(constants.MEAN_TURNS, float(limits.max_turns))
     answer = answer_tokens or constants.MEAN_ANSWER_SHARE * limits.max_answer_tokens
@@ -84,10 +98,22 @@ def guess_lengths(
                 f"{option} {value:g} is more than rollouts.episodes.{key}, {most}. Lower it or raise the limit"
             )
     return TokenLengths(
-        prompt_tokens=prompt,
-        completion_tokens=mean,
         turns=turns,
         answer_tokens=answer,
         answer_seconds=constants.TOOL_SECONDS if tool_seconds is None else tool_seconds,
-        context_tokens=context_tokens,
+        **shared,
     )
+
+
+def _prompts(config: Config, wished: int | None, measured: Sequence[int], context_tokens: int | None) -> dict[str, Any]:
+    """The prompts' lengths, by who knows them best."""
+    source: PromptSource = "given" if wished else "measured" if measured else "assumed"
+    longest = wished or max(measured, default=0)
+    if not longest and config.data.max_prompt_tokens:
+        source, longest = "data.max_prompt_tokens", config.data.max_prompt_tokens
+    if not longest:
+        limit, longest = config.rollouts.max_completion_tokens, PROMPT_TOKENS.get(config.data.type, 512)
+        if context_tokens is not None and limit < context_tokens < limit + longest:
+            longest = context_tokens - limit
+    mean = fmean(measured) if source == "measured" else longest
+    return {"prompt_tokens": longest, "mean_prompt_tokens": mean, "prompts_from": source}

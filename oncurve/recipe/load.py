@@ -45,8 +45,22 @@ def _mapping(loader: _StrictLoader | _QuickLoader, node: yaml.MappingNode) -> di
     return loader.construct_mapping(node, deep=True)
 
 
+def _number(loader: _StrictLoader | _QuickLoader, node: yaml.ScalarNode) -> Any:
+    """A number in base ten: YAML 1.1 reads 010 as 8, and 1:30 as 90."""
+    digits = node.value.lstrip("+-")
+    if ":" in digits or (digits[:1] == "0" and digits.isdecimal() and len(digits) > 1):
+        line = node.start_mark.line + 1
+        raise ConfigError(
+            f"line {line}: YAML does not read {node.value} in base ten. Write another number, or quote it"
+        )
+    kind = node.tag.rpartition(":")[2]
+    return getattr(loader, f"construct_yaml_{kind}")(node)
+
+
 for _loader in (_StrictLoader, _QuickLoader):
     _loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+    _loader.add_constructor("tag:yaml.org,2002:int", _number)
+    _loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 def _parse(text: str) -> Any:
@@ -147,7 +161,7 @@ def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
-    if not config.rollouts.has_episodes and any(reward.type == "environment" for reward in config.rewards):
+    if not config.rollouts.plays_rows and any(reward.type == "environment" for reward in config.rewards):
         raise ConfigError(
             f"{source}: a reward of type environment is what an environment or an agent gives, and the recipe has "
             f"neither. Set rollouts.environments or rollouts.agent, or choose another reward"
@@ -187,7 +201,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} is not of the form key=value, such as run.steps=50")
     try:
         value: Any = _parse(text) if text else None
-    except (yaml.YAMLError, ConfigError, ValueError, RecursionError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"override {override!r}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {override!r}: the value is {explain_yaml(error)}") from None
     *parents, last = path.split(".")
     node: Any = tree

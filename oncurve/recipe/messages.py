@@ -84,6 +84,7 @@ _YAML_PROBLEMS = {
     "expected the node content": "a value is missing here",
     "expected <document start>": "something follows the value; a list is written [a, b]",
     "expected '<document start>'": "something follows the value; a list is written [a, b]",
+    "found another document": "--- begins a second recipe here; a file holds one",
     "block end": "the indentation is wrong here",
     "cannot start any token": "this character needs quotation marks around the value",
 }
@@ -101,6 +102,8 @@ def explain(error: ValidationError) -> Iterator[str]:
         parts = [str(part) for part in problem["loc"]]
         key = ".".join(part for index, part in enumerate(parts) if not _is_tag(parts, index))
         sentence = _SENTENCES.get(problem["type"])
+        if problem["type"] == "truth_value":
+            key = ".".join(filter(None, (key, str(problem.get("ctx", {}).get("key", "")))))
         if problem["type"] == "extra_forbidden" and "." in parts[0]:
             section, _, last = key.partition(".")
             yield f"{key}: keys with a dot are for the command line. In a file write {section}: {{{last}: ...}}"
@@ -121,16 +124,23 @@ def _unknown(key: str, chosen: str | None, value: Any) -> str:
     """A key or a section that there is not."""
     if "." not in key and isinstance(value, Mapping):
         sections = [name for name, field in Config.model_fields.items() if any(_sections(field.annotation))]
+        keys, all_keys = list(cast("Mapping[str, Any]", value)), set(known_keys())
         close = difflib.get_close_matches(key, sections, n=1, cutoff=0.5)
-        keys = list(cast("Mapping[str, Any]", value))
+        close = [name for name in close if all(f"{name}.{inner}" in all_keys for inner in keys)]
         inside = f".{keys[0]}" if len(keys) == 1 else ""
         hint = f"Did you mean '{close[0]}{inside}'?" if close else f"Known sections: {', '.join(sections)}"
         return f"{key}: there is no such section. {hint}"
     return f"{key}: there is no such key{_instead(key, chosen)}"
 
 
+def _printed(value: Any) -> str:
+    """A value as a recipe has it."""
+    words = {True: "true", False: "false", None: "nothing"}
+    return words[value] if value is None or isinstance(value, bool) else f"{value!r:.80}"
+
+
 def _expected(expected: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
-    return lambda key, value, _: f"this must be {expected}; found {value!r:.80}"
+    return lambda key, value, _: f"this must be {expected}; found {_printed(value)}"
 
 
 def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]], str]:
@@ -146,12 +156,20 @@ def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
         written = ", ".join(f"{name}: {word}" for name, word in keys.items())
         example = f"{generic}: [{{{written}}}]" if index.isdigit() else f"{key}: {{{written}}}"
         return f"this is a section with keys of its own; found {value!r:.80}. Write {example}"
-    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {value!r:.80}"
+    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {_printed(value)}"
 
 
 def _no_mapping(key: str, value: Any, _: Mapping[str, Any]) -> str:
-    hint = f". Write {key.rpartition('.')[2]}: {{a_name: {value}}}" if isinstance(value, str) else ""
-    return f"this must be a mapping of names to values; found {value!r:.80}{hint}"
+    first = cast("list[Any]", value)[0] if isinstance(value, list) and value else value
+    hint = f". Write {key.rpartition('.')[2]}: {{a_name: {first}}}" if isinstance(first, str) else ""
+    return f"this must be a mapping of names to values; found {_printed(value)}{hint}"
+
+
+def _as_yaml(value: Any) -> str:
+    """A value on one line of a recipe."""
+    if not isinstance(value, Mapping):
+        return "a, b" if value is None else str(value)
+    return f"{{{', '.join(f'{name}: {_as_yaml(inner)}' for name, inner in cast('Mapping[str, Any]', value).items())}}}"
 
 
 def _a_key_of(section: str) -> str:
@@ -168,12 +186,15 @@ def _types_of(key: str) -> list[str]:
 
 def _no_type(key: str, section: Any, _: Mapping[str, Any]) -> str:
     known, section = _types_of(key), cast("Mapping[str, Any]", section)
-    ends = (
-        f" A path says it by its ending, {', '.join(FILE_TYPES)}; {section['path']!r} does not"
-        if "path" in section
-        else ""
-    )
-    return f"the key {key}.type is needed and missing. Known: {', '.join(known)}.{ends}"
+    if path := section.get("path"):
+        ends = ", ".join(FILE_TYPES)
+        return (
+            f"the key {key}.type is needed and missing, since the ending of {path!r} says none. Name a file that ends "
+            f"in {ends}, or set the type, such as {key}.type=huggingface for a folder"
+        )
+    if (only := next(iter(section), None)) in known and len(section) == 1:
+        return f"{only!r} is a type, and stands where a key is. Write {{type: {only}}}"
+    return f"the key {key}.type is needed and missing. Known: {', '.join(known)}."
 
 
 def _wrong_type(key: str, value: Any, context: Mapping[str, Any]) -> str:
@@ -198,14 +219,20 @@ def _missing(key: str, value: Any, _: Mapping[str, Any]) -> str:
 
 
 def _no_list(key: str, value: Any, _: Mapping[str, Any]) -> str:
-    example = f"{key}=[{{type: {value}}}]" if key == "rewards" and isinstance(value, str) else "[a, b]"
-    return f"this must be a list, such as {example}; found {value!r:.80}"
+    inside = f"{{type: {value}}}" if key == "rewards" and isinstance(value, str) else _as_yaml(value)
+    example = f"{key.rpartition('.')[2]}: [{inside}]"
+    return f"this must be a list, such as {example}; found {_printed(value)}"
 
 
 def _too_short(key: str, value: Any, context: Mapping[str, Any]) -> str:
     if key == "rewards":
         return "name at least one reward, such as rewards=[{type: mathematics}]"
     return f"this needs at least {context['min_length']} of them; found {value!r:.80}"
+
+
+def _no_truth_value(key: str, value: Any, context: Mapping[str, Any]) -> str:
+    """YAML reads yes, no, on and off as truth values too."""
+    return f"this takes no truth value; found {_printed(context['value'])}"
 
 
 _SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
@@ -228,6 +255,7 @@ _SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
     "bool_type": _expected("true or false"),
     "bool_parsing": _expected("true or false"),
     "string_type": _expected("text"),
+    "truth_value": _no_truth_value,
     **dict.fromkeys(
         ("datetime_type", "datetime_parsing", "datetime_from_date_parsing"),
         _expected("a date or a time, such as 2026-11-25T09:00:00"),
@@ -270,7 +298,9 @@ def _instead(key: str, chosen: str | None) -> str:
         return f" in a section of type {chosen}; it belongs to {', '.join(owners)}. Remove it or change {parent}.type"
     section = generic.rpartition(".")[0]
     fitting = {name for name, owner in typed if chosen is None or owner == chosen or name.rpartition(".")[0] != section}
-    return f".{_nearest(generic, fitting)}"
+    hint = _nearest(generic, fitting)
+    parent = key.rpartition(".")[0]  # of a list, with the index
+    return f".{hint.replace(f'{section}.', f'{parent}.') if section else hint}"
 
 
 SYNONYMS = {
@@ -299,7 +329,8 @@ SYNONYMS = {
 
 def _nearest(generic: str, names: set[str]) -> str:
     section, _, last = generic.rpartition(".")
-    if (known := SYNONYMS.get(last)) is not None and known != generic:
+    alike_words = difflib.get_close_matches(last, SYNONYMS, n=1, cutoff=0.88)
+    if alike_words and (known := SYNONYMS[alike_words[0]]) != generic:
         return f" Did you mean {known!r}?"
     alike = {name.rpartition(".")[0]: name for name in names if name.rpartition(".")[2] == last and "." in name}
     close = [alike[close_name] for close_name in difflib.get_close_matches(section, alike, n=1, cutoff=0.6)]

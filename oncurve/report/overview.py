@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oncurve.core.errors import DataError
+from oncurve.core.errors import ConfigError, DataError
 from oncurve.doctor.case import Case, read_case, read_config
 from oncurve.doctor.diagnose import CHECKS, diagnose
 from oncurve.observe.columns import Columns, read_columns
@@ -23,6 +23,7 @@ from oncurve.observe.record import METRICS, json_if_there, read_json
 from oncurve.observe.run_model import MODEL
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.report.page import finite
+from oncurve.run_errors import CheckpointError
 from oncurve.wording import percent
 
 if TYPE_CHECKING:
@@ -111,6 +112,38 @@ def priced_device(name: str, devices: Mapping[str, Device]) -> Device | None:
 
 def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+
+
+def run_mfu(case: Case, manifest: Mapping[str, Any]) -> str | None:
+    """MFU of the run's training on GPUs; None where the model's shape or the GPU's rate is not known here."""
+    gpus, metrics = gpu_names(manifest), case.columns
+    seconds, trained = metrics.total("time/train_seconds"), metrics.total("tokens/trained")
+    prompts, lengths = metrics.values("prompt/mean_tokens"), metrics.values("completion/mean_tokens")
+    if not (gpus and seconds and trained and prompts and lengths):
+        return None
+
+    from oncurve.plan.find_shape import find_shape  # lazy
+    from oncurve.plan.hardware import load_devices  # lazy
+    from oncurve.plan.utilization import training_mfu  # lazy
+
+    if (device := priced_device(gpus[0], load_devices())) is None:
+        return None
+    try:
+        shape = find_shape(str(case.setting("model")), fetches=False)
+    except (CheckpointError, ConfigError):
+        return None
+    prompt, completion = statistics.fmean(prompts), statistics.fmean(lengths)
+    supervised = case.setting("sft") is not None
+    mfu = training_mfu(
+        shape,
+        completion_tokens=trained,
+        prompt_tokens=trained * prompt / completion,
+        group_size=1 if supervised else int(case.number("algorithm.group_size")),
+        row_tokens=prompt + completion,
+        trains_adapter=case.setting("policy.lora") is not None,
+        peak_operations=seconds * int(manifest.get("processes") or 1) * device.bf16 * 1e12,
+    )
+    return str(mfu)
 
 
 MAX_STAGES = 8
@@ -215,7 +248,7 @@ def overview(run: Path, case: Case | None = None, *, usd_per_hour: float | None 
         "state": state(run),
         "facts": [*_facts(manifest, case.config), *_weights(metrics)],
         "arithmetic": _arithmetic(case.config, manifest),
-        "spent": _spent(metrics, manifest, usd_per_hour),
+        "spent": _spent(metrics, manifest, usd_per_hour) | {"mfu": run_mfu(case, manifest)},
         "stages": stages(run, case.config),
         "evaluation": evaluation(run),
         "num_checks": len(CHECKS),
@@ -355,7 +388,7 @@ def _spent(metrics: Columns, manifest: Mapping[str, Any], usd_per_hour: float | 
 def _text_if_there(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
 
 

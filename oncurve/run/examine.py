@@ -71,6 +71,8 @@ def ask(
     """Print completions of questions; without questions, ask for them until the input ends."""
     if count > 1 and temperature == 0:
         raise ConfigError(f"--count {count} at temperature 0 would print the same completion; add --temperature 1")
+    if not all(question.strip() for question in questions):
+        raise ConfigError("a question is empty. Write it in quotation marks, or leave it out to be asked for it")
     config = Config.model_validate({"model": model, "data": {"type": "word_problems"}})
     policy = make_policy(config, is_trained=False)
     data = config.data

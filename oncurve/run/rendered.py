@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import Prompt
-from oncurve.data.chat_template import Chat, TemplateRefusal, write_conversations
+from oncurve.data.chat_template import Chat, TemplateRefusal, prepare_tokenizer, write_conversations
 from oncurve.data.datasets import count_rows, draw_rows, hold_out, shared_rows
 from oncurve.data.from_settings import FIRST_ROWS, Rows, make_rows
 from oncurve.data.prompts import Excluded, ToolsOf, render_prompts
@@ -226,6 +226,26 @@ def make_prompts(
             hinted = writer.hinted(train)
     demonstrated = (demonstrations, demonstrations_during, demonstrations_held_out)
     return Rendered(train, middle, test_prompts, excluded, *demonstrated, hinted)
+
+
+def prompt_lengths(
+    config: Config, tokenizer: PreTrainedTokenizerBase, *, context_tokens: int | None = None
+) -> list[int]:
+    """Tokens of the training prompts, of the first thousand rows where there are more; those of too long ones left out.
+
+    Raises DataError or ConfigError as ``make_prompts``.
+    """
+    prepare_tokenizer(cast("Any", tokenizer), template=config.data.chat_template, moment=config.data.now)
+    data = config.data.model_copy(update={"limit": min(config.data.limit or FIRST_ROWS, FIRST_ROWS)})
+    rows = make_rows(data, seed=0, needs_answer=False, demonstrated=config.sft is not None)
+    rows, few_shot = (
+        hold_out(rows, count=data.few_shot, seed=config.evaluation.split_seed) if data.few_shot else (rows, [])
+    )
+    writer = _Writer(config, tokenizer, few_shot, config.prompt_limit(context_tokens), context_tokens, NOTHING)
+    if config.sft is not None:
+        demonstrations = writer.demonstrations(rows, data, config.sft)
+        return [len(demonstration.prompt.prompt_ids) for demonstration in demonstrations]
+    return [len(prompt.prompt_ids) for prompt in writer.prompts(rows, data)]
 
 
 @dataclass

@@ -72,8 +72,8 @@ def finish(steps: Steps) -> Result:
 
 
 def plain_text(renderable: Any, *, width: int = 100) -> str:
-    """A console's output, as text."""
-    console = Console(file=io.StringIO(), width=width, force_jupyter=False)
+    """A console's output, as text, also where FORCE_COLOR is set, as in a notebook's kernel."""
+    console = Console(file=io.StringIO(), width=width, force_jupyter=False, force_terminal=False)
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()

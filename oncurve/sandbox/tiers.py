@@ -88,7 +88,8 @@ def choose_isolation(allow: TierName = "bubblewrap") -> TierName:
     message = f"programs cannot be isolated on this machine, so none is run. {reasons}."
     if allow == "bubblewrap" and _report("landlock").works:
         message += (
-            f' The weaker isolation "landlock" works here ({_PROTECTION["landlock"]}): allow="landlock" accepts it.'
+            f' The weaker isolation "landlock" works here ({_PROTECTION["landlock"]}): isolation: landlock in the '
+            f'reward, or allow="landlock", accepts it.'
         )
     raise SandboxUnavailable(message)
 

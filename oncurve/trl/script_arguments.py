@@ -14,6 +14,7 @@ from transformers import HfArgumentParser, PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.recipe.messages import OTHER_SYSTEMS
+from oncurve.recipe.schema import Config
 from oncurve.trl.grpo_config import GRPOConfig
 from oncurve.trl.options import older
 from oncurve.wording import did_you_mean
@@ -162,6 +163,10 @@ class TrlParser(HfArgumentParser):
         old |= _take_old_options(options, known) if takes_old else {}
         unknown = [name for name in config if name not in known]
         if unknown and fail_with_unknown_args:
+            if set(unknown) <= set(Config.model_fields):
+                raise ConfigError(
+                    f"{path}: the file is a recipe of oncurve, and no options of TRL's: `oncurve train {path}`"
+                )
             if not known.intersection(config):
                 names = ", ".join(unknown[:4])
                 raise ConfigError(f"{path}: none of its keys ({names}) is an option of TRL's. {OTHER_SYSTEMS}")

@@ -26,6 +26,13 @@ FILES = {
     "wrapped.json": '{"data": [{"question": "1", "answer": "2"}]}',
     "torn.json": '[{"question": "1", "answer": "2"},\n{"question": ',
     "texts.json": '["a"]',
+    "twice.csv": "question,question,answer\n1,2,3\n",
+    "splits.json": '{"train": [{"question": "1"}], "test": [{"question": "2"}]}',
+    "limit.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{type: length, limit: 3}]\n",
+    "key.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{r1_zero: {}}]\n",
+    "tools.yaml": "model: embedded\ndata: {path: rows.jsonl}\nrewards: [{type: environment}]\n"
+    "rollouts: {tools: [a:b]}\n",
+    "held/a/metrics.jsonl": "",
     "two.jsonl": '{"a": 1}\n{"a": 2}\n',
 }
 MISTAKES = (
@@ -44,7 +51,24 @@ MISTAKES = (
     ("train recipe.yaml run.steps", "not of the form key=value"),
     ("train recipe.yaml run.folder=file.txt run.name=x", "file.txt: is a file, not a folder"),
     ("train recipe.yaml run.name=../up", "not the name of one folder"),
-    ("train recipe.yaml model=file.txt", "no such folder"),
+    ("train recipe.yaml model=file.txt", "is a file. Name the folder"),
+    ("train recipe.yaml run.steps=010", "YAML does not read 010 in base ten"),
+    ("train recipe.yaml algorithm.kl_coef=yes", "algorithm.kl_coef: this takes no truth value; found true"),
+    ("train recipe.yaml rollouts.tools=a.py:add", "must be a list, such as tools: [a.py:add]"),
+    ("train recipe.yaml rollouts.environments=[a.py:Nim]", "Write environments: {a_name: a.py:Nim}"),
+    ("train recipe.yaml rollouts.max_tokns=3", "Did you mean 'rollouts.max_completion_tokens'?"),
+    ("train recipe.yaml data.path=table.xlsx", "since the ending of 'table.xlsx' says none"),
+    ("train recipe.yaml data.path=twice.csv", "the first line names two columns 'question'"),
+    ("train recipe.yaml data.path=splits.json", "lists of rows (train 1, test 1). Write each to a file of its own"),
+    ("train limit.yaml", "Did you mean 'rewards.0.limited'?"),
+    ("train key.yaml", "'r1_zero' is a type, and stands where a key is. Write {type: r1_zero}"),
+    ("train tools.yaml", "a reward of type environment is what an environment or an agent gives"),
+    ("report rows.jsonl", "row 1 has no step"),
+    ("resume held", "Runs in it: held/a"),
+    ("evaluate nothing", "nothing: no run, and no such recipe"),
+    ("push held/a --repo a,b --dry-run", "is not the name of a repository"),
+    ("trl recipe.yaml", "is a recipe of oncurve"),
+    ("plan recipe.yaml --gpu A100", "Did you mean A100-80GB or A100-40GB?"),
     ("train recipe.yaml data.path=gone.csv", "there is no file gone.csv"),
     ("train recipe.yaml --learning-rate 3", "optimizer.learning_rate=3"),
     ("train recipe.yaml --rate 3", "No such option: --rate"),  # and no key that merely ends like it
@@ -112,6 +136,7 @@ def test_a_mistake_is_one_message(
     words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["oncurve", *words.split()])

@@ -93,3 +93,14 @@ def test_links_inside_the_project_lead_somewhere() -> None:
 def test_the_readme_begins_with_one_command_that_shows_it_and_one_that_tests_it() -> None:
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
     assert blocks[:2] == ["make demo\n", "make test\n"]
+
+
+def test_the_first_picture_of_the_readme_is_that_of_the_run_in_its_text() -> None:
+    """``python benchmarks/bench.py pictures`` writes the command of the run into the picture."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    [picture] = re.findall(r"\]\((docs/pictures/[^)]+)\)", text)[:1]
+    image = (ROOT / picture).read_bytes()
+    start = image.index(b"tEXtcommand\0")
+    told = image[start + 12 : start + 4 + int.from_bytes(image[start - 4 : start])].decode()
+    assert told in " ".join(text.replace("\\\n", " ").split())
+    assert f"run finished: runs/{told.partition('run.name=')[2].split()[0]}\n" in text

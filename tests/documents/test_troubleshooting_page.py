@@ -10,9 +10,9 @@ from pathlib import Path
 from offenders import assert_none, at, line_of
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = ROOT / "docs" / "troubleshooting.md"
+PATH = ROOT / "docs" / "watching.md"
 PAGE = PATH.read_text(encoding="utf-8")
-OURS = PAGE[: PAGE.index("\n## Messages of other software")]
+OURS = PAGE[: PAGE.index("\n### Messages of other software")]
 QUOTED = {
     found[1].strip("`"): line_of(OURS, found.start()) for found in re.finditer(r"^\| `(.+?)` \| ", OURS, re.MULTILINE)
 }

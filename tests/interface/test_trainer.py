@@ -181,7 +181,7 @@ def test_a_dataset_a_data_frame_and_a_generator_are_rows(tmp_path: Path) -> None
         Trainer("embedded", DatasetDict(train=Dataset.from_list(renamed), test=Dataset.from_list(renamed)), holds)
 
 
-def test_a_trained_model_is_saved_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_trained_model_is_saved_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer("embedded", ROWS, holds, run=run_of(tmp_path, steps=1), **SMALL)
     result = trainer.train()
     assert (
@@ -189,8 +189,10 @@ def test_a_trained_model_is_saved_where_it_is_asked_for(tmp_path: Path) -> None:
         == hashlib.sha256((trainer.save(tmp_path / "kept") / "model.safetensors").read_bytes()).hexdigest()
     )
     assert "% correct" in repr(result)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook's kernel does
     page = result._repr_html_()
     assert "report.html" in page
+    assert "\x1b" not in page
     assert "base" in page
 
 

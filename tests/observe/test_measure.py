@@ -52,6 +52,7 @@ def test_two_groups_by_hand() -> None:
             "group/unsolved_fraction": 0.0,
             "advantage/mean": 0.0,
             "advantage/std": math.sqrt(2 / 3),
+            "prompt/mean_tokens": 1.0,
             "completion/mean_tokens": 5.0,
             "completion/min_tokens": 2.0,
             "completion/max_tokens": 8.0,

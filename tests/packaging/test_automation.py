@@ -111,6 +111,14 @@ def test_hadolint_finds_nothing(path: Path) -> None:
     accepts(tool("hadolint"), str(path))
 
 
+def test_what_installs_oncurve_takes_it_from_a_checkout_while_no_registry_has_it() -> None:
+    told = ("*.md", "docs/*.md", "docs/decisions/*.md", "containers/*", "notebooks/*.ipynb", "oncurve/recipes/**/*.md")
+    named = re.compile(r"pip install\b(?:(?!&&|#).)*?(?<![\w/.-])['\"]?oncurve(?:\[|['\"\s`]|$)", re.MULTILINE)
+    assert named.search("pip install -U 'oncurve[servers]'")
+    files = [path for pattern in told for path in ROOT.glob(pattern) if path.is_file()]
+    assert not [str(path) for path in files if named.search(path.read_text(encoding="utf-8"))]
+
+
 def test_spot_machines_serve_the_model_of_their_recipe() -> None:
     path = ROOT / "containers" / "spot_samplers.sky.yaml"
     task = yaml.safe_load(path.read_text(encoding="utf-8"))

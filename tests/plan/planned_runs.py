@@ -36,5 +36,7 @@ def planned_run(
         config=parse_config(RECIPE, overrides),
         shape=shape,
         layout=DeviceLayout(**layout),
-        lengths=TokenLengths(prompt_tokens=prompt_tokens, completion_tokens=mean_tokens),
+        lengths=TokenLengths(
+            prompt_tokens=prompt_tokens, mean_prompt_tokens=prompt_tokens, completion_tokens=mean_tokens
+        ),
     )

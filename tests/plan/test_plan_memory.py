@@ -37,7 +37,7 @@ def test_full_training_in_half_width_takes_sixteen_bytes_per_weight_and_copies()
     assert found["weights, float32 (master)"] == 4 * N
     assert found["optimizer moments"] == 8 * N
     assert found["gradients"] == 4 * N
-    assert found["half-width copies"] == 2 * SHAPE.layers * SHAPE.layer_matrix_parameters
+    assert found["bf16 copies of weights"] == 2 * SHAPE.layers * SHAPE.layer_matrix_parameters
 
 
 def test_muon_has_one_moment_for_a_matrix_of_the_layers_and_two_for_the_rest() -> None:
@@ -50,7 +50,7 @@ def test_muon_has_one_moment_for_a_matrix_of_the_layers_and_two_for_the_rest() -
 
 @pytest.mark.proves("F52")
 def test_float32_needs_no_copies_and_a_reference_is_a_model_more() -> None:
-    assert "half-width copies" not in parts(planned_run("policy.compute_type=float32"))
+    assert "bf16 copies of weights" not in parts(planned_run("policy.compute_type=float32"))
     assert parts(planned_run(KL))["reference"] == 4 * N
     assert "reference" not in parts(planned_run(KL, LORA))
 
@@ -68,12 +68,12 @@ def test_an_adapter_has_few_moments_and_frozen_weights_shrink_in_four_bits() -> 
 
 def test_a_gpu_that_decodes_by_itself_needs_matrices_for_it() -> None:
     attention = SHAPE.layers * 2 * SHAPE.hidden * (SHAPE.query_size + SHAPE.kv_size)
-    full = parts(planned_run(), "sample")["matrices for sampling"]
+    full = parts(planned_run(), "sample")["weights repacked to decode"]
     assert full == 2 * (attention + SHAPE.head_parameters)
-    lora = parts(planned_run(LORA), "sample")["matrices for sampling"]
+    lora = parts(planned_run(LORA), "sample")["weights repacked to decode"]
     assert lora == 2 * (attention + SHAPE.is_tied * SHAPE.head_parameters)
     for run in (planned_run("rollouts.cuda_graphs=false"), planned_run("policy.compute_type=float32")):
-        assert "matrices for sampling" not in parts(run, "sample")
+        assert "weights repacked to decode" not in parts(run, "sample")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_stages_of_zero_cut_what_they_say(shard: str, weights: int, gradients: i
 @pytest.mark.proves("F54")
 def test_offload_leaves_half_width_weights_and_gradients_and_fills_the_machine() -> None:
     found = parts(planned_run(offloads_optimizer=True))
-    assert found["half-width weights"] == 2 * N
+    assert found["bf16 weights"] == 2 * N
     assert found["gradients"] == 2 * N
     assert "optimizer moments" not in found
     assert plan_memory(planned_run(offloads_optimizer=True)).host_bytes == 16 * N
@@ -120,21 +120,21 @@ def test_samplers_of_their_own_take_the_cache_from_the_trainer() -> None:
 def test_devices_that_sample_from_weights_in_parts_have_a_whole_copy() -> None:
     cut = planned_run(ranks=8, shard="zero3")
     linear = SHAPE.layers * SHAPE.layer_matrix_parameters + (0 if SHAPE.is_tied else SHAPE.head_parameters)
-    assert parts(cut)["copy to sample from"] == 2 * linear + 4 * (N - linear)
-    assert parts(cut.with_keys("policy", {"compute_type": "float32"}))["copy to sample from"] == 4 * N
+    assert parts(cut)["unsharded weights to decode"] == 2 * linear + 4 * (N - linear)
+    assert parts(cut.with_keys("policy", {"compute_type": "float32"}))["unsharded weights to decode"] == 4 * N
     apart = cut.with_layout({"placement": "split", "sampler_devices": 1})
     by_nccl = apart.with_keys("rollouts", {"transfer": "nccl"})
-    assert parts(by_nccl)["copy to sample from"] == parts(cut)["copy to sample from"]
+    assert parts(by_nccl)["unsharded weights to decode"] == parts(cut)["unsharded weights to decode"]
     elsewhere = apart.with_layout({"placement": "disaggregated"})
     for other in (planned_run(), cut.with_layout({"shard": "zero2"}), apart, elsewhere):
-        assert "copy to sample from" not in parts(other)
+        assert "unsharded weights to decode" not in parts(other)
 
 
 def test_embedding_and_head_are_gathered_in_float32() -> None:
     cut = planned_run("policy.gradient_checkpointing=true", ranks=8, shard="zero3")
     ends = SHAPE.head_parameters * (1 if SHAPE.is_tied else 2)
-    assert parts(cut)["gathered embedding and head"] == 4 * ends
-    assert "gathered embedding and head" not in parts(cut.with_layout({"shard": "zero2"}))
+    assert parts(cut)["all-gathered embedding and head"] == 4 * ends
+    assert "all-gathered embedding and head" not in parts(cut.with_layout({"shard": "zero2"}))
 
 
 def test_what_is_not_read_in_parts_is_whole_on_every_device_before_it_is_cut() -> None:
@@ -260,7 +260,7 @@ def test_what_is_in_tensors_is_told_apart_from_what_allocators_and_libraries_tak
         need = plan_memory(run).trainer
         for phase in PHASES:
             taken = {part.name: part.bytes for part in need.components if part.is_allowance and phase in part.phases}
-            assert set(taken) <= {"fragmentation", "device context", "libraries", "recorded steps"}
+            assert set(taken) <= {"fragmentation", "device context", "libraries", "CUDA graphs"}
             assert taken
             assert need.live_bytes(phase) == pytest.approx(need.phase_bytes(phase) - sum(taken.values()))
 

@@ -54,7 +54,7 @@ def test_a_recipe_holds_only_what_differs() -> None:
     [
         ("algorithm: {group_sise: 8}", "algorithm.group_sise", "algorithm.group_size"),
         ("run: {step: 8}", "run.step", "run.steps"),
-        ("rewards: [{type: r1_zero, wieght: 1}]", "rewards.0.wieght", "rewards.weight"),
+        ("rewards: [{type: r1_zero, wieght: 1}]", "rewards.0.wieght", "rewards.0.weight"),
         ("evaluation: {data: {type: gsm8k, pth: x}}", "evaluation.data.pth", "evaluation.data.path"),
         ("learning_rate: 1e-6", "learning_rate", "optimizer.learning_rate"),
     ],

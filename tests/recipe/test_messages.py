@@ -41,7 +41,7 @@ def message(text: str, *overrides: str) -> str:
         ("rollouts.environments=nim.py:Nim", "Write environments: {a_name: nim.py:Nim}"),
         ("policy.lora=16", "a section with keys of its own, such as policy.lora.rank; found 16"),
         ("rewards=[]", "name at least one reward, such as rewards=[{type: mathematics}]"),
-        ("rewards=mathematics", "such as rewards=[{type: mathematics}]"),
+        ("rewards=mathematics", "such as rewards: [{type: mathematics}]"),
         ("rewards=[{type: maths}]", "Did you mean 'mathematics'?"),
         ("rewards=[{weight: 1}]", "the key rewards.0.type is needed and missing"),
         ("run.steps=abc", "must be a whole number; found 'abc'"),
@@ -67,7 +67,10 @@ def test_a_wrong_value_is_explained_without_the_words_of_a_library(override: str
     [
         ("model: x\ndata:\n\ttype: gsm8k\n", "line 3 is indented with a tab. Indent with spaces"),
         ("model: x\ndata: {path: rows}\n", "the key data.type is needed and missing"),
-        ("model: x\ndata: {path: rows.jsonl.gz}\n", ".csv, .tsv, .parquet, .arrow; 'rows.jsonl.gz' does not"),
+        (
+            "model: x\ndata: {path: rows.jsonl.gz}\n",
+            "since the ending of 'rows.jsonl.gz' says none. Name a file that ends in .jsonl",
+        ),
         ("model: x\n", "such as `data: {type: gsm8k}`"),
         ("data: {type: gsm8k}\n", "such as `model: Qwen/Qwen2.5-0.5B`"),
         ("model: [", "not valid YAML: line 1"),

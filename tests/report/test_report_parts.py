@@ -18,13 +18,14 @@ import pytest
 from made_runs import CONFIG, MANIFEST, make_episode_run, make_run, row, write_step
 
 from oncurve.core.errors import DataError
+from oncurve.doctor.case import read_case
 from oncurve.evaluate.evaluation import read_evaluation
 from oncurve.observe.columns import Columns
 from oncurve.observe.record import RunFolder, read_metrics
 from oncurve.observe.summary import batch_arithmetic
 from oncurve.plan.hardware import load_devices
 from oncurve.report.curves import PANELS, CurveTable, block_size, glossary
-from oncurve.report.overview import _measured, overview, phases, priced_device, spending, state
+from oncurve.report.overview import _measured, overview, phases, priced_device, run_mfu, spending, state
 from oncurve.report.page import (
     MAX_EPISODE_CHARACTERS,
     episode_texts,
@@ -275,8 +276,20 @@ def test_cost_is_hours_times_price_times_devices() -> None:
     assert spending(rows, manifest, usd_per_hour=10.0).usd == 5.0
     assert spending(rows, MANIFEST).usd is None
     assert "no price" in spending(rows, MANIFEST).basis
-    unpriced = {"hardware": {"gpus": [{"name": "NVIDIA L4"}]}}
+    unpriced = {"hardware": {"gpus": [{"name": "NVIDIA B300"}]}}
     assert spending(rows, unpriced).usd is None
+
+
+def test_mfu_of_a_run_is_that_of_the_same_work_measured_on_an_h100(tmp_path: Path) -> None:
+    """Published: 24.6 % by the least work, and 6 N x 42,900 tokens/s / 989 TFLOP/s = 40 % before attention."""
+    config = {"model": "Qwen/Qwen2.5-1.5B", "algorithm": {"group_size": 8}, "policy": {}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    measured = {"time/train_seconds": 1.709, "tokens/trained": 40552.0, "prompt/mean_tokens": 256.0}
+    measured |= {"step": 1, "completion/mean_tokens": 40552 / 128}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(measured) + "\n")
+    case, h100 = read_case(tmp_path), {"hardware": {"gpus": [{"name": "NVIDIA H100 80GB HBM3"}]}}
+    assert run_mfu(case, h100) == "MFU 24.5% by the least work, 41.5% with prompts in every row"
+    assert run_mfu(case, MANIFEST) is None
 
 
 def test_arithmetic_without_counts_leaves_them_out() -> None:

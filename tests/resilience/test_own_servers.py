@@ -57,7 +57,7 @@ def test_a_run_with_servers_of_its_own_is_the_run_without_any_and_leaves_nobody(
 ) -> None:
     status, said = nursery.run("train", recipe(tmp_path / "alone", **SIZES))
     assert status == 0, said
-    assert "placement: no CUDA GPU found" in " ".join(said.split()) or torch.cuda.is_available()
+    assert "placement:" not in said or torch.cuda.is_available()
     status, said = nursery.run("train", recipe(tmp_path / "served", **SERVED))
     assert status == 0, said
     alone, served = tmp_path / "alone" / "run", tmp_path / "served" / "run"

@@ -42,7 +42,7 @@ def test_the_strongest_isolation_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_weaker_isolation_is_taken_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "bubblewrap")
-    with pytest.raises(SandboxUnavailable, match=r'allow="landlock" accepts it'):
+    with pytest.raises(SandboxUnavailable, match=r'allow="landlock", accepts it'):
         choose_isolation()
     assert choose_isolation("landlock") == "landlock"
 

@@ -156,6 +156,7 @@ function arithmeticSection(told) {
       el("div", { class: "card third" }, el("h3", {}, isNumber(spent.usd) ? "Cost so far" : "Device"), pairsTable([
         ["device", `${spent.devices > 1 ? `${spent.devices} x ` : ""}${spent.device}`],
         ["device hours", number(spent.hours * spent.devices)],
+        ...(spent.mfu ? [["training", spent.mfu]] : []),
         ...(isNumber(spent.usd) ? [["cost", money(spent.usd)]] : []),
         ...(isNumber(spent.usd) && told.steps_done ? [["per step", money(spent.usd / told.steps_done)]] : []),
       ], "pairs"), el("p", { class: "soft small" }, `${spent.basis[0].toUpperCase()}${spent.basis.slice(1)}. Steps that a crash lost and the measurement after training are not in it.`))));
@@ -172,7 +173,7 @@ function phasesTable(spent) {
     return part;
   }));
   return [bar, el("table", {},
-    el("thead", {}, el("tr", {}, ["phase", "time", "share", "tokens", "tokens/s"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
+    el("thead", {}, el("tr", {}, ["phase", "time", "share", "completion tokens", "per second"].map((name, at) => el("th", { class: at ? "num" : "" }, name)))),
     el("tbody", {}, spent.phases.map(([name, seconds, tokens], at) => el("tr", {},
       el("td", {}, el("span", { class: "chart" }, el("span", { class: "legend" }, el("span", {}, el("span", { class: `swatch k${at % 6}` }), name)))),
       el("td", { class: "num" }, duration(seconds)), el("td", { class: "num" }, percent(seconds / whole, 0)),
