@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from oncurve.cli.arguments import AsJson, Overrides, RecipeArgument
-from oncurve.core.errors import ConfigError, DataError
+from oncurve.core.errors import ConfigError, DataError, RewardError
 
 if TYPE_CHECKING:
     from oncurve.plan.hardware import Device
@@ -185,5 +185,5 @@ def _measured_prompts(config: Config, context_tokens: int) -> list[int]:
             locate(config.model), revision=config.policy.revision, local_files_only=True
         )
         return prompt_lengths(config, tokenizer, context_tokens=context_tokens)
-    except (OSError, ValueError, DataError):  # `check` says what is wrong with rows
+    except (OSError, ValueError, DataError, RewardError):  # `check` says what is wrong with rows, or with a sandbox
         return []

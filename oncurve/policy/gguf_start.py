@@ -99,7 +99,7 @@ def _sources(file: Path) -> list[Path]:
 def _convert(file: Path, folder: Path) -> None:
     if not is_gguf_available():
         raise CheckpointError(
-            f"{file} is a model in llama.cpp's format, which the package gguf reads. `pip install 'oncurve[gguf]'`, or "
+            f"{file} is a model in llama.cpp's format, which the package gguf reads. `pip install gguf`, or "
             f"name the model that it was made from"
         )
     from gguf import GGUFReader

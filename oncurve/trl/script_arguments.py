@@ -167,7 +167,8 @@ class TrlParser(HfArgumentParser):
                 raise ConfigError(
                     f"{path}: the file is a recipe of oncurve, and no options of TRL's: `oncurve train {path}`"
                 )
-            if not known.intersection(config):
+            near = [name for name in unknown if did_you_mean(name, known) and not isinstance(config[name], Mapping)]
+            if not known.intersection(config) and not near:
                 names = ", ".join(unknown[:4])
                 raise ConfigError(f"{path}: none of its keys ({names}) is an option of TRL's. {OTHER_SYSTEMS}")
             hints = "; ".join(f"{name!r}. {did_you_mean(name, known)}".rstrip() for name in unknown)

@@ -16,10 +16,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_tokens_of_mixed_episodes_are_trained_on_as_they_were_sampled(script: ModuleType) -> None:
-    found = script.measure(1000)
+    found = script.measure(400)
     assert set(found["kinds"]) == {"tool", "methods", "steps_in_chat", "agents"}
-    assert found["trained_tokens"] == found["trained_tokens_in_float64"] >= 1000
-    assert found["told_tokens"] == found["told_tokens_in_float64"] > 300
+    assert found["trained_tokens"] == found["trained_tokens_in_float64"] >= 400
+    assert found["told_tokens"] == found["told_tokens_in_float64"] > 100
     assert found["turns"] > found["rows"] > found["episodes"], "there are turns, and there are forks"
     assert found["changed_by_tokenizing_again"] > 0, "going by text would have changed some"
     assert found["retokenized_tokens"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import cycle
 
 import pytest
 
@@ -52,9 +53,11 @@ def test_no_combination_is_in_two_splits() -> None:
     assert not combinations("validation") & combinations("test")
 
 
-def test_asking_for_more_than_there_is_says_so() -> None:
-    with pytest.raises(DataError, match="hardly more than"):
-        program_problems("validation", 1_500)
+def test_asking_for_more_than_there_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [(problem, "") for problem in program_problems("validation", 3)]
+    monkeypatch.setattr("oncurve.tasks.program_problems._drafts", lambda *_, **__: cycle(few))
+    with pytest.raises(DataError, match="hardly more than 3 different problems, 4 were"):
+        program_problems("validation", 4)
 
 
 def demonstrated() -> list[tuple[str, str, ProgramProblem]]:

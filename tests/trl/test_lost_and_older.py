@@ -99,7 +99,7 @@ def test_everything_that_is_lost_is_one_message(rows: Rows) -> None:
         GRPOTrainer("embedded", length, args, rows, rollout_func=print)
     text = str(caught.value)
     for lost in (
-        "rollout_func: sampling is chosen by rollouts.type",
+        "rollout_func: completions come from the engine or from servers",
         "repetition_penalty = 1.2",
         "neftune_noise_alpha = 5.0",
     ):
