@@ -43,13 +43,14 @@ def load_function(location: str, *, where: str = "rewards: function") -> Any:
     Raises ConfigError, saying what is missing where.
     """
     value, kind = load_object(location, where=where), where.partition(":")[0]
-    if inspect.isclass(value):
+    if is_class := inspect.isclass(value):
         made = attempt(value)
         if isinstance(made, Failure):
             raise ConfigError(f"{kind}: {location} is a class that cannot be made without arguments: {made.detail}")
         value = made
     if not callable(value):
-        raise ConfigError(f"{kind}: {location} is {type(value).__name__}, which cannot be called. Name a function.")
+        what = "is a class whose objects" if is_class else f"is of type {type(value).__name__}, which"
+        raise ConfigError(f"{kind}: {location} {what} cannot be called. Name a function, or give it a __call__ method.")
     return value
 
 

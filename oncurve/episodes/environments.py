@@ -68,7 +68,7 @@ class Kind:
             )
         made = attempt(factory)
         if isinstance(made, Failure):
-            raise ConfigError(f"environment {name}: it cannot be made: {made.detail}. Its factory takes no arguments")
+            raise ConfigError(f"environment {name}: it is made without arguments, and that failed: {made.detail}")
         try:
             methods = public_methods(made)
             if problem := _problem_of(made, methods):

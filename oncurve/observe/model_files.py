@@ -135,6 +135,16 @@ def read_model_files(folder: str | Path) -> ModelFiles:
     return ModelFiles(folder, tensors, unread, (*remarks, *([made_of["sentence"]] if made_of else [])), made_of)
 
 
+def has_all_weights(folder: Path) -> bool:
+    """No file of the weights is missing, as in a download that was not begun or was interrupted."""
+    names = {*os.listdir(folder)}
+    head = next((name for name in (*WHOLE, *ADAPTER) if name in names), None)
+    if head is None:
+        return False
+    parts = _known(folder / head).get("weight_map", {}).values() if head.endswith(".json") else ()
+    return names.issuperset(parts)
+
+
 def _known(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none."""
     return read_object(path) if os.path.isfile(path) else {}
@@ -150,6 +160,10 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
             return _read_torch_file(path)
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
+            if size == int.from_bytes(b"version ", "little"):
+                raise CheckpointError(
+                    f"{path} is a pointer of Git LFS, not the weights. Run `git lfs pull` in its folder"
+                )
             if size > path.stat().st_size:
                 raise ValueError("its header is longer than the file")
             header = json.loads(file.read(size))
@@ -231,8 +245,8 @@ def _read_set(folder: Path, head: str) -> tuple[dict[str, StoredTensor], list[st
         tensors |= stored
     if twice:
         raise CheckpointError(
-            f"{folder / head} names two files for {counted(len(twice), 'tensor')}, such as {twice[0]}: they are parts "
-            f"of two models. Download or save the model again"
+            f"{folder / head}: two of the files that it names hold the same {counted(len(twice), 'tensor')}, such as "
+            f"{twice[0]}: they are parts of two models. Download or save the model again"
         )
     unlisted, absent = sorted(tensors.keys() - sources.keys()), sorted(sources.keys() - tensors.keys())
     remarks = []

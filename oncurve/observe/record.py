@@ -410,6 +410,10 @@ def step_of(row: Mapping[str, Any], file: Path, number: int | None = None) -> in
     """The number of the step that an object belongs to. Raises DataError naming file and row if it has none."""
     step = row.get("step")
     if not isinstance(step, int) or isinstance(step, bool):
+        if file.name != METRICS and number is not None:
+            raise DataError(
+                f"{file}: row {number} has no step, so this is no {METRICS} of a run. Name the run's folder."
+            )
         raise DataError(f"{file}: {'it' if number is None else f'row {number}'} has no step. Restore or remove it.")
     return step
 

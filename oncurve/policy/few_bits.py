@@ -1,4 +1,4 @@
-"""Checkpoints with weights of few bits as a start: their weights are read into whole numbers, which training moves.
+"""Quantized checkpoints as a start: their weights are dequantized when they are read, and training updates those.
 
 FP8 with block scales and MXFP4 are read by transformers; compressed-tensors here, for its forms that are a product of a
 scale and a number of eight or four bits.
@@ -19,7 +19,7 @@ from oncurve.policy.passport import quantization_of, stored_tensors
 from oncurve.run_errors import CheckpointError
 
 BY_TRANSFORMERS = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
-"""Kinds that transformers reads into whole numbers."""
+"""Kinds that transformers dequantizes."""
 LEFT_TO_TRANSFORMERS = ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit")
 """Kinds that stay in few bits, over which an adapter is trained."""
 FORMS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized")
@@ -44,11 +44,15 @@ def as_whole_numbers(
     if known is None or kind in LEFT_TO_TRANSFORMERS:
         return {}, None
     sentence = (
-        f"read from {kind} into {str(dtype).removeprefix('torch.')}, which training moves and which is saved; the "
-        f"model in few bits has to be made again from what is saved"
+        f"dequantized from {kind} to {str(dtype).removeprefix('torch.')}, which training updates and saves; quantize "
+        f"what is saved again if {kind} is needed"
     )
     if kind in BY_TRANSFORMERS:
         return {"quantization_config": BY_TRANSFORMERS[kind](dequantize=True)}, sentence
+    if kind == "compressed-tensors" and files is None:
+        raise CheckpointError(
+            f"model {name!r}: its weights are not on this machine yet. Fetch them: `hf download {name}`"
+        )
     if kind != "compressed-tensors" or files is None or not files.tensors:
         raise CheckpointError(
             f"model {name!r} is quantized by {kind}, which is not read here. Name the model in bfloat16 that it was "

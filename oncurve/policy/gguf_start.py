@@ -131,14 +131,14 @@ def _convert(file: Path, folder: Path) -> None:
     kinds = {name: [tensor.tensor_type.name, [int(size) for size in reversed(tensor.shape)]]
              for name, tensor in stored.items()}  # fmt: skip
     sentence = (
-        f"read from {file.name} ({', '.join(dict.fromkeys(kind for kind, _ in kinds.values()))}) into float32, all "
-        f"{counted(len(stored), 'tensor')}: near the model that it was made from and not the same, and what is trained "
-        f"is saved in whole numbers; tokenizer {origin}"
+        f"dequantized from {file.name} ({', '.join(dict.fromkeys(kind for kind, _ in kinds.values()))}) to float32, "
+        f"all {counted(len(stored), 'tensor')}: close to the original model and not identical. Training updates and "
+        f"saves unquantized weights; quantize them again for llama.cpp. Tokenizer {origin}"
     )
     if repeats_embedding(model):
         sentence += (
-            "; the output matrix is the embedding, rounded once more: the model that it was made from ties them, here "
-            "they are two"
+            "; the output matrix is the embedding, quantized a second time: the original model ties them, here they "
+            "are two matrices"
         )
     save_model(_plain(model, about), tokenizer, folder)
     account = {"file": str(file.resolve()), "sentence": sentence, "tensors": kinds}

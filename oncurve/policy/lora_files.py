@@ -43,8 +43,9 @@ def check_adapter(peft_model: PeftModel, files: ModelFiles, changed: Sequence[st
     folder, changed = files.folder, [name for name in changed if name not in made]
     if absent:
         raise CheckpointError(
-            f"{folder}: {len(absent)} of the {counted(len(made), 'tensor')} of its adapter_config.json are in no file, "
-            f"such as {listed(absent)}: it would be half an adapter. Save it again, or correct target_modules"
+            f"{folder}: {len(absent)} of the {counted(len(made), 'tensor')} that adapter_config.json describes are in "
+            f"no file, such as {listed(absent)}{f'; the files hold {listed(left)} instead' if left else ''}. Save the "
+            f"adapter again with peft, or correct adapter_config.json (target_modules, use_dora)"
         )
     if left:
         raise CheckpointError(

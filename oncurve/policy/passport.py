@@ -26,7 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.hub import cached_file
 
 from oncurve.constants import ADAPTER_CONFIG
-from oncurve.observe.model_files import QUANTIZATION, ModelFiles, read_model_files
+from oncurve.observe.model_files import QUANTIZATION, ModelFiles, has_all_weights, read_model_files
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import counted
 
@@ -135,7 +135,7 @@ TYPES = {
 
 
 def files_of(path: str, revision: str | None = None) -> ModelFiles | None:
-    """The weight files of a folder, or of a model from the Hub that is on this machine; None where it is not.
+    """The weight files of a folder, or of a model from the Hub all of whose weights are on this machine; else None.
 
     Raises CheckpointError as ``read_model_files``.
     """
@@ -146,7 +146,9 @@ def files_of(path: str, revision: str | None = None) -> ModelFiles | None:
         _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_connection_errors=False,
     )  # fmt: skip
-    return None if known is None else read_model_files(Path(known).parent)
+    if known is None or not has_all_weights(snapshot := Path(known).parent):
+        return None  # its loading fetches what is missing
+    return read_model_files(snapshot)
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
@@ -183,9 +185,11 @@ def check_names(
     """
     kind = type(model).__name__
     if names.made_up:
+        held = f"; the files hold {listed(names.dropped)} instead" if names.dropped else ""
         raise CheckpointError(
-            f"model {name!r} is no whole causal language model: {len(names.made_up)} of its weights are missing and "
-            f"would be random, among them {names.made_up[0]}. Give a complete checkpoint"
+            f"model {name!r}: config.json describes {kind} with {counted(len(names.made_up), 'weight')} that the files "
+            f"do not hold, such as {names.made_up[0]}, and that would be random{held}. Correct config.json "
+            f"(num_hidden_layers, attention_bias, tie_word_embeddings, model_type), or take the complete checkpoint"
         )
     if names.misfits:
         first, theirs, ours = names.misfits[0]
@@ -197,9 +201,9 @@ def check_names(
     if names.dropped and not _belong_to_other_parts(config, model, files):
         raise CheckpointError(
             f"model {name!r}: no layer of {kind} takes {counted(len(names.dropped), 'tensor')} of its files, such as "
-            f"{listed(names.dropped)}, so that it would be another model than the one that was saved. Correct "
-            f"config.json, which has to ask for them (as attention_bias does for biases, num_hidden_layers for "
-            f"layers), or take them out of the files"
+            f"{listed(names.dropped)}; without them it is another model than the one that was saved. Correct "
+            f"config.json (attention_bias for biases, num_hidden_layers for layers, quantization_config for scales), "
+            f"or merge a LoRA first. Delete only what the model does not need, such as a value head"
         )
     _refuse_twice(name, model, files)
     _refuse_untied(name, model)
@@ -213,7 +217,7 @@ def _refuse_twice(name: str, model: PreTrainedModel, files: ModelFiles | None) -
     if twice:
         raise CheckpointError(
             f"model {name!r}: its files hold {counted(len(twice), 'weight')} twice, such as {twice[0]} and "
-            f"{prefix}{twice[0]}. Take those of one model out"
+            f"{prefix}{twice[0]}. Delete either the names with {prefix} or those without"
         )
 
 

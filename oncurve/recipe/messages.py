@@ -220,6 +220,9 @@ def _missing(key: str, value: Any, _: Mapping[str, Any]) -> str:
 
 def _no_list(key: str, value: Any, _: Mapping[str, Any]) -> str:
     inside = f"{{type: {value}}}" if key == "rewards" and isinstance(value, str) else _as_yaml(value)
+    if key == "rewards" and isinstance(value, Mapping) and len(value) == 1:  # a type where a key belongs
+        [(name, keys)] = cast("Mapping[str, Any]", value).items()
+        inside = _as_yaml({"type": name, **keys}) if isinstance(keys, Mapping) else inside
     example = f"{key.rpartition('.')[2]}: [{inside}]"
     return f"this must be a list, such as {example}; found {_printed(value)}"
 
@@ -232,7 +235,7 @@ def _too_short(key: str, value: Any, context: Mapping[str, Any]) -> str:
 
 def _no_truth_value(key: str, value: Any, context: Mapping[str, Any]) -> str:
     """YAML reads yes, no, on and off as truth values too."""
-    return f"this takes no truth value; found {_printed(context['value'])}"
+    return f"this takes no truth value (true, false, yes, no, on, off); found {_printed(context['value'])}"
 
 
 _SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {

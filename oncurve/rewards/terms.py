@@ -117,9 +117,11 @@ def make_reward_function(
     user's asks for something that is not among ``columns``.
     """
     if all(reward.held_out for reward in rewards):
-        raise ConfigError("rewards: every one of them is held_out, so nothing pays. Train on at least one")
+        raise ConfigError("rewards: every one of them is held_out, so all completions get 0. Train on at least one")
     if all(reward.weight == 0 for reward in rewards if not reward.held_out):
-        raise ConfigError("rewards: the weight of every one is 0, so nothing pays. Give at least one another weight")
+        raise ConfigError(
+            "rewards: every reward has weight 0, so all completions get 0. Give at least one a weight above 0"
+        )
     around = Surroundings(objects or {}, columns, length)
     total: RewardFunction = WeightedSum(_terms(rewards, seed, around))
     watched: set[str] = set()

@@ -259,7 +259,7 @@ def compare_policy(
         if error != 0:
             raise TrainingError(
                 f"{who} computes another model than its own forward pass: on the first rollouts a log-probability "
-                f"differs by {error:.2g}, which rounding does not explain. Nothing was trained on them. The model's "
-                f"code does in long rows, or to certain tokens, what it does not do in short ones: set "
+                f"differs by {error:.2g}, which rounding does not explain. Nothing was trained on them. A likely cause "
+                f"is code of the model that treats long rows or certain tokens in another way: set "
                 f"policy.packing=false and rollouts.type=transformers, and report it"
             )

@@ -60,7 +60,7 @@ class LongestRows:
         except (TrainingError, SamplerError) as error:
             raise type(error)(
                 f"the longest rows that may come, {self.prompt_tokens:,} tokens of a prompt and "
-                f"{self.completion_tokens:,} of a completion, were tried behind the first update: {error}"
+                f"{self.completion_tokens:,} of a completion, were tried after the first update: {error}"
             ) from None
 
     def _train(self, rows: Batch, notify: Callable[[str], None]) -> None:

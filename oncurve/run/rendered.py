@@ -120,7 +120,13 @@ def _held_out(rows: Rows, requested: int, key: str, needed: int) -> int:
             f"problems to evaluate on with evaluation.data.type=jsonl evaluation.data.path=FILE"
         )
     if fewer:
-        log.warning("holding out %d of %d rows instead of evaluation.%s=%d", fewer, len(rows), key, requested)
+        log.warning(
+            "evaluation.%s is %d, and %d rows are too few: %d of them, a fifth, are held out",
+            key,
+            requested,
+            len(rows),
+            fewer,
+        )
     return fewer
 
 

@@ -53,7 +53,10 @@ MISTAKES = (
     ("train recipe.yaml run.name=../up", "not the name of one folder"),
     ("train recipe.yaml model=file.txt", "is a file. Name the folder"),
     ("train recipe.yaml run.steps=010", "YAML does not read 010 in base ten"),
-    ("train recipe.yaml algorithm.kl_coef=yes", "algorithm.kl_coef: this takes no truth value; found true"),
+    (
+        "train recipe.yaml algorithm.kl_coef=yes",
+        "algorithm.kl_coef: this takes no truth value (true, false, yes, no, on, off); found true",
+    ),
     ("train recipe.yaml rollouts.tools=a.py:add", "must be a list, such as tools: [a.py:add]"),
     ("train recipe.yaml rollouts.environments=[a.py:Nim]", "Write environments: {a_name: a.py:Nim}"),
     ("train recipe.yaml rollouts.max_tokns=3", "Did you mean 'rollouts.max_completion_tokens'?"),

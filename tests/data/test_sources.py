@@ -45,8 +45,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b'[{"question": "a", "answer": "b"},\n {"question": }]', "line 2", "begins as one JSON array"),
         (b"", "a.jsonl", "empty"),
         (b"\n \n", "a.jsonl", "empty"),
-        (b'{"question": "a", "answer": null}\n', "line 1", "'answer' is empty"),
-        (b'{"question": " ", "answer": "b"}\n', "line 1", "'question' is empty"),
+        (b'{"question": "a", "answer": null}\n', "line 1", "'answer' is None"),
+        (b'{"question": " ", "answer": "b"}\n', "line 1", "'question' is ' '"),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, content: bytes, location: str, problem: str) -> None:

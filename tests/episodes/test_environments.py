@@ -272,7 +272,7 @@ def test_objects_that_are_no_environments_are_refused() -> None:
     with pytest.raises(ConfigError, match="has no reset method"):
         Kind.of("a", lambda: object())
     assert Kind.of("a", Asks).tools == {}, "it may only ask, and a reward function looks at it"
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="is made without arguments, and that failed"):
         Kind.of("a", lambda: 1 / 0)
 
 

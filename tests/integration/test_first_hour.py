@@ -134,7 +134,7 @@ def test_a_bound_that_everything_reaches_fails_the_check_and_a_weight_of_0_is_re
     graded = '{type: custom, function: "mine.py:contains", correct_at: -1}'
     said = command("check", "recipe.yaml", f"rewards=[{graded}]", code=1)
     assert "every completion counts as correct, all 18 probes included. Set correct_at" in said
-    with pytest.raises(ConfigError, match="the weight of every one is 0"):
+    with pytest.raises(ConfigError, match="every reward has weight 0"):
         command("check", "recipe.yaml", "rewards.0.weight=0")
 
 

@@ -98,7 +98,7 @@ def test_weights_that_are_missing_are_not_made_up(checkpoint: Path) -> None:
     weights.pop("model.layers.1.self_attn.q_proj.weight")
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
     said = complaint(checkpoint)
-    assert "1 of its weights are missing" in said
+    assert "1 weight that the files do not hold" in said
     assert "model.layers.1.self_attn.q_proj.weight" in said
 
 

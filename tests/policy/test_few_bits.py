@@ -137,7 +137,7 @@ def test_a_checkpoint_of_few_bits_is_its_numbers_times_its_scales_and_is_saved_a
     assert torch.allclose(row(model), exact, atol=1e-5)
     passport = passport_of(model)
     assert passport is not None
-    assert "into float32, which training moves" in passport.weights
+    assert "to float32, which training updates" in passport.weights
     save_model(model, own, tmp_path / "whole")
     again, _ = load_model(str(tmp_path / "whole"))
     assert torch.equal(row(again), row(model))

@@ -183,8 +183,8 @@ def test_a_gguf_file_has_a_passport_a_tokenizer_and_an_ordinary_model_behind_it(
     assert passport is not None
     assert passport.lines == inspect_folder(str(path)).lines
     for part in (
-        "read from small.gguf (F32) into float32, all 27 tensors",
-        "the output matrix is the embedding, rounded once more",
+        "dequantized from small.gguf (F32) to float32, all 27 tensors",
+        "the output matrix is the embedding, quantized a second time",
     ):
         assert part in passport.beside
     assert passport.facts["made of"]["tensors"]["output.weight"] == ["F32", [len(tokenizer), 32]]
@@ -196,7 +196,7 @@ def test_a_gguf_file_has_a_passport_a_tokenizer_and_an_ordinary_model_behind_it(
     assert locate(str(path)) == first
     own.save_pretrained(tmp_path)
     beside, _ = load_model(str(path))
-    assert "tokenizer from tokenizer.json beside it" in str(passport_of(beside))
+    assert "Tokenizer from tokenizer.json beside it" in str(passport_of(beside))
     write_gguf(path, written, tokenizer, says(tokenizer__ggml__tokens=["x"] * len(tokenizer)), "F32")
     with pytest.raises(OncurveError, match=r"tokens? of tokenizer\.json beside it are others"):
         locate(str(path))

@@ -17,8 +17,9 @@ from tiny_models import make_model, model_config
 from torch import Tensor
 
 from oncurve.core.errors import OncurveError
+from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.model_folder import inspect_folder, load_model
-from oncurve.policy.passport import check_numbers, passport_of
+from oncurve.policy.passport import check_numbers, files_of, passport_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -144,7 +145,7 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "an empty file": ("llama", file(FILE), "damaged"),
     "no header": ("llama", file(FILE, b"\xff" * 64), "damaged"),
     "a pointer of Git LFS": (
-        "llama", file(FILE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), "damaged"),
+        "llama", file(FILE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0"), "git lfs pull"),
     "torch's file cut off": (
         "llama", both(beside(dict, "pytorch_model.bin"), gone(FILE), file("pytorch_model.bin", cut=999)), "."),
     "biases": (
@@ -160,15 +161,15 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "a LoRA left in": ("llama", more("model.layers.0.self_attn.q_proj.lora_A.default.weight", 4, 32), "no layer"),
     "old angles": ("llama", more("model.layers.0.self_attn.rotary_emb.inv_freq", 4), SAME),
     "positions": ("llama", more("model.rotary_emb.inv_freq", 4), SAME),
-    "a name of a wrapper": ("llama", renamed("^", "_orig_mod."), "missing"),
-    "names of another class": ("llama", renamed("^model.", "transformer."), "missing"),
+    "a name of a wrapper": ("llama", renamed("^", "_orig_mod."), "the files do not hold"),
+    "names of another class": ("llama", renamed("^model.", "transformer."), "the files do not hold"),
     "a name without its prefix": ("llama", renamed("^model.", ""), SAME),
     "twice, with and without prefix": (
         "llama", weights(lambda w: w | {k.removeprefix("model."): 2 * v for k, v in w.items()}), "twice"),
-    "a missing norm": ("llama", without("model.norm"), "missing"),
-    "a missing layer": ("llama", without("layers.1."), "missing"),
-    "no head": ("llama", without("lm_head"), "missing"),
-    "no embedding": ("llama", without("embed_tokens"), "missing"),
+    "a missing norm": ("llama", without("model.norm"), "the files do not hold"),
+    "a missing layer": ("llama", without("layers.1."), "the files do not hold"),
+    "no head": ("llama", without("lm_head"), "the files do not hold"),
+    "no embedding": ("llama", without("embed_tokens"), "the files do not hold"),
     "float8": ("llama", each("_proj", lambda v: v.to(torch.float8_e4m3fn)), "F8_E4M3"),
     "float8 of the other kind": ("llama", each("_proj", lambda v: v.to(torch.float8_e5m2)), "F8_E5M2"),
     "int8": ("llama", each("up_proj", lambda v: (40 * v).to(torch.int8)), "I8"),
@@ -190,11 +191,11 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "half of a matrix": ("llama", each("1.mlp.up_proj", lambda v: v[:16]), "another shape"),
     "a matrix that lies": ("llama", each("up_proj", lambda v: v.T), "another shape"),
     "a larger vocabulary": ("llama", each("embed_tokens", lambda v: v.repeat(2, 1)), "another shape"),
-    "config: more layers": ("llama", config(num_hidden_layers=3), "missing"),
+    "config: more layers": ("llama", config(num_hidden_layers=3), "the files do not hold"),
     "config: fewer layers": ("llama", config(num_hidden_layers=1), "no layer"),
     "config: no layers": ("llama", config(num_hidden_layers=0), "."),
-    "config: biases": ("llama", config(attention_bias=True), "missing"),
-    "config: biases of the MLP": ("llama", config(mlp_bias=True), "missing"),
+    "config: biases": ("llama", config(attention_bias=True), "the files do not hold"),
+    "config: biases of the MLP": ("llama", config(mlp_bias=True), "the files do not hold"),
     "config: another width": ("llama", config(intermediate_size=65), "another shape"),
     "config: another vocabulary": ("llama", config(vocab_size=300), "another shape"),
     "config: more keys": ("llama", config(num_key_value_heads=4), "another shape"),
@@ -225,8 +226,8 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "tied, another head": (
         "qwen2", weights(lambda w: w | {"lm_head.weight": 2 * w["model.embed_tokens.weight"]}), "one matrix"),
     "tied, only the head": ("qwen2", renamed("model.embed_tokens", "lm_head"), SAME),
-    "untied, no head": ("qwen2", config(tie_word_embeddings=False), "missing"),
-    "qwen2 without a bias": ("qwen2", without("0.self_attn.q_proj.bias"), "missing"),
+    "untied, no head": ("qwen2", config(tie_word_embeddings=False), "the files do not hold"),
+    "qwen2 without a bias": ("qwen2", without("0.self_attn.q_proj.bias"), "the files do not hold"),
     "qwen2 called llama": ("qwen2", config(model_type="llama", architectures=None), "no layer"),
     "gpt2": ("gpt2", both(), SAME),
     "gpt2 with masks": ("gpt2", more("transformer.h.0.attn.bias", 1, 1, 8, 8, dtype=torch.uint8), SAME),
@@ -240,7 +241,7 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         "parts", index(lambda m: {k: v.replace("of-00003", "of-00004") for k, v in m.items()}), "are not there"),
     "a part twice": (
         "parts", lambda folder: shutil.copy(
-            folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors"), "two files"),
+            folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors"), "hold the same"),
     "parts of a newer generation": (
         "parts", lambda folder: write(
             folder, scaled(load_file(folder / "model-00001-of-00003.safetensors")), "model-00001-of-00002.safetensors"),
@@ -250,11 +251,11 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "generation settings": ("llama", put("generation_config.json", temperature=0.6, top_p=0.9, do_sample=True), SAME),
     "an end outside": ("llama", put("generation_config.json", eos_token_id=999), SAME),
     "adapter": ("adapter", both(), SAME),
-    "adapter: half": ("adapter", without("layers.1", ADAPTER_FILE), "half an adapter"),
-    "adapter: no B": ("adapter", without("0.self_attn.q_proj.lora_B", ADAPTER_FILE), "half an adapter"),
+    "adapter: half": ("adapter", without("layers.1", ADAPTER_FILE), "are in no file"),
+    "adapter: no B": ("adapter", without("0.self_attn.q_proj.lora_B", ADAPTER_FILE), "are in no file"),
     "adapter: fewer targets": ("adapter", put("adapter_config.json", target_modules=["q_proj"]), "no layer takes 4"),
     "adapter: more targets": (
-        "adapter", put("adapter_config.json", target_modules=["q_proj", "v_proj", "o_proj"]), "half"),
+        "adapter", put("adapter_config.json", target_modules=["q_proj", "v_proj", "o_proj"]), "are in no file"),
     "adapter: one layer": ("adapter", put("adapter_config.json", layers_to_transform=[0]), "no layer takes 4"),
     "adapter: another rank": ("adapter", put("adapter_config.json", r=8), "does not fit"),
     "adapter: another kind": ("adapter", put("adapter_config.json", peft_type="LOHA"), "LOHA"),
@@ -269,14 +270,14 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "adapter: itself its base": (
         "adapter", lambda folder: put("adapter_config.json", base_model_name_or_path=str(folder))(folder),
         "over itself"),
-    "adapter: DoRA's flag": ("adapter", put("adapter_config.json", use_dora=True), "half"),
+    "adapter: DoRA's flag": ("adapter", put("adapter_config.json", use_dora=True), "in no file"),
     "adapter: one more tensor": (
         "adapter", more("base_model.model.model.layers.0.self_attn.k_proj.lora_A.weight", 4, 32, file=ADAPTER_FILE),
         "no layer"),
     "adapter: NaN": ("adapter", each("1.self_attn.v_proj.lora_A", with_nan, ADAPTER_FILE), "NaN or infinity"),
-    "adapter: names of a trainer": ("adapter", renamed("base_model.model.", "", ADAPTER_FILE), "half an adapter"),
+    "adapter: names of a trainer": ("adapter", renamed("base_model.model.", "", ADAPTER_FILE), "are in no file"),
     "adapter: names with default": (
-        "adapter", renamed("lora_(.)", r"lora_\1.default", ADAPTER_FILE), "half an adapter"),
+        "adapter", renamed("lora_(.)", r"lora_\1.default", ADAPTER_FILE), "are in no file"),
     "adapter: no file": ("adapter", gone(ADAPTER_FILE), "weights of the adapter"),
     "adapter: cut off": ("adapter", file(ADAPTER_FILE, cut=50), "cut off"),
     "adapter: an embedding beside": (
@@ -400,3 +401,24 @@ def test_an_adapter_over_an_adapter_adds_both_to_the_base(folders: Path, tmp_pat
     added = once(inputs) - base(inputs)
     assert added.abs().max() > 0.01
     assert torch.allclose(twice(inputs), base(inputs) + 2 * added, atol=1e-5)
+
+
+def test_weights_of_the_hub_are_accounted_for_when_all_of_them_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, their loading fetches them: at the first use of a model, or after a download that was interrupted."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--somebody--a-model"
+    snapshot = model / "snapshots" / ("a" * 40)
+    shutil.copytree(EMBEDDED, snapshot, ignore=shutil.ignore_patterns("*.safetensors"))
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a" * 40)
+    assert files_of("somebody/a-model") is None
+    index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert files_of("somebody/a-model") is None
+    (snapshot / "model.safetensors.index.json").unlink()
+    shutil.copy(EMBEDDED / "model.safetensors", snapshot)
+    found = files_of("somebody/a-model")
+    assert found is not None
+    assert found.tensors

@@ -227,7 +227,7 @@ def test_a_file_of_the_working_directory_is_found(tmp_path: Path, monkeypatch: p
         ("custom_examples:no_such", "has no 'no_such'. It has: .*sample"),
         ("no_such_module:f", "module 'no_such_module' cannot be imported: ModuleNotFoundError"),
         ("no/such/file.py:f", "there is no file"),
-        ("custom_examples:NOT_CALLABLE", "is int, which cannot be called"),
+        ("custom_examples:NOT_CALLABLE", "is of type int, which cannot be called"),
         ("custom_examples:NeedsArguments", "cannot be made without arguments.*threshold"),
     ],
 )
