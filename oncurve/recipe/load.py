@@ -78,7 +78,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError naming the file, the key and, for a misspelt key, the nearest right one.
     """
-    return validate_tree(read_tree(path, overrides), source=str(path))
+    return validate_tree(read_tree(path, overrides), source=str(path), overrides=overrides)
 
 
 _DATA_ENDINGS = (".jsonl", ".csv", ".tsv", ".parquet")
@@ -105,7 +105,8 @@ def parse_config(
     text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
 ) -> Config:
     """A recipe from its text; ``folder`` is where it lies, if it lies somewhere."""
-    return validate_tree(parse_tree(text, overrides, source=source, folder=folder), source=source)
+    tree = parse_tree(text, overrides, source=source, folder=folder)
+    return validate_tree(tree, source=source, overrides=overrides)
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -155,12 +156,15 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     return tree
 
 
-def validate_tree(tree: Mapping[str, Any], *, source: str) -> Config:
-    """A recipe from its keys. Raises ConfigError with a line for each mistake."""
+def validate_tree(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> Config:
+    """A recipe from its keys. Raises ConfigError with a line for each mistake, which says if an override made it."""
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in explain(error))) from None
+        typed = tuple(f"{override.partition('=')[0].strip()}." for override in overrides)
+        lines = [(f"{line.partition(':')[0]}.", line) for line in explain(error)]
+        said = [f"{'command line' if key.startswith(typed) else source}: {line}" for key, line in lines]
+        raise ConfigError("\n".join(said)) from None
     if not config.rollouts.plays_rows and any(reward.type == "environment" for reward in config.rewards):
         raise ConfigError(
             f"{source}: a reward of type environment is what an environment or an agent gives, and the recipe has "
@@ -266,7 +270,7 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
     the version that wrote it.
     """
     try:
-        return validate_tree(parse_tree(text, overrides, source=source), source=source)
+        return validate_tree(parse_tree(text, overrides, source=source), source=source, overrides=overrides)
     except ConfigError:
         try:
             validate_tree(parse_tree(text, source=source), source=source)

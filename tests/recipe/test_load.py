@@ -154,7 +154,7 @@ def test_numbers_that_are_not_finite_are_refused(key: str, value: str) -> None:
 @pytest.mark.parametrize("value", ["-1", "fast", "[1]", "null", "2026-01-01", "true"])
 def test_what_is_no_learning_rate_is_refused_with_the_value(value: str) -> None:
     said = message(BASE, f"optimizer.learning_rate={value}")
-    assert said.startswith("my.yaml: optimizer")
+    assert said.startswith("command line: optimizer")
     assert "learning_rate" in said
     assert "found" in said
 
@@ -197,7 +197,7 @@ def test_a_choice_without_its_type_or_with_a_wrong_one_is_refused() -> None:
 
 def test_a_key_of_another_type_is_refused_and_its_owner_named() -> None:
     assert message(BASE, "data.type=gsm8k", "data.levels=[1]") == (
-        "my.yaml: data.levels: there is no such key in a section of type gsm8k; it belongs to word_problems. "
+        "command line: data.levels: there is no such key in a section of type gsm8k; it belongs to word_problems. "
         "Remove it or change data.type"
     )
     assert message(BASE + "rewards: [{type: r1_zero, min_steps: 3}]").endswith(
