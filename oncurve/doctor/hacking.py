@@ -206,16 +206,15 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
     def readable(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
         return [(sample, read) for sample in samples if (read := verdict(sample.text, sample.answer)) is not None]
 
-    def share_of_wrong(samples: Sequence[Sample]) -> float:
-        read = readable(samples)
-        return fmean(stated != "right" for _, stated in read) if read else 0.0
+    def shares_of_wrong(*parts: Sequence[Sample]) -> list[float]:
+        return [fmean(stated != "right" for _, stated in read) for samples in parts if (read := readable(samples))]
 
     after = readable(paid)
     if len(after) < MIN_PAID:
         return None
     wrong = [(sample, stated) for sample, stated in after if stated != "right"]
     share = len(wrong) / len(after)
-    share_before = min(share_of_wrong(paid_samples(first, first)), share_of_wrong(first))
+    share_before = min(shares_of_wrong(paid_samples(first, first), first), default=0.0)
     if share < SOME or share - share_before < LEDGER_RISE:
         return None
     others = [sample for sample, stated in wrong if stated == "other"]

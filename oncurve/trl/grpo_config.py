@@ -164,6 +164,8 @@ class _ConfigMethods(TrainingArguments, metaclass=_Dating):
             raise ConfigError(f"GRPOConfig: {error}") from None
         finally:
             values.update(aside)
+        if values["report_to"] == [None]:  # of a parser that was given none
+            self.report_to = []
 
     def _derive_sizes(self) -> None:
         """The size of a generation batch both ways, as TRL fills it in."""

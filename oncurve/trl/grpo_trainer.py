@@ -181,9 +181,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
 
     def _reward_names(self) -> list[tuple[str, str]]:
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""
-        return list(
-            zip(self.reward_func_names, [str(section.name) for section in self.oncurve.config.rewards], strict=True)
-        )
+        return list(zip(self.reward_func_names, [section.key for section in self.oncurve.config.rewards], strict=True))
 
     def _ask_again(self, name: str, value: Any) -> None:
         """Take an argument that a script set when the trainer was made.
@@ -432,8 +430,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         config, weights = self.oncurve.config, self.reward_weights.tolist()
         count = self.args.num_generations_eval or self.args.num_generations
         functions = {
-            str(section.name): reward
-            for section, (reward, _) in zip(config.rewards, self._script_rewards(), strict=False)
+            section.key: reward for section, (reward, _) in zip(config.rewards, self._script_rewards(), strict=False)
         }
         function = make_reward_function(
             [

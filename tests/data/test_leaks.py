@@ -149,6 +149,14 @@ def test_answers_that_stand_in_their_questions_are_told_over_all_rows(form: str,
     assert copied_answers([{**row, "question": row["question"].replace(row["answer"], "")} for row in rows]) is None
 
 
+@pytest.mark.parametrize(("every", "num_rows", "is_said"), [(5, 200, True), (5, 15, True), (20, 200, False)])
+def test_answers_in_a_part_of_the_questions_are_told_beyond_chance(every: int, num_rows: int, is_said: bool) -> None:
+    def row(n: int) -> dict[str, str]:
+        return {"question": f"What follows {n}?" + f" (Solution: {n + 1})" * (n % every == 0), "answer": str(n + 1)}
+
+    assert (copied_answers([row(100 + n) for n in range(num_rows)]) is not None) == is_said
+
+
 def test_options_and_numbers_by_chance_are_no_copied_answers() -> None:
     options = [{"question": f"{n}? A. {n} B. {n + 1} C. {n + 2}", "answer": "ABC"[n % 3]} for n in range(60)]
     assert copied_answers(options) is None

@@ -158,3 +158,9 @@ def test_the_measured_rates_keep_what_the_page_promises() -> None:
     honest = [run for run in runs if run["kind"] == "task"]
     assert len(honest) >= 8
     assert not any(run["signs"] or run["first_alarm"] for run in honest)
+
+
+def test_answers_that_nobody_stated_from_the_first_step_on_are_no_disagreement() -> None:
+    """A game whose rows have an answer that nothing reads, and that is lost at first."""
+    lost, won = [sample("I look around.", reward=0.0)] * 32, [sample("I found it.", reward=1.0)] * 32
+    assert disagreement(lost, won) is None

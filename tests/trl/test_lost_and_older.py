@@ -178,6 +178,7 @@ def test_older_names_on_a_command_line_and_in_its_file(tmp_path: Any) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("learning_rate: 2e-6\nmax_prompt_length: 99\n")
     [args] = TrlParser(GRPOConfig).parse_args_and_config(["--config", str(file), "--vllm_device", "cuda:0"])
+    assert args.report_to == [], "scripts look for a tracker in it"
     assert (args.learning_rate, args.max_prompt_length, args.vllm_device) == (2e-6, 99, "cuda:0")
     assert args.beta == 0.04, "the default of its time"
     file.write_text("learning_rat: 2e-6\n")

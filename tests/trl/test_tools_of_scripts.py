@@ -234,6 +234,7 @@ def test_an_environment_is_reset_with_the_row_used_and_handed_to_rewards(
     logged = [row for row in trainer.state.log_history if "reward" in row]
     assert trainer.reward_func_names == (["reward", "Scored"] if several else ["reward"])
     assert {row.get("rewards/Scored/mean") for row in logged} <= {1.0 if several else None, None}
+    assert not several or any("rewards/Scored/mean" in row for row in logged)
 
 
 def test_an_environment_that_owns_the_data_and_the_reward_needs_neither(
@@ -244,6 +245,7 @@ def test_an_environment_that_owns_the_data_and_the_reward_needs_neither(
     trainer = GRPOTrainer("embedded", args=args, processing_class=talking, environment_factory=Scored)
     trainer.train()
     assert {row["reward"] for row in trainer.state.log_history if "reward" in row} == {1.0}
+    assert {row["rewards/Scored/mean"] for row in trainer.state.log_history if "reward" in row} == {1.0}
     with pytest.raises(ConfigError, match="Set max_steps"):
         GRPOTrainer(
             "embedded", args=GRPOConfig("out", use_cpu=True), processing_class=talking, environment_factory=Scored
