@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,10 @@ def norm_of(gradient: dict[str, torch.Tensor]) -> float:
     return float(torch.cat([part.flatten() for part in gradient.values()]).norm())
 
 
-def test_a_change_shows_what_the_same_completions_would_have_taught(tmp_path: Path) -> None:
+def test_a_change_shows_what_the_same_completions_would_have_taught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another run
     run = recorded_run(tmp_path, steps=2)
     before = sorted(path.relative_to(run) for path in run.rglob("*"))
     turned = tmp_path / "turned.py"
