@@ -445,10 +445,10 @@ def _text(source: str, row: Row, column: str) -> str:
     if not isinstance(value, str):
         value = "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
     if not value.strip():
-        found = "empty" if row.get(column) == "" else f"{row.get(column)!r}"
+        content = "empty" if row.get(column) == "" else f"{row.get(column)!r}"
         raise DataError(
-            f"{source}: {column!r} is {found}. Fill it in or drop the row; if another column has it, set data.columns: "
-            f"{{{column}: ITS_NAME}}."
+            f"{source}: {column!r} is {content}. Fill it in or drop the row; if another column has it, set "
+            f"data.columns: {{{column}: ITS_NAME}}."
         )
     return value
 

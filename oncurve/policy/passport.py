@@ -185,10 +185,10 @@ def check_names(
     """
     kind = type(model).__name__
     if names.made_up:
-        held = f"; the files hold {listed(names.dropped)} instead" if names.dropped else ""
+        instead = f"; the files hold {listed(names.dropped)} instead" if names.dropped else ""
         raise CheckpointError(
             f"model {name!r}: config.json describes {kind} with {counted(len(names.made_up), 'weight')} that the files "
-            f"do not hold, such as {names.made_up[0]}, and that would be random{held}. Correct config.json "
+            f"do not hold, such as {names.made_up[0]}, and that would be random{instead}. Correct config.json "
             f"(num_hidden_layers, attention_bias, tie_word_embeddings, model_type), or take the complete checkpoint"
         )
     if names.misfits:

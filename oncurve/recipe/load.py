@@ -163,8 +163,8 @@ def validate_tree(tree: Mapping[str, Any], *, source: str, overrides: Sequence[s
     except ValidationError as error:
         typed = tuple(f"{override.partition('=')[0].strip()}." for override in overrides)
         lines = [(f"{line.partition(':')[0]}.", line) for line in explain(error)]
-        said = [f"{'command line' if key.startswith(typed) else source}: {line}" for key, line in lines]
-        raise ConfigError("\n".join(said)) from None
+        messages = [f"{'command line' if key.startswith(typed) else source}: {line}" for key, line in lines]
+        raise ConfigError("\n".join(messages)) from None
     if not config.rollouts.plays_rows and any(reward.type == "environment" for reward in config.rewards):
         raise ConfigError(
             f"{source}: a reward of type environment is what an environment or an agent gives, and the recipe has "
