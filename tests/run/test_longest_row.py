@@ -110,5 +110,5 @@ def test_memory_that_would_run_out_later_ends_the_run_behind_its_first_step(
 ) -> None:
     with pytest.raises(kind, match=message) as raised:
         start("short", is_tried=True, change=change)
-    assert "20 tokens of a prompt and 40 of a completion, were tried behind the first update" in str(raised.value)
+    assert "20 tokens of a prompt and 40 of a completion, were tried after the first update" in str(raised.value)
     assert "Lower rollouts.max_completion_tokens" in str(raised.value)
