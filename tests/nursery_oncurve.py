@@ -14,9 +14,11 @@ import transformers.models.qwen2.tokenization_qwen2  # noqa: F401
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import oncurve.cli.report
-import oncurve.data.sources
+import oncurve.data.from_settings
 import oncurve.fleet.servers.server_sampler
 import oncurve.fleet.serving.http_app
+import oncurve.recipe.files
+import oncurve.recipe.load
 import oncurve.rewards.custom
 import oncurve.run.examine
 import oncurve.run.resume
@@ -25,5 +27,6 @@ import oncurve.run.training
 import oncurve.sample.engine
 
 get_checkpoint_conversion_mapping("qwen2")
-for split, count in (("train", 4096), ("test", 500)):
-    oncurve.data.sources.read_generated("word_problems", split, count, seed=0, levels=(1, 2))
+word_problems = oncurve.recipe.load.load_config(oncurve.recipe.files.find_recipe("word_problems"))
+for rows in (word_problems.data, word_problems.evaluation.data):  # made once, for all forks that train on them
+    oncurve.data.from_settings.make_rows(rows, seed=0)

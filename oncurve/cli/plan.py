@@ -111,8 +111,9 @@ def plan_inputs(
     sampler_gpus: int = 0,
     **lengths: Any,
 ) -> PlanInputs:
-    """The run of a recipe and its device. No torch, no weights; an unknown model's config.json is fetched.
+    """The run of a recipe and its device. No weights; an unknown model's config.json is fetched.
 
+    Torch is loaded only to measure prompts.
     Without ``gpu``, the embedded model and what is told to run on a CPU are planned for a CPU, all else for an H100.
     Without ``placement``, samplers are where the recipe has them, and without ``sampler_gpus`` as many as it names.
     ``lengths`` are those of ``guess_lengths``; prompts are measured where rows and tokenizer are on this machine.
@@ -121,9 +122,9 @@ def plan_inputs(
     """
     from oncurve.observe.run_model import locate  # lazy
     from oncurve.plan.find_shape import find_shape  # lazy
+    from oncurve.plan.fit import with_rows_of  # lazy
     from oncurve.plan.hardware import load_devices  # lazy
     from oncurve.plan.layout import Placement, Shard, make_layout, placement_of  # lazy
-    from oncurve.plan.memory import rows_that_fit  # lazy
     from oncurve.plan.planned_run import PlannedRun  # lazy
     from oncurve.plan.token_lengths import guess_lengths  # lazy
     from oncurve.recipe.load import load_config  # lazy
@@ -154,9 +155,7 @@ def plan_inputs(
         teacher=None if teacher is None else find_shape(locate(teacher)),
     )
     run.check_ranks()
-    if config.rollouts.max_rows == "auto" and device.is_gpu:  # rows that do not fit are seen in the plan
-        run = run.with_room_for(rows_that_fit(run, memory_bytes=device.memory_bytes))
-    return PlanInputs(run, device, table)
+    return PlanInputs(with_rows_of(run, device) if device.is_gpu else run, device, table)
 
 
 def _device(config: Config, gpu: str | None, table: dict[str, Device], usd_per_gpu_hour: float | None) -> Device:

@@ -114,8 +114,7 @@ def read_model_files(folder: str | Path) -> ModelFiles:
     folder = Path(folder)
     names = sorted(os.listdir(folder))
     config = _known(folder / "config.json")
-    first = config.get("transformers_weights")
-    heads = [first] if isinstance(first, str) else [name for name in WHOLE if name in names]
+    heads = _whole_heads(config, names)
     is_adapter = ADAPTER_CONFIG in names
     if is_adapter and heads:
         base = _known(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
@@ -137,12 +136,18 @@ def read_model_files(folder: str | Path) -> ModelFiles:
 
 def has_all_weights(folder: Path) -> bool:
     """No file of the weights is missing, as in a download that was not begun or was interrupted."""
-    names = {*os.listdir(folder)}
-    head = next((name for name in (*WHOLE, *ADAPTER) if name in names), None)
-    if head is None:
+    names = os.listdir(folder)
+    heads = _whole_heads(_known(folder / "config.json"), names) or [name for name in ADAPTER if name in names]
+    if not heads or heads[0] not in names:
         return False
-    parts = _known(folder / head).get("weight_map", {}).values() if head.endswith(".json") else ()
-    return names.issuperset(parts)
+    parts = _known(folder / heads[0]).get("weight_map", {}).values() if heads[0].endswith(".json") else ()
+    return {*names}.issuperset(parts)
+
+
+def _whole_heads(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The file with which whole weights begin: the one that config.json names, or those with the usual names."""
+    first = config.get("transformers_weights")
+    return [first] if isinstance(first, str) else [name for name in WHOLE if name in names]
 
 
 def _known(path: Path) -> dict[str, Any]:

@@ -18,14 +18,16 @@ def test_a_closed_terminal_is_a_request_to_stop_and_never_the_second_one(monkeyp
     interruption.notify = told.append
     monkeypatch.setattr(Interruption, "_leave", lambda self, why: told.append(why))
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    with interruption.listen():
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGTERM)
-        assert (interruption.is_requested, interruption.exit_code) == (True, 129)
-        assert "left at once" not in told
-        signal.raise_signal(signal.SIGTERM)
-    signal.signal(signal.SIGHUP, before)
+    try:
+        with interruption.listen():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            assert (interruption.is_requested, interruption.exit_code) == (True, 129)
+            assert "left at once" not in told
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert told[0].startswith("SIGHUP: stopping and saving a checkpoint")
     assert "left at once" in told
 
