@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import code_breaker
+import gsm8k
 import plays
 from rich.console import Console
 from study import Cell, Study, accuracy, steps_of
@@ -302,6 +303,6 @@ def draw_rounding(rows: list[dict[str, Any]]) -> None:
 MAKERS: dict[str, Callable[[], Study]] = {
     "demo": demo, "presets": presets, "staleness": staleness, "roman": roman_rates, "distil": distil,
     "warm_start": warm_start, "episodes": episodes, "code_breaker": code_breakers, "rounding": rounding,
-    "rounding_sums": rounding_sums,
+    "rounding_sums": rounding_sums, "gsm8k": gsm8k.study,
 }  # fmt: skip
 STUDIES: dict[str, Study] = {name: make() for name, make in MAKERS.items()}

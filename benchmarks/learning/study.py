@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,10 @@ class Study:
     """Overrides of every cell, before its own."""
     bases: Any = None
     """By name, the words of `oncurve coldstart` that make a base."""
+    control_settings: tuple[str, ...] = ("data.lesson_fraction=0", "data.limit={rows}", "evaluation.num_prompts=8")
+    """Overrides of a control. {updates} is the number of its updates, {rows} that of its rows."""
+    measure: Callable[[Runs, Path, str], dict[str, Any]] | None = None
+    """Measures a model, of which the name is given, in place of the evaluations of its run; and the base first."""
     write: Callable[[Path], None] | None = None
     """Writes the files of the task into the folder."""
     facts: Any = None
@@ -107,7 +111,7 @@ class Runs:
 
     def words(self, cell: Cell, seed: int) -> list[str]:
         """Overrides of a run, in their order."""
-        own = [word.replace("{runs}", str(self.path(""))).replace("{seed}", str(seed)) for word in cell.overrides]
+        own = [filled(word, {"{runs}": str(self.path("")), "{seed}": str(seed)}) for word in cell.overrides]
         model = [f"model={self.base(cell.base)}"] if cell.base else []
         return [*self.study.budget, *model, f"run.seed={seed}", *own, *self.overrides]
 
@@ -124,7 +128,7 @@ class Runs:
             row |= figures(run)
         row["whole_command_seconds"] = round(time.monotonic() - started, 1) if cpu else None
         row["command_cpu_seconds"] = round(cpu, 1) if cpu else None
-        return row
+        return row | (self.study.measure(self, run / "model", name) if self.study.measure else {})
 
     def control(self, cell: Cell, seed: int, seconds: float) -> dict[str, Any]:
         """The base trained on demonstrations alone for about so many seconds, and measured as the run was."""
@@ -132,6 +136,10 @@ class Runs:
         updates = max(CONTROL_TRIAL, round(CONTROL_TRIAL * seconds / trial))
         name = f"{cell.name}-control-{seed}"
         spent = self._demonstrated(cell, name, seed, updates)
+        facts = {"control_seconds": round(spent, 1), "control_updates": updates}
+        if self.study.measure:
+            found = self.study.measure(self, self.path(name) / "model", name)
+            return {"control": found["trained"], "control_against_base": found, **facts}
         output = self.folder / "evaluations" / name
         if not (output / "evaluations" / "evaluation.json").is_file():
             words = [*self.study.budget, f"run.seed={seed}", *self.overrides]
@@ -139,21 +147,28 @@ class Runs:
                 self.folder, self.threads, "evaluate", cell.recipe, "--model", str(self.path(name)),
                 "--output", str(output), *words,
             )  # fmt: skip
-        return {
-            "control": shares(output, "evaluation"), "control_seconds": round(spent, 1), "control_updates": updates
-        }  # fmt: skip
+        return {"control": shares(output, "evaluation"), **facts}
 
     def _demonstrated(self, cell: Cell, name: str, seed: int, updates: int) -> float:
         run = self.path(name)
         assert cell.control is not None
         if not (run / "evaluations" / "trained.json").is_file():
             model = str(self.base(cell.base)) if cell.base else "embedded"
+            counts = {"{updates}": str(updates), "{rows}": str(16 * updates)}
+            settings = [filled(word, counts) for word in self.study.control_settings]
             oncurve(
-                self.folder, self.threads, "sft", cell.control, f"model={model}", f"run.folder={self.path('')}",
-                f"run.name={name}", f"run.seed={seed + 1}", "data.lesson_fraction=0", f"data.limit={16 * updates}",
-                "evaluation.num_prompts=8", "run.save_every_steps=0",
+                self.folder, self.threads, "sft", cell.control, "--resume", f"model={model}",
+                f"run.folder={self.path('')}", f"run.name={name}", f"run.seed={seed + 1}", "run.save_every_steps=0",
+                *settings,
             )  # fmt: skip
         return sum(row["time/step_seconds"] for row in steps_of(run))
+
+
+def filled(word: str, values: Mapping[str, str]) -> str:
+    """A word with the values in the place of their names."""
+    for name, value in values.items():
+        word = word.replace(name, value)
+    return word
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
