@@ -61,6 +61,8 @@ class Study:
     """A folder of runs, and what was asked."""
 
     folder: Path
+    name: str
+    """Of the model, as fetch_models has it."""
     data: Path
     rows: int
     """Test rows of GSM8K that each model answers, from the first on."""
@@ -89,7 +91,7 @@ class Study:
 
     @property
     def model(self) -> Path:
-        return PLACE / MODEL
+        return PLACE / self.name
 
     def gsm8k(self) -> tuple[str, ...]:
         """Settings that put the rows on this disk in the place of those on the hub."""
@@ -366,7 +368,7 @@ def report(study: Study) -> dict[str, Any]:
     """Everything that was run so far, and the names of what was not."""
     folder = study.folder
     names = sorted(path.name for path in (folder / "runs").glob("*") if phase_of(path) == "finished")
-    found: dict[str, Any] = {"model": "SmolLM2-135M-Instruct, from weights of four bits", "test_rows": study.rows}
+    found: dict[str, Any] = {"model": f"{study.name} of fetch_models, from quantized weights", "test_rows": study.rows}
     found["runs"] = {name: run_record(folder / "runs" / name) for name in names}
     answers = {
         place.name: answers_of(evaluation_of(place))
@@ -493,6 +495,7 @@ def rate_and_passes(text: str) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default=MODEL, help="of fetch_models; stages on GSM8K are made for the smallest")
     parser.add_argument("--data", type=Path, default=HERE.parents[2] / "shared" / "data", help="folder with GSM8K")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=[name for name in STAGES if name != "choose"])
     parser.add_argument("--rows", type=int, default=1319, help="test rows of GSM8K that are asked")
@@ -536,13 +539,13 @@ def main() -> None:
         return
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     study = Study(
-        asked.folder.resolve(), asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
+        asked.folder.resolve(), asked.model, asked.data.resolve(), asked.rows, tuple(asked.seeds), asked.sft_steps,
         asked.grpo_steps, asked.trl_steps, tuple(asked.trl_settings), asked.trl_compute, asked.vllm_python,
         tuple(asked.choices), tuple(asked.grpo_choices), asked.choice_steps, asked.jobs,
         tuple(asked.set), tuple(asked.sft_set), tuple(asked.grpo_set),
     )  # fmt: skip
     if not asked.report:
-        fetch([MODEL], PLACE)
+        fetch([asked.model], PLACE)
         for name in asked.stages:
             STAGES[name](study)
     found = report(study)
