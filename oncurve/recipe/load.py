@@ -145,15 +145,48 @@ def parse_tree(
     tree = cast("dict[str, Any]", raw)
     if folder is not None:
         find_beside(tree, folder)
-    return apply_overrides(tree, overrides)
+    apply_overrides(tree, overrides)
+    refuse_two_lengths(tree, source)
+    return tree
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A recipe's keys with ``key=value`` pairs put into them. Raises ConfigError for what is none."""
+    given: dict[str, Any] = {}
     for override in overrides:
-        _apply(tree, override)
+        given |= _apply(tree, override)
     refuse_glued(tree)
+    return prefer_length(tree, given)
+
+
+LENGTHS = (("run", "steps"), ("sft", "epochs"))
+"""Keys that set the length of a supervised stage, each in place of the other."""
+
+
+def _lengths(tree: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    sections = {key: tree.get(key[0]) for key in LENGTHS}
+    values = {key: section.get(key[1]) for key, section in sections.items() if isinstance(section, dict)}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def prefer_length(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe in which the ``given`` length of a supervised stage takes the place of the one that it had.
+
+    ``given`` are sections, or keys with dots, that were put into the tree.
+    """
+    chosen = {key for key, value in flat(given) if value is not None}
+    is_given = {key: ".".join(key) in chosen for key in LENGTHS}
+    for key in _lengths(tree) if any(is_given.values()) else ():
+        if not is_given[key]:
+            del tree[key[0]][key[1]]
     return tree
+
+
+def refuse_two_lengths(tree: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError where a recipe sets the length of a supervised stage twice."""
+    if len(both := _lengths(tree)) > 1:
+        found = " and ".join(f"{section}.{key}={value}" for (section, key), value in both.items())
+        raise ConfigError(f"{source}: {found} both set the length of the supervised stage. Keep one of the two")
 
 
 def validate_tree(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> Config:
@@ -191,15 +224,19 @@ def resolved(config: Config) -> Config:
 
 def config_yaml(config: Config) -> str:
     """The resolved recipe with every default, as YAML."""
-    return to_yaml(config.model_dump(mode="json"))
+    has_epochs = config.sft is not None and config.sft.epochs is not None
+    return to_yaml(config.model_dump(mode="json", exclude={"run": {"steps"}} if has_epochs else None))
 
 
 _SAME_KEYS = ("rollouts.type", "optimizer.type")
 """Types that take the keys of each other: lengths and temperatures stay what they are wherever samples come from."""
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one."""
+def _apply(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one.
+
+    Returns the key and the value.
+    """
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key=value, such as run.steps=50")
@@ -229,6 +266,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         section[last] = value
     else:
         raise ConfigError(f"override {override!r}: {'.'.join(parents)} is a value, not a section")
+    return {path: value}
 
 
 def _child(node: Any, key: str, *, where: str, override: str) -> Any:

@@ -367,11 +367,11 @@ class _Writer:
 
 
 def with_epochs(config: Config, objects: PythonObjects = NOTHING) -> Config:
-    """The recipe with as many steps as ``sft.epochs`` asks for."""
+    """The recipe with as many steps as ``sft.epochs`` asks for, in its place."""
     if config.sft is None or config.sft.epochs is None:
         return config
-    steps = config.steps_over(len(split_rows(config, objects)[0]))
-    return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
+    run = config.run.model_copy(update={"steps": config.steps_over(len(split_rows(config, objects)[0]))})
+    return config.model_copy(update={"run": run, "sft": config.sft.model_copy(update={"epochs": None})})
 
 
 def describe_held_out(config: Config, prompts: Rendered) -> str:

@@ -29,7 +29,7 @@ PLAIN: dict[str, Any] = {
 
 def sections(folder: Path, **run: Any) -> dict[str, Any]:
     options = {"steps": 4, "prompts_per_step": 8, "folder": str(folder), "name": "run", "save_every_steps": 2, **run}
-    return {**PLAIN, "run": options}
+    return {**PLAIN, "run": {key: value for key, value in options.items() if value is not None}}
 
 
 def weights(run: Path) -> str:
@@ -76,19 +76,21 @@ def test_rows_without_answers_are_measured_by_their_likelihood_and_nothing_of_th
 
 
 def test_epochs_set_the_steps(tmp_path: Path) -> None:
-    result = oncurve.sft("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path, steps=99))
+    with pytest.raises(ConfigError, match=r"Trainer: run.steps=4 and sft.epochs=1.5 both set the length"):
+        Trainer("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path))
+    result = oncurve.sft("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path, steps=None))
     assert max(row["step"] for row in read_metrics(result.folder)) == 8  # (48 - 4 - 4) x 1.5 / 8, rounded up
 
 
 def test_a_stage_that_was_left_ends_at_the_same_bits(tmp_path: Path) -> None:
-    whole = oncurve.sft("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "whole"))
-    trainer = Trainer("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "left"))
+    whole = oncurve.sft("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "whole", steps=None))
+    trainer = Trainer("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "left", steps=None))
     for step in trainer.steps():
         if step.number == 3:
             break
     other = [{**row, "completion": row["completion"] + "!"} for row in ROWS]
     with pytest.raises(ConfigError, match="training prompts"):
-        Trainer("embedded", other, sft={"epochs": 1}, **sections(tmp_path / "left")).resume()
+        Trainer("embedded", other, sft={"epochs": 1}, **sections(tmp_path / "left", steps=None)).resume()
     result = trainer.resume()
     assert weights(result.folder) == weights(whole.folder)
 

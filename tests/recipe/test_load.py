@@ -269,6 +269,22 @@ def test_later_overrides_win_and_new_sections_appear() -> None:
     assert config.evaluation.data == Gsm8kData()
 
 
+def test_the_typed_length_of_a_supervised_stage_counts_and_two_are_refused() -> None:
+    text = BASE + "sft: {epochs: 2}\n"
+    lengths = [
+        (config.run.steps, config.sft and config.sft.epochs)
+        for config in (
+            parse_config(text, ["run.steps=7"]),
+            parse_config(text, ["run={steps: 7, seed: 1}"]),
+            parse_config(BASE + "run: {steps: 7}\nsft: {}", ["sft={epochs: 3}"]),
+            parse_config(config_yaml(parse_config(text))),
+        )
+    ]
+    assert lengths == [(7, None), (7, None), (100, 3), (100, 2)]
+    for both in (message(text + "run: {steps: 7}"), message(text, "run.steps=7", "sft.epochs=2")):
+        assert "run.steps=7 and sft.epochs=2 both set the length" in both
+
+
 def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL", "other")
     monkeypatch.setenv("RUN__STEPS", "1")
