@@ -59,11 +59,6 @@ class Rendered:
         """Demonstrations that are written already; none where they are written on demand."""
         return self.demonstrations if isinstance(self.demonstrations, list) else []
 
-    @property
-    def are_answered(self) -> bool:
-        """Some row that is measured on has a reference answer."""
-        return any(prompt.row.get("answer") for prompt in self.test)
-
 
 def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
     """The rows of ``data`` as test problems, as ``split_rows`` gives those of a run; nothing to train on.

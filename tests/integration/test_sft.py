@@ -54,12 +54,12 @@ def test_a_stage_learns_what_it_is_shown_and_leaves_a_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["turns", "completion"])
-def test_rows_without_answers_are_measured_by_their_likelihood_and_nothing_of_them_is_correct(
+def test_rows_whose_answers_no_completion_reaches_are_measured_by_their_likelihood_and_nothing_of_them_is_correct(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"prompt": f"Find {n % 8}.", form: [" 3", " more", f" {n % 8}"]} for n in range(48)]
+    rows = [{"prompt": f"Find {n % 8}.", form: [" ?", " more", f" {n % 8}"], "answer": str(n % 8)} for n in range(48)]
     if form == "completion":
-        rows = [{**row, form: f" It is {row['prompt'][5]}."} for row in rows]
+        rows = [{"prompt": row["prompt"], form: f" It is {row['prompt'][5]}."} for row in rows]
     result = oncurve.sft("embedded", rows, **sections(tmp_path, steps=6))
     assert result.trained is not None
     before, after = result.base.mean_reward.value, result.trained.mean_reward.value
