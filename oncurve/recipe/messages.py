@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import yaml
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from oncurve.core.errors import ConfigError
 from oncurve.data.settings import FILE_TYPES
 from oncurve.recipe.schema import Config
+from oncurve.wording import listed
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -94,7 +95,9 @@ _YAML_PROBLEMS = {
 def explain(error: ValidationError) -> Iterator[str]:
     """One line per problem: the key, what was found, what to do."""
     problems = error.errors()
-    strange = [problem for problem in problems if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1]
+    if (foreign := _of_other_system(problems)) is not None:
+        yield foreign
+        return
     for problem in problems:
         if problem["type"] == "too_short" and len(problems) > 1:
             continue  # a list whose only item is wrong also counts as empty
@@ -116,8 +119,18 @@ def explain(error: ValidationError) -> Iterator[str]:
             yield f"{key}: {sentence(key, problem.get('input'), problem.get('ctx', {}))}"
         else:
             yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
-    if sum(isinstance(problem.get("input"), Mapping) for problem in strange) > 1:
-        yield OTHER_SYSTEMS
+
+
+def _of_other_system(problems: Sequence[Any]) -> str | None:
+    """The one line for a file without a model in which several keys are none of a recipe, nor misspelt ones."""
+    strange = [str(p["loc"][0]) for p in problems if p["type"] == "extra_forbidden" and len(p["loc"]) == 1]
+    strange = [key for key in strange if not difflib.get_close_matches(key, Config.model_fields, n=1, cutoff=0.7)]
+    if len(strange) < 2 or not any(problem["loc"] == ("model",) for problem in problems):
+        return None
+    return (
+        f"this is no recipe, but looks like a file of another system: {listed(strange[:4])} are no keys of a recipe, and "
+        f"`model: NAME` is missing. {OTHER_SYSTEMS}; options of TRL's GRPOTrainer are run by `oncurve trl FILE`"
+    )
 
 
 def _unknown(key: str, chosen: str | None, value: Any) -> str:

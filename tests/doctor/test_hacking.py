@@ -183,7 +183,5 @@ def test_a_reference_in_other_words_is_no_disagreement_and_words_that_fit_any_ar
     """The first step says the reference two times in three, and earns nothing for it."""
     meanings = [("big", "large", "huge"), ("good", "fine", "well"), ("car", "auto", "vehicle")]
     first = [sample("big good car" if k % 3 else "row", answer=meanings[k % 3][0], reward=0.0) for k in range(36)]
-    last = [
-        sample(spoken(k, meanings[k % 3]), answer=meanings[k % 3][0], reward=float(k % 6 > 0)) for k in range(36)
-    ]
+    last = [sample(spoken(k, meanings[k % 3]), answer=meanings[k % 3][0], reward=float(k % 6 > 0)) for k in range(36)]
     assert (disagreement(first, paid_samples(first, last)) is not None) == is_told

@@ -114,6 +114,7 @@ def test_the_same_key_twice_is_refused_with_its_line() -> None:
         "model: \x00",
         "a: &a {b: *a}",
         "!!python/object/apply:os.system [ls]",
+        "actor_rollout_ref: {rollout: {n: 5}}\ntrainer: {}\nalgorithm: {adv_estimator: grpo}\ndata: {train_files: a}",
     ],
 )
 def test_what_is_no_recipe_is_refused_in_one_line(text: str) -> None:
