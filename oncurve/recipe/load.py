@@ -153,8 +153,12 @@ def parse_tree(
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A recipe's keys with ``key=value`` pairs put into them. Raises ConfigError for what is none."""
     given: dict[str, Any] = {}
-    for override in overrides:
+    for place, override in enumerate(overrides):
         given |= _apply(tree, override)
+        section = override.partition("=")[0].removesuffix("type")
+        for earlier in overrides[:place] if section.endswith(".") else ():  # those typed before belong to the new type
+            if earlier.startswith(section) and not earlier.startswith(f"{section}type="):
+                _apply(tree, earlier)
     refuse_glued(tree)
     return prefer_length(tree, given)
 

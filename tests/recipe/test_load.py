@@ -229,8 +229,8 @@ def test_a_completion_cannot_have_to_be_longer_than_it_may_be() -> None:
 
 
 def test_another_type_on_the_command_line_empties_its_section() -> None:
-    config = parse_config(BASE, ["data.type=gsm8k"])
-    assert config.data == Gsm8kData()
+    config = parse_config(BASE, ["data.limit=7", "data.type=gsm8k"])
+    assert config.data == Gsm8kData(limit=7)
     rewards = BASE + "rewards: [{type: mathematics, scale: signed, weight: 2}]"
     assert parse_config(rewards, ["rewards.0.type=format"]).rewards == (FormatReward(),)
 
