@@ -18,7 +18,7 @@ from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import read_manifest, to_yaml
 from oncurve.recipe.files import find_beside
-from oncurve.recipe.messages import OTHER_SYSTEMS, explain, explain_yaml, refuse_glued
+from oncurve.recipe.messages import OTHER_SYSTEMS, explain, explain_yaml, refuse_glued, without_colon
 from oncurve.recipe.schema import Config
 
 
@@ -38,7 +38,7 @@ def _mapping(loader: _StrictLoader | _QuickLoader, node: yaml.MappingNode) -> di
     for key_node, _ in node.value:
         key: Any = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
         if not isinstance(key, str):
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word. Quote it")
         if key in keys:
             raise ConfigError(f"line {key_node.start_mark.line + 1}: duplicate key {key!r}; remove one of them")
         keys.add(key)
@@ -134,17 +134,19 @@ def parse_tree(
     except ConfigError as error:
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {_other_file(source) or explain_yaml(error)}") from None
+        raise ConfigError(f"{source}: {_other_file(source) or explain_yaml(error, text)}") from None
     if raw is None:
         raise ConfigError(
             f"{source}: the file is empty. Begin with `model: embedded` and `data: {{type: word_problems}}`"
         )
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or ("model" not in raw and _other_file(source)):
         what = f"a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
+        what = (without_colon(text) if isinstance(raw, str) else None) or what
         raise ConfigError(f"{source}: {_other_file(source) or what}")
     tree = cast("dict[str, Any]", raw)
     if folder is not None:
         find_beside(tree, folder)
+    refuse_glued(tree, source=source)
     apply_overrides(tree, overrides)
     refuse_two_lengths(tree, source)
     return tree
