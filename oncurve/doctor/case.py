@@ -296,5 +296,7 @@ def read_config(run: Path) -> Mapping[str, Any]:
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{path}: cannot be read as YAML ({error}). Restore or remove it.") from error
+        raise DataError(
+            f"{path}: cannot be read as YAML ({' '.join(str(error).split())}). Restore or remove it."
+        ) from error
     return tree if isinstance(tree, dict) else {}
