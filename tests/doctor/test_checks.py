@@ -264,7 +264,7 @@ NEARLY: dict[str, list[Case]] = {
         case({**FLAT, "reward/mean": 0.91, "reward/correct": 0.85}),  # no room
         case({**FLAT, "reward/mean": lambda x: 0.3 + 0.05 * x, "reward/std": 2.0, "reward/correct": 0.3}),  # a trend
         case(
-            {**FLAT, "reward/mean": lambda x: AT_ONCE[round(29 * x)], "reward/std": 0.457, "reward/correct": 0.5},
+            {**FLAT, "reward/mean": lambda x: AT_ONCE[round(29 * x)], "reward/std": 0.646, "reward/correct": 0.5},
             steps=30,
         ),
     ],
