@@ -240,6 +240,11 @@ def read_csv(path: Path) -> list[Located]:
         raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}). Save the file as CSV again.") from error
     if not rows:
         raise DataError(f"{path}: there are no rows. The first line names the columns, each further line is a row.")
+    if len(names) == 1 and (mark := _separator([*names, *(row[names[0]] for _, row in rows)])) is not None:
+        raise DataError(
+            f"{path}: has one column by commas, and every line has {mark!r} equally often. Separate columns by commas, "
+            f"semicolons or tabs."
+        )
     values = [name for name in names if _is_value(name, [row[name] for _, row in rows])]
     if 2 * len(values) >= len(names) and names != [str(place) for place in range(len(names))]:
         raise DataError(
@@ -247,6 +252,12 @@ def read_csv(path: Path) -> list[Located]:
             f"with {counted(len(names), 'name')} above it, such as 'question' and 'answer'."
         )
     return rows
+
+
+def _separator(lines: Sequence[str]) -> str | None:
+    """A sign other than a usual one that separates all lines into as many parts; None where there is none."""
+    signs = (sign for sign in dict.fromkeys(lines[0]) if not sign.isalnum() and sign not in " _-.?!'")
+    return next((sign for sign in signs if len({line.count(sign) for line in lines}) == 1), None)
 
 
 MAX_NAME_CHARACTERS = 60

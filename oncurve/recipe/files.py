@@ -47,6 +47,8 @@ def find_recipe(name: str) -> Path:
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name]
+    if "=" in name:
+        raise ConfigError(f"{name}: is a setting, and stands where the recipe belongs. Name the recipe first")
     close = difflib.get_close_matches(name, shipped, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigError(

@@ -94,7 +94,10 @@ def _misplaced(text: str, place: int) -> str | None:
     """The indentation of a line that fits none above it; None where it fits."""
     lines = text.splitlines()[: place + 1]
     above = [line for line in lines[:-1] if line.strip()]
-    if not above or not lines[-1].strip():
+    is_inside = sum(
+        line.count(mark) * sign for line in above for mark, sign in zip("[{]}", (1, 1, -1, -1), strict=True)
+    )
+    if not above or not lines[-1].strip() or is_inside:
         return None
     depth, *depths = (len(line) - len(line.lstrip(" ")) for line in (lines[-1], *above))
     line, last = f"line {place + 1} ({lines[-1].strip()!r:.60})", above[-1].strip()
@@ -147,11 +150,11 @@ def explain(error: ValidationError) -> Iterator[str]:
     if (foreign := _of_other_system(problems)) is not None:
         yield foreign
         return
-    for problem in problems:
+    for problem in _joined(problems):
         if problem["type"] == "too_short" and len(problems) > 1:
             continue  # a list whose only item is wrong also counts as empty
         # Places inside a choice carry the name of its type; the key as written in the recipe does not.
-        parts = [str(part) for part in problem["loc"]]
+        parts = [str(part) for part in problem["loc"] if not str(part).startswith("literal[")]
         key = ".".join(part for index, part in enumerate(parts) if not _is_tag(parts, index))
         sentence = _SENTENCES.get(problem["type"])
         if problem["type"] == "truth_value":
@@ -168,6 +171,20 @@ def explain(error: ValidationError) -> Iterator[str]:
             yield f"{key}: {sentence(key, problem.get('input'), problem.get('ctx', {}))}"
         else:
             yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
+
+
+def _joined(problems: Sequence[Any]) -> Iterator[Any]:
+    """The problems of a recipe, those of a value that is in none of several lists of words as one."""
+    words: dict[tuple[Any, ...], list[str]] = {}
+    for problem in problems:
+        if problem["type"] == "literal_error" and str(problem["loc"][-1]).startswith("literal["):
+            words.setdefault(problem["loc"][:-1], []).append(str(problem["ctx"]["expected"]))
+    for problem in problems:
+        if (lists := words.get(problem["loc"][:-1], [])) and problem["type"] == "literal_error":
+            if problem["ctx"]["expected"] == lists[0]:
+                yield {**problem, "ctx": {"expected": ", ".join(lists).replace(" or ", ", ")}}
+        else:
+            yield problem
 
 
 def _of_other_system(problems: Sequence[Any]) -> str | None:
