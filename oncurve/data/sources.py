@@ -201,8 +201,8 @@ def read_csv(path: Path) -> list[Located]:
     Columns are separated by tabs in a .tsv file; by semicolons or tabs where the first line has these and no commas;
     else by commas.
 
-    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, has a row of another length, or begins
-    with a row instead of names.
+    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, has a row of another length, or
+    begins with a row instead of names.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -226,8 +226,6 @@ def read_csv(path: Path) -> list[Located]:
                     raise DataError(
                         f"{path}: the first line names two columns {twice!r}. Give them names of their own."
                     )
-            elif values == names:
-                raise DataError(f"{path}, line {reader.line_num}: names the columns once more. Remove this line.")
             elif len(values) != len(names):
                 counts = f"{counted(len(values), 'value')} for {counted(len(names), 'column')} ({listed(names)})"
                 raise DataError(
@@ -240,18 +238,26 @@ def read_csv(path: Path) -> list[Located]:
         raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}). Save the file as CSV again.") from error
     if not rows:
         raise DataError(f"{path}: there are no rows. The first line names the columns, each further line is a row.")
-    if len(names) == 1 and (mark := _separator([*names, *(row[names[0]] for _, row in rows)])) is not None:
+    _refuse_no_names(path, names, rows)
+    return rows
+
+
+def _refuse_no_names(path: Path, names: list[str], located: Sequence[Located]) -> None:
+    """Raise DataError for a file of another separator, a row in place of names, or names in place of a row."""
+    if again := next((source for source, row in located if [*row.values()] == names), None):
+        raise DataError(f"{again}: names the columns once more. Remove this line.")
+    rows = [row for _, row in located]
+    if len(names) == 1 and (mark := _separator([*names, *(row[names[0]] for row in rows)])) is not None:
         raise DataError(
             f"{path}: has one column by commas, and every line has {mark!r} equally often. Separate columns by commas, "
             f"semicolons or tabs."
         )
-    values = [name for name in names if _is_value(name, [row[name] for _, row in rows])]
+    values = [name for name in names if _is_value(name, [row[name] for row in rows])]
     if 2 * len(values) >= len(names) and names != [str(place) for place in range(len(names))]:
         raise DataError(
-            f"{path}: the first line must name the columns, and looks like a row: it has {values[0]!r:.60}. Write a line "
-            f"with {counted(len(names), 'name')} above it, such as 'question' and 'answer'."
+            f"{path}: the first line must name the columns, and looks like a row: it has {values[0]!r:.60}. Write a "
+            f"line with {counted(len(names), 'name')} above it, such as 'question' and 'answer'."
         )
-    return rows
 
 
 def _separator(lines: Sequence[str]) -> str | None:

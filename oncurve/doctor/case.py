@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -26,6 +26,7 @@ from oncurve.observe.record import (
     recorded_steps,
     rollouts_path,
 )
+from oncurve.rewards.settings import Reward as AnyReward
 
 Severity = Literal["severe", "warning", "note"]
 
@@ -194,6 +195,13 @@ class Case:
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
         return node
+
+    @property
+    def pays_answers(self) -> bool:
+        """Some reward of the recipe may look at answers; without a recipe, one may."""
+        sections = get_args(get_args(AnyReward)[0])
+        blind = {one.model_fields["type"].default for one in sections if one.is_form or one.is_of_episode}
+        return any(reward.get("type") not in blind for reward in self.config.get("rewards") or [{}])
 
     def number(self, key: str) -> float:
         """A number of the recipe; NaN if it is not there or no number."""

@@ -15,13 +15,12 @@ from functools import lru_cache, partial
 from itertools import groupby
 from math import sqrt
 from statistics import correlation, fmean
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from oncurve.doctor.case import Case, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
 from oncurve.rewards.prose import last_expression, last_number
-from oncurve.rewards.settings import Reward as AnyReward
 from oncurve.rewards.thinking import after_thinking
 
 MIN_PAID = 16
@@ -144,7 +143,7 @@ def reward_exploited(case: Case) -> Finding | None:
         return None
     start, end = min(steps), max(steps)
     first = steps[start]
-    find = partial(signs, first, pays_answers=_pays_answers(case))
+    find = partial(signs, first, pays_answers=case.pays_answers)
     evidence_of_signs = find(steps[end])
     if not evidence_of_signs:
         return None
@@ -164,12 +163,6 @@ def reward_exploited(case: Case) -> Finding | None:
         do="Read these completions in the report. If you do not want them, close the hole in the reward, try it on "
         f"this run with `oncurve regrade`, and begin again before step {began}: from a checkpoint, or anew.",
     )
-
-
-def _pays_answers(case: Case) -> bool:
-    """Some reward of the recipe may look at answers; without a recipe, one may."""
-    forms = {section.model_fields["type"].default for section in get_args(get_args(AnyReward)[0]) if section.is_form}
-    return any(reward.get("type") not in forms for reward in case.config.get("rewards") or [{}])
 
 
 def signs(

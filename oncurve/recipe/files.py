@@ -37,8 +37,8 @@ def find_recipe(name: str) -> Path:
     if (path / MAIN).is_file():
         if (path / "config.yaml").is_file():
             raise ConfigError(
-                f"{name}: is a run, and {path / MAIN} has none of the settings that were typed for it. Continue it with "
-                f"`oncurve resume {name}`, or name its whole recipe, {path / 'config.yaml'}"
+                f"{name}: is a run, and {path / MAIN} has none of the settings that were typed for it. Continue it "
+                f"with `oncurve resume {name}`, or name its whole recipe, {path / 'config.yaml'}"
             )
         return path / MAIN
     variant = path.parent / f"{path.name}.yaml"

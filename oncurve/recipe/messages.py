@@ -104,7 +104,8 @@ def _misplaced(text: str, place: int) -> str | None:
     if depth > depths[-1] and not last.endswith(":"):
         return f"{line} is indented deeper than {last!r:.60} above it, which has its value. Begin both in one column"
     if depth < depths[-1] and depth not in depths:
-        return f"{line} is indented by {counted(depth, 'space')}, as no line above it is. Begin it below a key of its section"
+        spaces = counted(depth, "space")
+        return f"{line} is indented by {spaces}, as no line above it is. Put it below a key of its section"
     return None
 
 
@@ -194,8 +195,8 @@ def _of_other_system(problems: Sequence[Any]) -> str | None:
     if len(strange) < 2 or not any(problem["loc"] == ("model",) for problem in problems):
         return None
     return (
-        f"this is no recipe, but looks like a file of another system: {listed(strange[:4])} are no keys of a recipe, and "
-        f"`model: NAME` is missing. {OTHER_SYSTEMS}; options of TRL's GRPOTrainer are run by `oncurve trl FILE`"
+        f"this is no recipe, but looks like a file of another system: {listed(strange[:4])} are no keys of a recipe, "
+        f"and `model: NAME` is missing. {OTHER_SYSTEMS}; options of TRL's GRPOTrainer are run by `oncurve trl FILE`"
     )
 
 

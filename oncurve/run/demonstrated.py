@@ -71,7 +71,7 @@ class DemonstratedReward:
 
 
 class LikelihoodReward:
-    """The mean log-probability of a token of the row's demonstration, minus its loss, where nothing says what is correct.
+    """The mean log-probability of a token of the row's demonstration, minus its loss, where nothing is correct.
 
     It looks at no completion: what a conversation, an episode or a free text says is seldom said again word for word.
     """
@@ -115,8 +115,8 @@ def measure_without(
 ) -> tuple[RewardFunction, str]:
     """The measure of demonstrations that the default reward does not accept, and what "correct" means by it.
 
-    Correct is the answer wherever it stands, if that is how demonstrations state it; else nothing is, and the measure is
-    their likelihood.
+    Correct is the answer wherever it stands, if that is how demonstrations state it; else nothing is, and the measure
+    is their likelihood.
     """
     anywhere = make_lenient_reward()
     if accepts(anywhere, demonstrations, in_episodes=in_episodes):

@@ -66,8 +66,8 @@ class RunSection(Section):
         if every and (not saved or every % saved):
             remedy = f"Set it to {-(-every // saved) * saved}" if saved else "Set run.save_every_steps, such as 10"
             raise ValueError(
-                f"run.keep_every_steps is {every} and run.save_every_steps {saved}, so not every such step has a checkpoint "
-                f"to keep. {remedy}"
+                f"run.keep_every_steps is {every} and run.save_every_steps {saved}, so not every such step has a "
+                f"checkpoint to keep. {remedy}"
             )
         return self
 

@@ -95,7 +95,7 @@ MISTAKES = (
     ("convert script.py --output a.yaml", "the command convert was removed: take `oncurve trl --recipe FILE SCRIPT`"),
     ("launch recipe.yaml", "add --slurm"),
     ("", "a command is missing. See `oncurve --help`"),
-    ("train recipe.yaml policy.lora={rank:8}", "policy.lora: 'rank:8' has no space after its colon. Write {rank: 8}"),
+    ("train recipe.yaml policy.lora={rank:8}", "'rank:8' has no colon with a space behind its key. Write {rank: 8}"),
     ("train recipe.yaml rollouts.stop=[]x", "something follows the value"),
     ("train recipe.yaml data.columns={question:", "a value is missing here"),
     ("train environment.yaml", "a reward of type environment is what an environment or an agent gives"),
