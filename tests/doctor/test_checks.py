@@ -172,7 +172,7 @@ NEARLY: dict[str, list[Case]] = {
     "grader_errors": [case({"reward/error_fraction": 0.009})],
     "reward_constant": [case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0})],
     "grader_inverted": [
-        case({}, {"rewards": [{"type": "environment"}]}, examples=paid(right=0.0, wrong=1.0)),
+        replace(case(examples=paid(right=0.0, wrong=1.0)), config={"rewards": [{"type": "environment"}]}),
         case(examples=paid(right=0.8, wrong=1.0)),
         case(examples=paid(right=0.0, wrong=1.0, count=8)),
     ],
