@@ -207,10 +207,8 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
 
     def wrong_of(read: Sequence[tuple[Sample, Verdict]], *, is_paid: bool = True) -> list[tuple[Sample, Verdict]]:
         meant = _meant([sample for sample, _ in read]) if is_paid else set[tuple[tuple[str, ...], str]]()
-        wrong = [(sample, stated) for sample, stated in read if stated != "right"]
-        return [
-            (one, stated) for one, stated in wrong if stated == "nothing" or (_spoken(one), one.answer) not in meant
-        ]
+        wrong = [pair for pair in read if pair[1] != "right"]
+        return [pair for pair in wrong if pair[1] == "nothing" or (_spoken(pair[0]), pair[0].answer) not in meant]
 
     after, paid_before, before = readable(paid), readable(paid_samples(first, first)), readable(first)
     if len(after) < MIN_PAID:

@@ -85,7 +85,7 @@ MISTAKES = (
     ("plan recipe.yaml --shard zero9", "choose one of none, zero1, zero2, zero3"),
     ("doctor", "name the folder of a run"),
     ("doctor runs/a --machine", "--machine lists processes and reads no run"),
-    ("dashboard --port http", "Invalid value for '--port': this must be a whole number; found 'http'. See `oncurve dashboard"),
+    ("dashboard --port http", "Invalid value for '--port': this must be a whole number; found 'http'. See `oncurve"),
     ("report runs --usd-per-hour cheap", "this must be a number; found 'cheap'. See `oncurve report --help`"),
     ("train recipe.yaml data.now=yesterday", "data.now: this must be a date or a time, such as 2026-"),
     ("report nowhere", "metrics.jsonl is missing"),
