@@ -123,7 +123,7 @@ def _usage(error: Any) -> str:
     text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
     text = re.sub(r"a valid (integer|number), unable to parse .*", lambda kind: f"a {NUMBERS[kind[1]]}", text)
     if "this must be" in text:  # without what was found
-        options = getattr(getattr(error, "param", None), "opts", ())
+        options = error.param.opts if error.param is not None else ()
         typed = [word.partition("=")[2] for word in sys.argv if word.partition("=")[0] in options and "=" in word]
         typed += [value for word, value in pairwise(sys.argv) if word in options]
         text += f"; found {typed[-1]!r}" if typed else ""

@@ -253,7 +253,7 @@ def _refuse_no_names(path: Path, names: list[str], located: Sequence[Located]) -
             f"semicolons or tabs."
         )
     values = [name for name in names if _is_value(name, [row[name] for row in rows])]
-    if 2 * len(values) >= len(names) and names != [str(place) for place in range(len(names))]:
+    if 2 * len(values) >= len(names) and names != [str(index) for index in range(len(names))]:
         raise DataError(
             f"{path}: the first line must name the columns, and looks like a row: it has {values[0]!r:.60}. Write a "
             f"line with {counted(len(names), 'name')} above it, such as 'question' and 'answer'."

@@ -200,7 +200,9 @@ class Case:
     def pays_answers(self) -> bool:
         """Some reward of the recipe may look at answers; without a recipe, one may."""
         sections = get_args(get_args(AnyReward)[0])
-        blind = {one.model_fields["type"].default for one in sections if one.is_form or one.is_of_episode}
+        blind = {
+            section.model_fields["type"].default for section in sections if section.is_form or section.is_of_episode
+        }
         return any(reward.get("type") not in blind for reward in self.config.get("rewards") or [{}])
 
     def number(self, key: str) -> float:

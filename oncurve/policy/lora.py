@@ -203,14 +203,14 @@ _OTHER_SHAPE = re.compile(r"mismatch for (\S+?): .*? torch\.Size\((\[.*?\])\) .*
 
 
 def _misfit(error: Exception, rank: int) -> str:
-    """What peft or torch says against an adapter, in the words of its files."""
+    """The fault that peft or torch finds in an adapter, in the words of its files."""
     text = " ".join(str(error).split())
     if not (shapes := _OTHER_SHAPE.findall(text)):
         return textwrap.shorten(text, 400, placeholder=" ...")
-    name, there, asked = shapes[0]
+    name, stored, needed = shapes[0]
     return (
-        f"{len(shapes)} of its weights have another shape, such as {name}, {there} in the file and {asked} by the base "
-        f"and r: {rank} in {ADAPTER_CONFIG}. Correct r, or name the base that the adapter was trained on"
+        f"{len(shapes)} of its weights have another shape, such as {name}, {stored} in the file and {needed} by the "
+        f"base and r: {rank} in {ADAPTER_CONFIG}. Correct r, or name the base that the adapter was trained on"
     )
 
 

@@ -287,8 +287,8 @@ def unloadable(name: str, error: Exception, *, is_local: bool | None = None) -> 
     value = _value_named_by(Path(path) / "config.json", text)
     for phrases, reason, remedy in _KNOWN:
         if any(word in text for word in phrases):
-            found = f" ({value})" if value and "config.json" in reason else ""
-            return CheckpointError(f"model {name!r} cannot be loaded: {reason}{found}. {remedy}")
+            detail = f" ({value})" if value and "config.json" in reason else ""
+            return CheckpointError(f"model {name!r} cannot be loaded: {reason}{detail}. {remedy}")
     if isinstance(error, StrictDataclassError):
         return CheckpointError(
             f"model {name!r} cannot be loaded: a value in its config.json is of the wrong type "

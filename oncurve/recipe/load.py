@@ -154,15 +154,15 @@ def parse_tree(
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A recipe's keys with ``key=value`` pairs put into them. Raises ConfigError for what is none."""
-    given: dict[str, Any] = {}
-    for place, override in enumerate(overrides):
-        given |= _apply(tree, override)
+    changes: dict[str, Any] = {}
+    for index, override in enumerate(overrides):
+        changes |= _apply(tree, override)
         section = override.partition("=")[0].removesuffix("type")
-        for earlier in overrides[:place] if section.endswith(".") else ():  # those typed before belong to the new type
+        for earlier in overrides[:index] if section.endswith(".") else ():  # those typed before belong to the new type
             if earlier.startswith(section) and not earlier.startswith(f"{section}type="):
                 _apply(tree, earlier)
     refuse_glued(tree)
-    return prefer_length(tree, given)
+    return prefer_length(tree, changes)
 
 
 LENGTHS = (("run", "steps"), ("sft", "epochs"))
@@ -175,15 +175,15 @@ def _lengths(tree: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def prefer_length(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe in which the ``given`` length of a supervised stage takes the place of the one that it had.
+def prefer_length(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe in which the length among the ``changes`` of a supervised stage takes the place of the one that it had.
 
-    ``given`` are sections, or keys with dots, that were put into the tree.
+    ``changes`` are sections, or keys with dots, that were put into the tree.
     """
-    chosen = {key for key, value in flat(given) if value is not None}
-    is_given = {key: ".".join(key) in chosen for key in LENGTHS}
-    for key in _lengths(tree) if any(is_given.values()) else ():
-        if not is_given[key]:
+    chosen = {key for key, value in flat(changes) if value is not None}
+    is_changed = {key: ".".join(key) in chosen for key in LENGTHS}
+    for key in _lengths(tree) if any(is_changed.values()) else ():
+        if not is_changed[key]:
             del tree[key[0]][key[1]]
     return tree
 
@@ -191,8 +191,8 @@ def prefer_length(tree: dict[str, Any], given: Mapping[str, Any]) -> dict[str, A
 def refuse_two_lengths(tree: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError where a recipe sets the length of a supervised stage twice."""
     if len(both := _lengths(tree)) > 1:
-        found = " and ".join(f"{section}.{key}={value}" for (section, key), value in both.items())
-        raise ConfigError(f"{source}: {found} both set the length of the supervised stage. Keep one of the two")
+        lengths = " and ".join(f"{section}.{key}={value}" for (section, key), value in both.items())
+        raise ConfigError(f"{source}: {lengths} both set the length of the supervised stage. Keep one of the two")
 
 
 def validate_tree(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> Config:

@@ -90,9 +90,9 @@ def without_colon(text: str) -> str | None:
     return None
 
 
-def _misplaced(text: str, place: int) -> str | None:
+def _misplaced(text: str, index: int) -> str | None:
     """The indentation of a line that fits none above it; None where it fits."""
-    lines = text.splitlines()[: place + 1]
+    lines = text.splitlines()[: index + 1]
     above = [line for line in lines[:-1] if line.strip()]
     is_inside = sum(
         line.count(mark) * sign for line in above for mark, sign in zip("[{]}", (1, 1, -1, -1), strict=True)
@@ -100,7 +100,7 @@ def _misplaced(text: str, place: int) -> str | None:
     if not above or not lines[-1].strip() or is_inside:
         return None
     depth, *depths = (len(line) - len(line.lstrip(" ")) for line in (lines[-1], *above))
-    line, last = f"line {place + 1} ({lines[-1].strip()!r:.60})", above[-1].strip()
+    line, last = f"line {index + 1} ({lines[-1].strip()!r:.60})", above[-1].strip()
     if depth > depths[-1] and not last.endswith(":"):
         return f"{line} is indented deeper than {last!r:.60} above it, which has its value. Begin both in one column"
     if depth < depths[-1] and depth not in depths:

@@ -61,7 +61,7 @@ class RunSection(Section):
     """Trackers. None: those with a key in the environment (WANDB_API_KEY); []: none."""
 
     @model_validator(mode="after")
-    def _check_kept(self) -> RunSection:
+    def _check_milestones(self) -> RunSection:
         every, saved = self.keep_every_steps, self.save_every_steps
         if every and (not saved or every % saved):
             remedy = f"Set it to {-(-every // saved) * saved}" if saved else "Set run.save_every_steps, such as 10"
