@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from types import FrameType
 from typing import Annotated, Any
 
@@ -121,6 +122,11 @@ def _usage(error: Any) -> str:
     command = " ".join(["oncurve", *(word for word in path_words[1:] if word.isalpha() and word != "oncurve")])
     text = error.format_message().replace("Input should be ", "this must be ").rstrip(".")
     text = re.sub(r"a valid (integer|number), unable to parse .*", lambda kind: f"a {NUMBERS[kind[1]]}", text)
+    if "this must be" in text:  # without what was found
+        options = error.param.opts if error.param is not None else ()
+        typed = [word.partition("=")[2] for word in sys.argv if word.partition("=")[0] in options and "=" in word]
+        typed += [value for word, value in pairwise(sys.argv) if word in options]
+        text += f"; found {typed[-1]!r}" if typed else ""
     if not text:
         return "a command is missing. See `oncurve --help`"
     return f"{text}{'' if text.endswith('?') else '.'} See `{command} --help`"

@@ -427,7 +427,10 @@ def _value(source: str, row: Row, column: str, *, ours: str | None = None) -> An
     answered = [name for name, value in row.items() if _is_answered(value)]
     if answered and not near:
         remedy = f"{answered[0]!r} ends with an answer: write it and the question into columns of their own."
-    by_line = ", by the first line of the file" if source.partition(", line")[0].endswith((".csv", ".tsv")) else ""
+    by_line = ""
+    if source.partition(", line")[0].endswith((".csv", ".tsv")):
+        by_line = ", by the first line of the file"
+        remedy += " If that line is a row, write a line of names above it."
     raise DataError(f"{source}: there is no column {column!r}. Columns{by_line}: {listed(row)}. {hint}{remedy}")
 
 

@@ -183,7 +183,7 @@ class SftSection(Section):
     """Supervised fine-tuning on completions in the data; `oncurve sft` sets it."""
 
     epochs: PositiveFloat | None = None
-    """Passes over the training rows, which set run.steps; None: run.steps counts."""
+    """Passes over the training rows, in place of run.steps; None: run.steps counts."""
     train_on: Literal["assistant", "last"] = "assistant"
     """Rows of messages: learn all assistant messages, or only the last."""
     max_tokens: PositiveInt | None = None

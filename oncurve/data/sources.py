@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -200,7 +201,8 @@ def read_csv(path: Path) -> list[Located]:
     Columns are separated by tabs in a .tsv file; by semicolons or tabs where the first line has these and no commas;
     else by commas.
 
-    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, or has a row of another length.
+    Raises DataError, with the line, for a file that is missing, empty, not UTF-8, has a row of another length, or
+    begins with a row instead of names.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -236,7 +238,45 @@ def read_csv(path: Path) -> list[Located]:
         raise DataError(f"{path}, line {reader.line_num}: not CSV ({error}). Save the file as CSV again.") from error
     if not rows:
         raise DataError(f"{path}: there are no rows. The first line names the columns, each further line is a row.")
+    _refuse_no_names(path, names, rows)
     return rows
+
+
+def _refuse_no_names(path: Path, names: list[str], located: Sequence[Located]) -> None:
+    """Raise DataError for a file of another separator, a row in place of names, or names in place of a row."""
+    if again := next((source for source, row in located if [*row.values()] == names), None):
+        raise DataError(f"{again}: names the columns once more. Remove this line.")
+    rows = [row for _, row in located]
+    if len(names) == 1 and (mark := _separator([*names, *(row[names[0]] for row in rows)])) is not None:
+        raise DataError(
+            f"{path}: has one column by commas, and every line has {mark!r} equally often. Separate columns by commas, "
+            f"semicolons or tabs."
+        )
+    values = [name for name in names if _is_value(name, [row[name] for row in rows])]
+    if 2 * len(values) >= len(names) and names != [str(index) for index in range(len(names))]:
+        raise DataError(
+            f"{path}: the first line must name the columns, and looks like a row: it has {values[0]!r:.60}. Write a "
+            f"line with {counted(len(names), 'name')} above it, such as 'question' and 'answer'."
+        )
+
+
+def _separator(lines: Sequence[str]) -> str | None:
+    """A sign other than a usual one that separates all lines into as many parts; None where there is none."""
+    signs = (sign for sign in dict.fromkeys(lines[0]) if not sign.isalnum() and sign not in " _-.?!'")
+    return next((sign for sign in signs if len({line.count(sign) for line in lines}) == 1), None)
+
+
+MAX_NAME_CHARACTERS = 60
+OFTEN = 0.05
+"""Share of a column from which a value is one of a few, such as labels."""
+_NUMERIC = re.compile(r"[-+]?\d[\d.,]*")
+
+
+def _is_value(name: str, column: Sequence[str]) -> bool:
+    """The name of a column is what its rows hold: a sentence, a number above numbers, or a value that comes often."""
+    is_number = bool(_NUMERIC.fullmatch(name)) and all(_NUMERIC.fullmatch(value.strip()) for value in column)
+    is_sentence = len(name) > MAX_NAME_CHARACTERS or name.endswith((".", "?", "!"))
+    return is_number or is_sentence or column.count(name) >= max(1, OFTEN * len(column))
 
 
 MAKERS = {

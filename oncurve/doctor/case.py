@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -26,6 +26,7 @@ from oncurve.observe.record import (
     recorded_steps,
     rollouts_path,
 )
+from oncurve.rewards.settings import Reward as AnyReward
 
 Severity = Literal["severe", "warning", "note"]
 
@@ -195,6 +196,15 @@ class Case:
             node = node.get(part) if isinstance(node, Mapping) else None
         return node
 
+    @property
+    def pays_answers(self) -> bool:
+        """Some reward of the recipe may look at answers; without a recipe, one may."""
+        sections = get_args(get_args(AnyReward)[0])
+        blind = {
+            section.model_fields["type"].default for section in sections if section.is_form or section.is_of_episode
+        }
+        return any(reward.get("type") not in blind for reward in self.config.get("rewards") or [{}])
+
     def number(self, key: str) -> float:
         """A number of the recipe; NaN if it is not there or no number."""
         value = self.setting(key)
@@ -296,5 +306,7 @@ def read_config(run: Path) -> Mapping[str, Any]:
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{path}: cannot be read as YAML ({error}). Restore or remove it.") from error
+        raise DataError(
+            f"{path}: cannot be read as YAML ({' '.join(str(error).split())}). Restore or remove it."
+        ) from error
     return tree if isinstance(tree, dict) else {}

@@ -248,13 +248,14 @@ def _mean_or_zero(curve: Curve) -> float:
 
 
 def _audit(case: Case) -> tuple[list[float], list[float], float, float] | None:
-    """Rewards of right and wrong explicit answers, the range of all rewards and the lowest; None if too few.
+    """Rewards of right and wrong explicit answers, the range of all rewards and the lowest; None if too few, or if no
+    reward looks at answers.
 
     The same completion of the same problem counts once: a group of copies is no further evidence.
     """
     right, wrong, rewards = _explicit(case)
     span = max(rewards, default=0.0) - min(rewards, default=0.0)
-    if span < 1e-9 or min(len(right), len(wrong)) < MIN_AUDITED:
+    if span < 1e-9 or min(len(right), len(wrong)) < MIN_AUDITED or not case.pays_answers:
         return None
     return right, wrong, span, min(rewards)
 

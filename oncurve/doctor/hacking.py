@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby
+from math import sqrt
 from statistics import correlation, fmean
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from oncurve.doctor.case import Case, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
 from oncurve.rewards.prose import last_expression, last_number
-from oncurve.rewards.settings import Reward as AnyReward
 from oncurve.rewards.thinking import after_thinking
 
 MIN_PAID = 16
@@ -37,6 +37,10 @@ FOLLOWS_LENGTH = 0.8
 """Rank correlation of reward and length inside of groups from which a reward pays for length."""
 LEDGER_RISE = 0.15
 """Least rise of the share of disagreement: what was so from the first step was not learned."""
+BY_CHANCE = 1.5
+"""The same in standard errors of the difference of two shares."""
+MEANT = 0.2
+"""Dependence of a statement on the reference from which it may mean that in other words."""
 MAX_REFERENCE_WORDS, MAX_REFERENCE_CHARACTERS = 5, 60
 """Longer references are prose, which can be right in other words."""
 LENGTH_FACTOR = 1.5
@@ -139,7 +143,7 @@ def reward_exploited(case: Case) -> Finding | None:
         return None
     start, end = min(steps), max(steps)
     first = steps[start]
-    find = partial(signs, first, pays_answers=_pays_answers(case))
+    find = partial(signs, first, pays_answers=case.pays_answers)
     evidence_of_signs = find(steps[end])
     if not evidence_of_signs:
         return None
@@ -159,12 +163,6 @@ def reward_exploited(case: Case) -> Finding | None:
         do="Read these completions in the report. If you do not want them, close the hole in the reward, try it on "
         f"this run with `oncurve regrade`, and begin again before step {began}: from a checkpoint, or anew.",
     )
-
-
-def _pays_answers(case: Case) -> bool:
-    """Some reward of the recipe may look at answers; without a recipe, one may."""
-    forms = {section.model_fields["type"].default for section in get_args(get_args(AnyReward)[0]) if section.is_form}
-    return any(reward.get("type") not in forms for reward in case.config.get("rewards") or [{}])
 
 
 def signs(
@@ -200,22 +198,28 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
     """The ledger of disagreement: rewarded completions that state another answer than the reference, or none.
 
     Their share of the rewarded completions whose reference can be read is an alarm from ``SOME`` on if it is larger by
-    ``LEDGER_RISE`` than among those of the first step: of the rewarded ones or of all, whichever is less.
+    ``LEDGER_RISE``, and by more than chance explains, than among those of the first step: of the rewarded ones or of
+    all, whichever is less. Words that are paid for one reference and hardly for others may mean it, and are left out.
     """
 
     def readable(samples: Sequence[Sample]) -> list[tuple[Sample, Verdict]]:
         return [(sample, read) for sample in samples if (read := verdict(sample.text, sample.answer)) is not None]
 
-    def shares_of_wrong(*parts: Sequence[Sample]) -> list[float]:
-        return [fmean(stated != "right" for _, stated in read) for samples in parts if (read := readable(samples))]
+    def wrong_of(read: Sequence[tuple[Sample, Verdict]], *, is_paid: bool = True) -> list[tuple[Sample, Verdict]]:
+        meant = _meant([sample for sample, _ in read]) if is_paid else set[tuple[tuple[str, ...], str]]()
+        wrong = [pair for pair in read if pair[1] != "right"]
+        return [pair for pair in wrong if pair[1] == "nothing" or (_spoken(pair[0]), pair[0].answer) not in meant]
 
-    after = readable(paid)
+    after, paid_before, before = readable(paid), readable(paid_samples(first, first)), readable(first)
     if len(after) < MIN_PAID:
         return None
-    wrong = [(sample, stated) for sample, stated in after if stated != "right"]
+    wrong = wrong_of(after)
     share = len(wrong) / len(after)
-    share_before = min(shares_of_wrong(paid_samples(first, first), first), default=0.0)
-    if share < SOME or share - share_before < LEDGER_RISE:
+    counts = [(len(wrong_of(read, is_paid=read is paid_before)), len(read)) for read in (paid_before, before) if read]
+    num_before, of_before = min(counts, key=lambda count: count[0] / count[1], default=(0, 1))
+    share_before, both = num_before / of_before, (len(wrong) + num_before) / (len(after) + of_before)
+    by_chance = sqrt(both * (1 - both) * (1 / len(after) + 1 / of_before)) if counts else 0.0
+    if share < SOME or share - share_before < max(LEDGER_RISE, BY_CHANCE * by_chance):
         return None
     others = [sample for sample, stated in wrong if stated == "other"]
     what = "state another answer than the reference" if 2 * len(others) >= len(wrong) else "state no answer"
@@ -226,6 +230,29 @@ def disagreement(first: Sequence[Sample], paid: Sequence[Sample]) -> tuple[str, 
         Evidence("the same in the first step, of these or of all", share_before),
         Evidence("for example", f"states {(stated or 'nothing')[:60]!r}, the reference is {example.answer[:60]!r}"),
     )
+
+
+def _spoken(sample: Sample) -> tuple[str, ...]:
+    """The words of the stated answer, or of the whole text where no answer is marked."""
+    return _words(sample.stated if sample.stated is not None else after_thinking(sample.text))
+
+
+def _meant(paid: Sequence[Sample]) -> set[tuple[tuple[str, ...], str]]:
+    """Statements with the references of words that they may mean, as a synonym or a translation does.
+
+    A reward that reads no meaning pays a statement s under every reference r alike:
+
+        (P(r | s) - P(r)) / (1 - P(r))      0 if s does not depend on r, 1 if r alone is asked where s is said
+    """
+    of_words = [(_spoken(sample), sample.answer) for sample in paid if _number(sample.answer) is None]
+    pairs = Counter(of_words)
+    statements, references = Counter(words for words, _ in of_words), Counter(answer for _, answer in of_words)
+    share_of = {answer: count / len(of_words) for answer, count in references.items()}
+    return {
+        (words, answer)
+        for (words, answer), count in pairs.items()
+        if count / statements[words] - share_of[answer] >= MEANT * (1 - share_of[answer])
+    }
 
 
 def paid_samples(first: Sequence[Sample], last: Sequence[Sample]) -> list[Sample]:

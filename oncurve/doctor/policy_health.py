@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
@@ -92,6 +93,22 @@ def lost_to_rounding(case: Case) -> Finding | None:
     )
 
 
+RISEN = 3.0
+"""Standard errors of a rise at any one step from which chance is none."""
+
+
+def _rise(case: Case, values: Sequence[float]) -> float:
+    """The largest rise of the mean reward from the steps before a step to those from it on, in standard errors.
+
+    A run that learns within its first steps has it where the two ends and the trend show none.
+    """
+    noise = reward_noise(case, 1)
+    return max(
+        (fmean(values[k:]) - fmean(values[:k])) / (noise * math.sqrt(1 / k + 1 / (len(values) - k)) or math.inf)
+        for k in range(1, len(values))
+    )
+
+
 def not_learning(case: Case) -> Finding | None:
     """Over 20 steps and more neither reward nor validation has risen beyond chance, although groups have a signal."""
     reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")
@@ -104,7 +121,7 @@ def not_learning(case: Case) -> Finding | None:
     room = max(case.curve("reward/max").values, default=math.inf) - reward.end
     if room <= max(2 * noise, 0.1 * span) or abs(trend) > 2:  # at the top, or a rise that two ends do not show
         return None
-    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * span):
+    if abs(reward.end - reward.start) > max(2 * noise, 0.02 * span) or _rise(case, reward.values) > RISEN:
         return None
     return Finding(
         severity="warning",

@@ -130,7 +130,7 @@ def read_object(path: Path) -> dict[str, Any]:
         if not isinstance(described, dict):
             raise TypeError(f"a {type(described).__name__} instead of an object")
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}. Download or save it again") from None
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}. Download or save it again") from None
     return described
 
 

@@ -86,7 +86,8 @@ def _slurm(variables: Mapping[str, str]) -> RankInfo:
 def _checked(rank_info: RankInfo) -> RankInfo:
     if rank_info.rank >= rank_info.count:
         raise ConfigError(
-            f"the launcher gives this process number {rank_info.rank} of {rank_info.count}, counted from 0"
+            f"the launcher gives this process number {rank_info.rank} of {rank_info.count}, counted from 0 (RANK and "
+            f"WORLD_SIZE, or those of Slurm). Start one process for each number, as torchrun does, or unset them"
         )
     return rank_info
 

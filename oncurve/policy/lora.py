@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -197,6 +199,21 @@ UNREAD = {
 """Keys of an adapter_config.json that ask for what is not computed here, each with the reason."""
 
 
+_OTHER_SHAPE = re.compile(r"mismatch for (\S+?): .*? torch\.Size\((\[.*?\])\) .*? torch\.Size\((\[.*?\])\)")
+
+
+def _misfit(error: Exception, rank: int) -> str:
+    """The fault that peft or torch finds in an adapter, in the words of its files."""
+    text = " ".join(str(error).split())
+    if not (shapes := _OTHER_SHAPE.findall(text)):
+        return textwrap.shorten(text, 400, placeholder=" ...")
+    name, stored, needed = shapes[0]
+    return (
+        f"{len(shapes)} of its weights have another shape, such as {name}, {stored} in the file and {needed} by the "
+        f"base and r: {rank} in {ADAPTER_CONFIG}. Correct r, or name the base that the adapter was trained on"
+    )
+
+
 def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float = 0.0) -> Adapter:
     """Put the adapter of a folder into the base model that it was made for, ready to be trained further.
 
@@ -217,15 +234,15 @@ def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float =
             raise CheckpointError(
                 f"{folder}: its {ADAPTER_CONFIG} has {key}: {reason}. Merge it into its base with peft"
             )
+    if not isinstance(rank := described.get("r"), int):
+        raise CheckpointError(f"{folder}: {ADAPTER_CONFIG} has r: {rank!r}, which is no whole number. Correct it")
     files = read_model_files(folder)
     changed = changed_base(model, files)
     try:
         with without_old_names():
             peft_model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{folder}: the adapter does not fit its base model: {' '.join(str(error).split())[:400]}"
-        ) from None
+        raise CheckpointError(f"{folder}: the adapter does not fit its base model: {_misfit(error, rank)}") from None
     check_adapter(peft_model, files, changed)
     _set_dropout(peft_model, dropout)
     if (passport := passport_of(model)) is not None:

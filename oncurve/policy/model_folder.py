@@ -6,8 +6,11 @@ import copy
 import json
 import logging
 import os
+import re
 import shutil
+import textwrap
 import threading
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -279,10 +282,13 @@ def unloadable(name: str, error: Exception, *, is_local: bool | None = None) -> 
     """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())
     log.debug("model %s: %s", name, text)
-    is_local = locate_model(name)[1] if is_local is None else is_local
+    path, is_here = locate_model(name)
+    is_local = is_here if is_local is None else is_local
+    value = _value_named_by(Path(path) / "config.json", text)
     for phrases, reason, remedy in _KNOWN:
         if any(word in text for word in phrases):
-            return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {remedy}")
+            detail = f" ({value})" if value and "config.json" in reason else ""
+            return CheckpointError(f"model {name!r} cannot be loaded: {reason}{detail}. {remedy}")
     if isinstance(error, StrictDataclassError):
         return CheckpointError(
             f"model {name!r} cannot be loaded: a value in its config.json is of the wrong type "
@@ -291,12 +297,32 @@ def unloadable(name: str, error: Exception, *, is_local: bool | None = None) -> 
     if not is_local and isinstance(error, OSError):
         reason = "it is not on this machine, and the Hugging Face Hub cannot be reached or has no such model"
         return CheckpointError(f"model {name!r} cannot be loaded: {reason}. {_GET_IT}")
-    return CheckpointError(f"model {name!r} cannot be loaded ({type(error).__name__}): {text[:300]}")
+    what = f"{type(error).__name__}: {textwrap.shorten(text, 300, placeholder=' ...')}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if value is not None:
+        reason = f"its config.json has {value}, which transformers does not know ({what}). Correct it"
+    elif any("token" in Path(frame.filename).name for frame in frames):
+        reason = f"its tokenizer cannot be read ({what}). Put the tokenizer files of its source into the folder"
+    else:
+        reason = f"transformers makes no model of its files ({what}). Compare its config.json with that of its source"
+    return CheckpointError(f"model {name!r} cannot be loaded: {reason}, or download it again")
+
+
+def _value_named_by(file: Path, text: str) -> str | None:
+    """The first key of a config.json whose value, a word, an error names; None where there is none."""
+    try:
+        keys = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    words = set(re.findall(r"[\w.-]{3,}", text))
+    nested = [keys, *(inner for inner in keys.values() if isinstance(inner, dict))] if isinstance(keys, dict) else []
+    named = ((key, value) for section in nested for key, value in section.items() if isinstance(value, str))
+    return next((f"{key}: {value!r}" for key, value in named if value in words), None)
 
 
 UNLOADABLE = (
-    OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError, IndexError, SafetensorError,
-    StrictDataclassError,
+    OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError, IndexError, AssertionError,
+    ArithmeticError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
 """Errors of transformers for a folder that it cannot make a model of; those of types are of values in config.json."""
 _GET_IT = "Check the name; without a network, set model=FOLDER to a folder that holds the model"

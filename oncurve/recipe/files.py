@@ -35,6 +35,11 @@ def find_recipe(name: str) -> Path:
     if path.is_file():
         return path
     if (path / MAIN).is_file():
+        if (path / "config.yaml").is_file():
+            raise ConfigError(
+                f"{name}: is a run, and {path / MAIN} has none of the settings that were typed for it. Continue it "
+                f"with `oncurve resume {name}`, or name its whole recipe, {path / 'config.yaml'}"
+            )
         return path / MAIN
     variant = path.parent / f"{path.name}.yaml"
     if (path.parent / MAIN).is_file() and variant.is_file():
@@ -42,6 +47,8 @@ def find_recipe(name: str) -> Path:
     shipped = shipped_recipes()
     if name in shipped:
         return shipped[name]
+    if "=" in name:
+        raise ConfigError(f"{name}: is a setting, and stands where the recipe belongs. Name the recipe first")
     close = difflib.get_close_matches(name, shipped, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigError(

@@ -18,7 +18,7 @@ from oncurve.algorithm.table import CHOICES, resolve
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.record import read_manifest, to_yaml
 from oncurve.recipe.files import find_beside
-from oncurve.recipe.messages import OTHER_SYSTEMS, explain, explain_yaml, refuse_glued
+from oncurve.recipe.messages import OTHER_SYSTEMS, explain, explain_yaml, refuse_glued, without_colon
 from oncurve.recipe.schema import Config
 
 
@@ -38,7 +38,7 @@ def _mapping(loader: _StrictLoader | _QuickLoader, node: yaml.MappingNode) -> di
     for key_node, _ in node.value:
         key: Any = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
         if not isinstance(key, str):
-            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word")
+            raise ConfigError(f"line {key_node.start_mark.line + 1}: the key {key!r} is not a word. Quote it")
         if key in keys:
             raise ConfigError(f"line {key_node.start_mark.line + 1}: duplicate key {key!r}; remove one of them")
         keys.add(key)
@@ -134,26 +134,65 @@ def parse_tree(
     except ConfigError as error:
         raise ConfigError(f"{source}, {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {_other_file(source) or explain_yaml(error)}") from None
+        raise ConfigError(f"{source}: {_other_file(source) or explain_yaml(error, text)}") from None
     if raw is None:
         raise ConfigError(
             f"{source}: the file is empty. Begin with `model: embedded` and `data: {{type: word_problems}}`"
         )
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or ("model" not in raw and _other_file(source)):
         what = f"a recipe is a mapping of sections such as `model:` and `data:`; found {raw!r:.80}"
+        what = (without_colon(text) if isinstance(raw, str) else None) or what
         raise ConfigError(f"{source}: {_other_file(source) or what}")
     tree = cast("dict[str, Any]", raw)
     if folder is not None:
         find_beside(tree, folder)
-    return apply_overrides(tree, overrides)
+    refuse_glued(tree, source=source)
+    apply_overrides(tree, overrides)
+    refuse_two_lengths(tree, source)
+    return tree
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A recipe's keys with ``key=value`` pairs put into them. Raises ConfigError for what is none."""
-    for override in overrides:
-        _apply(tree, override)
+    changes: dict[str, Any] = {}
+    for index, override in enumerate(overrides):
+        changes |= _apply(tree, override)
+        section = override.partition("=")[0].removesuffix("type")
+        for earlier in overrides[:index] if section.endswith(".") else ():  # those typed before belong to the new type
+            if earlier.startswith(section) and not earlier.startswith(f"{section}type="):
+                _apply(tree, earlier)
     refuse_glued(tree)
+    return prefer_length(tree, changes)
+
+
+LENGTHS = (("run", "steps"), ("sft", "epochs"))
+"""Keys that set the length of a supervised stage, each in place of the other."""
+
+
+def _lengths(tree: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    sections = {key: tree.get(key[0]) for key in LENGTHS}
+    values = {key: section.get(key[1]) for key, section in sections.items() if isinstance(section, dict)}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def prefer_length(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe in which the length among the ``changes`` of a supervised stage takes the place of the one that it had.
+
+    ``changes`` are sections, or keys with dots, that were put into the tree.
+    """
+    chosen = {key for key, value in flat(changes) if value is not None}
+    is_changed = {key: ".".join(key) in chosen for key in LENGTHS}
+    for key in _lengths(tree) if any(is_changed.values()) else ():
+        if not is_changed[key]:
+            del tree[key[0]][key[1]]
     return tree
+
+
+def refuse_two_lengths(tree: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError where a recipe sets the length of a supervised stage twice."""
+    if len(both := _lengths(tree)) > 1:
+        lengths = " and ".join(f"{section}.{key}={value}" for (section, key), value in both.items())
+        raise ConfigError(f"{source}: {lengths} both set the length of the supervised stage. Keep one of the two")
 
 
 def validate_tree(tree: Mapping[str, Any], *, source: str, overrides: Sequence[str] = ()) -> Config:
@@ -191,15 +230,19 @@ def resolved(config: Config) -> Config:
 
 def config_yaml(config: Config) -> str:
     """The resolved recipe with every default, as YAML."""
-    return to_yaml(config.model_dump(mode="json"))
+    has_epochs = config.sft is not None and config.sft.epochs is not None
+    return to_yaml(config.model_dump(mode="json", exclude={"run": {"steps"}} if has_epochs else None))
 
 
 _SAME_KEYS = ("rollouts.type", "optimizer.type")
 """Types that take the keys of each other: lengths and temperatures stay what they are wherever samples come from."""
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
-    """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one."""
+def _apply(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    """Set one ``section.key=value``; a new ``type`` empties its section, whose other keys belonged to the old one.
+
+    Returns the key and the value.
+    """
     path, separator, text = override.partition("=")
     if not separator or not path:
         raise ConfigError(f"override {override!r} is not of the form key=value, such as run.steps=50")
@@ -229,6 +272,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         section[last] = value
     else:
         raise ConfigError(f"override {override!r}: {'.'.join(parents)} is a value, not a section")
+    return {path: value}
 
 
 def _child(node: Any, key: str, *, where: str, override: str) -> Any:

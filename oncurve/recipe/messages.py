@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any, cast
 
 import yaml
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from oncurve.core.errors import ConfigError
 from oncurve.data.settings import FILE_TYPES
 from oncurve.recipe.schema import Config
+from oncurve.wording import counted, listed
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -48,7 +51,7 @@ OTHER_SYSTEMS = (
 """Advice for who brings a file of another system."""
 
 
-def explain_yaml(error: Exception) -> str:
+def explain_yaml(error: Exception, text: str = "") -> str:
     """The fault in a text that is not YAML, and its line."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
@@ -57,19 +60,67 @@ def explain_yaml(error: Exception) -> str:
         return f"not valid YAML: line {mark.line + 1} is indented with a tab. Indent with spaces"
     problem = str(error.problem)
     explanation = next((text for known, text in _YAML_PROBLEMS.items() if known in problem), problem)
-    return f"not valid YAML: line {mark.line + 1}, column {mark.column + 1}: {explanation}"
+    where = f"line {mark.line + 1}, column {mark.column + 1}: {explanation}"
+    return f"not valid YAML: {without_colon(text) or _misplaced(text, mark.line) or where}"
 
 
-def refuse_glued(tree: Any, key: str = "") -> None:
-    """Raise ConfigError for ``{rank:8}``, which YAML reads as a key "rank:8" without a value."""
+_KEY_ALONE = re.compile(r"(?P<key>-?[A-Za-z_][\w.]*)(?P<mark>\s*[:=]\s*|\s+|(?=$))(?P<value>[^:=]*)")
+
+
+def _colon(text: str) -> str | None:
+    """A key and its value as YAML has them, out of "key value", "key=value" or "key:value"; None for another text."""
+    match = _KEY_ALONE.fullmatch(text.strip())
+    if match is None or ": " in text:
+        return None
+    section, dot, key = match["key"].rpartition(".")
+    return f"{section}: {{{key}: {match['value']}}}" if dot else f"{key}: {match['value']}".strip()
+
+
+def without_colon(text: str) -> str | None:
+    """The first line of a text with a key that no colon follows; None where there is none."""
+    block = brackets = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = line.partition(" #")[0].strip()
+        depth = len(line) - len(line.lstrip())
+        block = 0 if depth < block else block
+        if not block and not brackets and plain and not plain.endswith(":") and (written := _colon(plain)) is not None:
+            return f"line {number} ({plain!r:.60}) has no colon with a space behind its key. Write {written}"
+        brackets += sum(map(plain.count, "[{")) - sum(map(plain.count, "]}"))
+        block = depth + 1 if plain.endswith(("|", ">")) else block
+    return None
+
+
+def _misplaced(text: str, index: int) -> str | None:
+    """The indentation of a line that fits none above it; None where it fits."""
+    lines = text.splitlines()[: index + 1]
+    above = [line for line in lines[:-1] if line.strip()]
+    is_inside = sum(
+        line.count(mark) * sign for line in above for mark, sign in zip("[{]}", (1, 1, -1, -1), strict=True)
+    )
+    if not above or not lines[-1].strip() or is_inside:
+        return None
+    depth, *depths = (len(line) - len(line.lstrip(" ")) for line in (lines[-1], *above))
+    line, last = f"line {index + 1} ({lines[-1].strip()!r:.60})", above[-1].strip()
+    if depth > depths[-1] and not last.endswith(":"):
+        return f"{line} is indented deeper than {last!r:.60} above it, which has its value. Begin both in one column"
+    if depth < depths[-1] and depth not in depths:
+        spaces = counted(depth, "space")
+        return f"{line} is indented by {spaces}, as no line above it is. Put it below a key of its section"
+    return None
+
+
+def refuse_glued(tree: Any, key: str = "", *, source: str = "") -> None:
+    """Raise ConfigError for ``{rank:8}`` and ``{rank 8}``, which YAML reads as keys without a value."""
     if isinstance(tree, list):
         tree = dict(enumerate(cast("list[Any]", tree)))
     for name, value in cast("dict[Any, Any]", tree).items() if isinstance(tree, dict) else ():
-        if value is None and ":" in str(name):
-            before, _, after = str(name).partition(":")
-            where = f"{key.lstrip('.')}: " if key else ""
-            raise ConfigError(f"{where}{name!r} has no space after its colon. Write {{{before}: {after}}}")
-        refuse_glued(value, f"{key}.{name}")
+        where = "".join(f"{part}: " for part in (source, key.lstrip(".")) if part)
+        before, brace, after = str(name).partition(" {")
+        if value is None and (written := _colon(str(name))) is not None and written != f"{name}:":
+            raise ConfigError(f"{where}{name!r} has no colon with a space behind its key. Write {{{written}}}")
+        if brace:
+            raise ConfigError(f"{where}{before!r} has no colon behind it. Write {before}: {{{after}: ...}}")
+        refuse_glued(value, f"{key}.{name}", source=source)
 
 
 _YAML_PROBLEMS = {
@@ -80,6 +131,9 @@ _YAML_PROBLEMS = {
     "mapping values are not allowed": "a colon is out of place: check the indentation, or quote the value",
     "did not find expected key": "the indentation or a comma is wrong here",
     "did not find expected ',' or": "a comma, bracket or brace is missing",
+    "<block end>, but found '}'": "a brace too many",
+    "<block end>, but found ']'": "a bracket too many",
+    "expected alphabetic or numeric": "this character needs quotation marks around the value",
     "expected ',' or": "a comma, bracket or brace is missing",
     "expected the node content": "a value is missing here",
     "expected <document start>": "something follows the value; a list is written [a, b]",
@@ -94,12 +148,14 @@ _YAML_PROBLEMS = {
 def explain(error: ValidationError) -> Iterator[str]:
     """One line per problem: the key, what was found, what to do."""
     problems = error.errors()
-    strange = [problem for problem in problems if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1]
-    for problem in problems:
+    if (foreign := _of_other_system(problems)) is not None:
+        yield foreign
+        return
+    for problem in _joined(problems):
         if problem["type"] == "too_short" and len(problems) > 1:
             continue  # a list whose only item is wrong also counts as empty
         # Places inside a choice carry the name of its type; the key as written in the recipe does not.
-        parts = [str(part) for part in problem["loc"]]
+        parts = [str(part) for part in problem["loc"] if not str(part).startswith("literal[")]
         key = ".".join(part for index, part in enumerate(parts) if not _is_tag(parts, index))
         sentence = _SENTENCES.get(problem["type"])
         if problem["type"] == "truth_value":
@@ -116,8 +172,32 @@ def explain(error: ValidationError) -> Iterator[str]:
             yield f"{key}: {sentence(key, problem.get('input'), problem.get('ctx', {}))}"
         else:
             yield f"{key}: {_lower_first(str(problem['msg']))}; found {problem.get('input')!r:.80}"
-    if sum(isinstance(problem.get("input"), Mapping) for problem in strange) > 1:
-        yield OTHER_SYSTEMS
+
+
+def _joined(problems: Sequence[Any]) -> Iterator[Any]:
+    """The problems of a recipe, those of a value that is in none of several lists of words as one."""
+    words: dict[tuple[Any, ...], list[str]] = {}
+    for problem in problems:
+        if problem["type"] == "literal_error" and str(problem["loc"][-1]).startswith("literal["):
+            words.setdefault(problem["loc"][:-1], []).append(str(problem["ctx"]["expected"]))
+    for problem in problems:
+        if (lists := words.get(problem["loc"][:-1], [])) and problem["type"] == "literal_error":
+            if problem["ctx"]["expected"] == lists[0]:
+                yield {**problem, "ctx": {"expected": ", ".join(lists).replace(" or ", ", ")}}
+        else:
+            yield problem
+
+
+def _of_other_system(problems: Sequence[Any]) -> str | None:
+    """The one line for a file without a model in which several keys are none of a recipe, nor misspelt ones."""
+    strange = [str(p["loc"][0]) for p in problems if p["type"] == "extra_forbidden" and len(p["loc"]) == 1]
+    strange = [key for key in strange if not difflib.get_close_matches(key, Config.model_fields, n=1, cutoff=0.7)]
+    if len(strange) < 2 or not any(problem["loc"] == ("model",) for problem in problems):
+        return None
+    return (
+        f"this is no recipe, but looks like a file of another system: {listed(strange[:4])} are no keys of a recipe, "
+        f"and `model: NAME` is missing. {OTHER_SYSTEMS}; options of TRL's GRPOTrainer are run by `oncurve trl FILE`"
+    )
 
 
 def _unknown(key: str, chosen: str | None, value: Any) -> str:
@@ -136,6 +216,8 @@ def _unknown(key: str, chosen: str | None, value: Any) -> str:
 def _printed(value: Any) -> str:
     """A value as a recipe has it."""
     words = {True: "true", False: "false", None: "nothing"}
+    if isinstance(value, date):
+        return str(value)
     return words[value] if value is None or isinstance(value, bool) else f"{value!r:.80}"
 
 
@@ -150,13 +232,21 @@ def _bounded(relation: str, name: str) -> Callable[[str, Any, Mapping[str, Any]]
 def _no_section(key: str, value: Any, _: Mapping[str, Any]) -> str:
     """A value where a section was expected; of a section with a type, the value may be that, or a file."""
     *above, index = key.split(".")
+    for part in dict.fromkeys([value, *value.split()[:1]]) if isinstance(value, str) else ():
+        if (written := _colon(part)) is not None and f".{written.partition(':')[0]}" in _ENDS:
+            return f"{part!r:.60} has no colon with a space behind its key. Write {written}"
+    if isinstance(value, list) and all(isinstance(part, Mapping) for part in cast("list[Any]", value)):
+        keys = dict(item for part in cast("list[Mapping[str, Any]]", value) for item in part.items())
+        return f"this is a section and no list. Leave the dashes and brackets out: {key}: {_as_yaml(keys)}"
     generic = ".".join(above) if index.isdigit() else key
     if isinstance(value, str) and f"{generic}.type" in set(known_keys()):
         keys = {"path": value} if value.endswith(tuple(FILE_TYPES)) else {"type": value}
         written = ", ".join(f"{name}: {word}" for name, word in keys.items())
         example = f"{generic}: [{{{written}}}]" if index.isdigit() else f"{key}: {{{written}}}"
         return f"this is a section with keys of its own; found {value!r:.80}. Write {example}"
-    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {_printed(value)}"
+    return f"this is a section with keys of its own, such as {_a_key_of(key)}; found {_printed(value)}" + (
+        ". Indent its keys below it, or remove it" if value is None else ""
+    )
 
 
 def _no_mapping(key: str, value: Any, _: Mapping[str, Any]) -> str:
@@ -220,6 +310,8 @@ def _missing(key: str, value: Any, _: Mapping[str, Any]) -> str:
 
 def _no_list(key: str, value: Any, _: Mapping[str, Any]) -> str:
     inside = f"{{type: {value}}}" if key == "rewards" and isinstance(value, str) else _as_yaml(value)
+    if isinstance(value, Mapping) and (dash := next((name for name in value if str(name).startswith("-")), None)):
+        return f"a dash needs a space behind it; found {dash!r}. Write - {dash[1:]}: {_as_yaml(value[dash])}"
     if key == "rewards" and isinstance(value, Mapping) and len(value) == 1:  # a type where a key belongs
         [(name, keys)] = cast("Mapping[str, Any]", value).items()
         inside = _as_yaml({"type": name, **keys}) if isinstance(keys, Mapping) else inside
@@ -238,6 +330,8 @@ def _no_truth_value(key: str, value: Any, context: Mapping[str, Any]) -> str:
     return f"this takes no truth value (true, false, yes, no, on, off); found {_printed(context['value'])}"
 
 
+_ENDS = frozenset(f".{name.rpartition('.')[2]}" for name in known_keys())
+"""Last parts of all keys, each behind its dot."""
 _SENTENCES: dict[str, Callable[[str, Any, Mapping[str, Any]], str]] = {
     "missing": _missing,
     "union_tag_not_found": _no_type,

@@ -60,6 +60,8 @@ class RewardSection(Section):
     """It compares with a reference that is read as mathematics."""
     is_form: ClassVar[bool] = False
     """It looks at a completion alone, not at the answer of the row."""
+    is_of_episode: ClassVar[bool] = False
+    """It is what an environment or agent says that an episode is worth, whatever the row has as an answer."""
     is_sandboxed: ClassVar[bool] = False
     """It runs programs of the policy."""
     is_paid_for: ClassVar[bool] = False

@@ -137,6 +137,7 @@ class EnvironmentSection(RewardSection):
     """As of custom."""
 
     has_any_value: ClassVar[bool] = True
+    is_of_episode: ClassVar[bool] = True
 
     def may_say_correct(self) -> bool:
         """The environment may report "correct"."""

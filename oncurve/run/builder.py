@@ -32,7 +32,6 @@ from oncurve.data.from_settings import Rows, shared_columns
 from oncurve.data.prompts import describe_turn_end, unnamed_turn_end
 from oncurve.data.python_objects import NAMELESS, NOTHING, PythonObjects
 from oncurve.data.settings import DataSection
-from oncurve.evaluate.evaluation import LIKELIHOOD
 from oncurve.extensions import extension, imported
 from oncurve.model.allocator import keep_freed_memory
 from oncurve.model.context import context_of
@@ -382,12 +381,13 @@ def make_parts(
     sampler, servers, ahead = make_shared_sampler(config, processes, data, interruption, objects)
     if config.sft is None:
         return Parts(config, policy, algorithm, sampler, reward_function, prompts, data, servers, objects, ahead)
-    from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, LikelihoodReward  # lazy
+    from oncurve.run.demonstrated import DemonstratedReward, DemonstrationSampler, accepts, measure_without  # lazy
 
-    correct_means = ""
-    if not prompts.are_answered and config.rewards == Config.model_fields["rewards"].default:
+    correct_means, held_out = "", prompts.demonstrations_held_out
+    is_chosen = config.rewards != Config.model_fields["rewards"].default
+    if not is_chosen and not accepts(reward_function, held_out, in_episodes=config.rollouts.has_episodes):
         reward_function.close()
-        reward_function, correct_means = LikelihoodReward(policy, prompts.demonstrations_held_out), LIKELIHOOD
+        reward_function, correct_means = measure_without(policy, held_out, in_episodes=config.rollouts.has_episodes)
     demonstrations = DemonstrationSampler(prompts.demonstrations)
     return Parts(
         config, policy, algorithm, demonstrations, DemonstratedReward(), prompts, data, servers, objects,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 
 import torch
 
 from oncurve.core.batch import collate
+from oncurve.core.grading import RewardFunction, grade
 from oncurve.core.policy import DevicePolicy
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.core.sampler import PolicyView, SamplingRequest
 from oncurve.data.demonstrations import Demonstration, taught_text
 from oncurve.data.prompts_on_demand import DemonstrationsOnDemand
+from oncurve.evaluate.evaluation import LIKELIHOOD
+from oncurve.rewards.terms import make_lenient_reward
 
 
 class DemonstrationSampler:
@@ -66,7 +71,7 @@ class DemonstratedReward:
 
 
 class LikelihoodReward:
-    """The mean log-probability of a token of the row's demonstration, minus its loss, for rows without an answer.
+    """The mean log-probability of a token of the row's demonstration, minus its loss, where nothing is correct.
 
     It looks at no completion: what a conversation, an episode or a free text says is seldom said again word for word.
     """
@@ -84,6 +89,40 @@ class LikelihoodReward:
 
     def close(self) -> None:
         """Nothing was taken."""
+
+
+def accepts(function: RewardFunction, demonstrations: Sequence[Demonstration], *, in_episodes: bool) -> bool:
+    """Some demonstration is correct by a reward, which otherwise says nothing of a policy that has learned them.
+
+    Where completions are no episodes, the policy is sampled until it would be answered, so only what stands before is
+    graded. All processes call it with the same demonstrations.
+    """
+    made = [_demonstrated(demonstration.prompt, demonstration, step=0) for demonstration in demonstrations[:100]]
+    completions = [group.completions[0] for group in made]
+    if not in_episodes:
+        completions = [
+            replace(completion, segments=(), text="".join(part.text for part in first))
+            if (first := [*takewhile(lambda part: part.is_policy, completion.segments)])
+            else completion
+            for completion in completions
+        ]
+    rewards = grade(function, [group.prompt for group in made], completions)
+    return any(reward.parts.get("correct", 0.0) >= 1.0 for reward in rewards)
+
+
+def measure_without(
+    policy: DevicePolicy, demonstrations: Sequence[Demonstration], *, in_episodes: bool
+) -> tuple[RewardFunction, str]:
+    """The measure of demonstrations that the default reward does not accept, and what "correct" means by it.
+
+    Correct is the answer wherever it stands, if that is how demonstrations state it; else nothing is, and the measure
+    is their likelihood.
+    """
+    anywhere = make_lenient_reward()
+    if accepts(anywhere, demonstrations, in_episodes=in_episodes):
+        return anywhere, "the answer is right wherever it stands"
+    anywhere.close()
+    return LikelihoodReward(policy, demonstrations), LIKELIHOOD
 
 
 def _key(prompt: Prompt) -> tuple[Sequence[int], str]:

@@ -59,11 +59,6 @@ class Rendered:
         """Demonstrations that are written already; none where they are written on demand."""
         return self.demonstrations if isinstance(self.demonstrations, list) else []
 
-    @property
-    def are_answered(self) -> bool:
-        """Some row that is measured on has a reference answer."""
-        return any(prompt.row.get("answer") for prompt in self.test)
-
 
 def benchmark_rows(config: Config) -> tuple[Rows, Rows, Rows, Rows]:
     """The rows of ``data`` as test problems, as ``split_rows`` gives those of a run; nothing to train on.
@@ -367,11 +362,11 @@ class _Writer:
 
 
 def with_epochs(config: Config, objects: PythonObjects = NOTHING) -> Config:
-    """The recipe with as many steps as ``sft.epochs`` asks for."""
+    """The recipe with as many steps as ``sft.epochs`` asks for, in its place."""
     if config.sft is None or config.sft.epochs is None:
         return config
-    steps = config.steps_over(len(split_rows(config, objects)[0]))
-    return config.model_copy(update={"run": config.run.model_copy(update={"steps": steps})})
+    run = config.run.model_copy(update={"steps": config.steps_over(len(split_rows(config, objects)[0]))})
+    return config.model_copy(update={"run": run, "sft": config.sft.model_copy(update={"epochs": None})})
 
 
 def describe_held_out(config: Config, prompts: Rendered) -> str:

@@ -140,7 +140,7 @@ def _find(request: ResumeRequest, lock: RunLock | None) -> ResumePoint:
     if request.after is not None:
         _go_back(root, request.after)
     checkpoint, manifest = newest_good(root, strict=request.strict, warn=request.warn)
-    config = requested_config(path, manifest, request.overrides, warn=request.warn)
+    config = with_epochs(requested_config(path, manifest, request.overrides, warn=request.warn), request.objects)
     requested = None if request.new_config is None else settle(with_epochs(request.new_config, request.objects))[0]
     if requested is not None and not request.owns_process:  # a program says what it resumes, and means it
         location = {"folder": config.run.folder, "name": config.run.name}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from oncurve.section import Fraction, Harmless, NonNegative, Section
 
@@ -59,6 +59,17 @@ class RunSection(Section):
     """Stop if grading fails for more than this fraction of a step's completions."""
     track: Harmless[tuple[Literal["tensorboard", "wandb", "trackio"], ...] | None] = None
     """Trackers. None: those with a key in the environment (WANDB_API_KEY); []: none."""
+
+    @model_validator(mode="after")
+    def _check_milestones(self) -> RunSection:
+        every, saved = self.keep_every_steps, self.save_every_steps
+        if every and (not saved or every % saved):
+            remedy = f"Set it to {-(-every // saved) * saved}" if saved else "Set run.save_every_steps, such as 10"
+            raise ValueError(
+                f"run.keep_every_steps is {every} and run.save_every_steps {saved}, so not every such step has a "
+                f"checkpoint to keep. {remedy}"
+            )
+        return self
 
     @property
     def returns_on_kl(self) -> bool:

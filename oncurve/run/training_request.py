@@ -17,7 +17,7 @@ from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
 from oncurve.policy.own_code import refuse_own_code
 from oncurve.recipe.files import find_recipe
-from oncurve.recipe.load import read_text, read_tree, validate_tree
+from oncurve.recipe.load import prefer_length, read_text, read_tree, refuse_two_lengths, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.settings import RunSection
 
@@ -110,6 +110,7 @@ def request_of_tree(
     for name, section in sections.items():
         own = tree.get(name)
         tree[name] = {**own, **section} if isinstance(own, dict) else dict(section)
+    prefer_length(tree, sections)
     written = dict(tree.pop("data", {}))
     data_keys = {key: value for key, value in written.items() if key in KEYS_BESIDE_ROWS}
     named = tree.pop("rewards", None)
@@ -127,6 +128,7 @@ def _request(
     tree: dict[str, Any], python_objects: PythonObjects, rewards: Any, objects: ProgramObjects, *, source: str
 ) -> TrainingRequest:
     """With tools, environments and agent in the recipe. What they say that an episode is worth is a reward too."""
+    refuse_two_lengths(tree, source)
     if objects.model is not None:
         refuse_own_code(objects.model)
     python_objects = replace(

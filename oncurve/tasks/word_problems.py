@@ -317,7 +317,7 @@ def _drafts(split: Split, *, seed: int, levels: tuple[int, ...], stream: str = "
     if split not in SPLIT_OF_TENTH:
         raise DataError(f"word problems: there is no split {split!r}; use train, validation or test")
     if not levels or set(levels) - set(LEVELS):
-        raise DataError(f"word problems: levels is {levels!r}; use some of {LEVELS}")
+        raise DataError(f"data.levels is {[*levels]}; word problems have the levels {[*LEVELS]}. Use some of these")
     rng = Random(f"{stream} {split} {seed} {levels}")
     seen: set[str] = set()
     tries = 0

@@ -188,6 +188,7 @@ def sft(folder: Path) -> str:
     chosen = {
         name: keys for name, keys in sections(folder, sft={"epochs": 1}).items() if name not in ("data", "algorithm")
     }
+    del chosen["run"]["steps"]
     return checksum(oncurve.sft(tiny_model(folder / "model"), rows, digits, **chosen).folder)
 
 

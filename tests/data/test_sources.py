@@ -231,6 +231,12 @@ def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
         ("question,answer\n1, 2 and 3?,6\n", r"line 2: 3 values for 2 columns.*quotation marks"),
         ("question,answer\n", "there are no rows"),
         ("", "there are no rows"),
+        ("question|answer\n1+1?|2\n", r"every line has '\|' equally often"),
+        ("1+1,2\n1+2,3\n", "must name the columns, and looks like a row: it has '2'"),
+        ("A fine film,good\nA dull film,bad\nA long film,good\n", "it has 'good'"),
+        ("Who was it?,Ada\nWhat was it?,An engine\n", "it has 'Who was it\\?'. Write a line with 2 names"),
+        ("0,1\nWho?,Ada\nWhat?,An engine\n", "there is no column 'answer'.*If that line is a row"),
+        ("question,answer\n1+1?,2\nquestion,answer\n", "line 3: names the columns once more"),
         ("problem,label\n1+1?,2\n", r"there is no column 'answer'"),
     ],
 )

@@ -162,11 +162,20 @@ SICK: dict[str, list[Case]] = {
 }
 """For each check, runs on which it must speak."""
 
+AT_ONCE = [
+    0.16, 0.31, 0.41, 0.44, 0.61, 0.88, 0.86, 0.83, 0.69, 0.73, 0.8, 0.52, 0.45, 0.48, 0.52, 0.72, 0.62, 0.59, 0.64,
+    0.77, 0.61, 0.81, 0.66, 0.73, 0.48, 0.78, 0.53, 0.53, 0.47, 0.77,
+]  # fmt: skip
+"""Rewards of a run that learned in its first steps, and then varied."""
 NEARLY: dict[str, list[Case]] = {
     "environments_fail": [case({"episode/failed_fraction": 0.005})],
     "grader_errors": [case({"reward/error_fraction": 0.009})],
     "reward_constant": [case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0})],
-    "grader_inverted": [case(examples=paid(right=0.8, wrong=1.0)), case(examples=paid(right=0.0, wrong=1.0, count=8))],
+    "grader_inverted": [
+        replace(case(examples=paid(right=0.0, wrong=1.0)), config={"rewards": [{"type": "environment"}]}),
+        case(examples=paid(right=0.8, wrong=1.0)),
+        case(examples=paid(right=0.0, wrong=1.0, count=8)),
+    ],
     "reward_blind": [case(examples=paid(right=1.0, wrong=0.6)), case(examples=paid(right=1.0, wrong=1.0, count=8))],
     "reward_exploited": [
         case(examples=hacked(0.7, 0.8)),  # a habit that it had before
@@ -258,6 +267,10 @@ NEARLY: dict[str, list[Case]] = {
         case({"reward/mean": 0.3, "reward/correct": 0.3}),  # validation rises
         case({**FLAT, "reward/mean": 0.91, "reward/correct": 0.85}),  # no room
         case({**FLAT, "reward/mean": lambda x: 0.3 + 0.05 * x, "reward/std": 2.0, "reward/correct": 0.3}),  # a trend
+        case(
+            {**FLAT, "reward/mean": lambda x: AT_ONCE[round(29 * x)], "reward/std": 0.646, "reward/correct": 0.5},
+            steps=30,
+        ),
     ],
     "skipped_updates": [case({"policy/skipped_updates": 0.09})],
     "validation_higher": [

@@ -13,6 +13,7 @@ from oncurve.doctor.hacking import (
     Sample,
     disagreement,
     follows_length,
+    paid_samples,
     repeats_itself,
     same_for_all,
     signs,
@@ -164,3 +165,23 @@ def test_answers_that_nobody_stated_from_the_first_step_on_are_no_disagreement()
     """A game whose rows have an answer that nothing reads, and that is lost at first."""
     lost, won = [sample("I look around.", reward=0.0)] * 32, [sample("I found it.", reward=1.0)] * 32
     assert disagreement(lost, won) is None
+
+
+@pytest.mark.parametrize(
+    ("spoken", "is_told"),
+    [
+        (lambda k, means: means[k // 3 % 3], False),
+        (lambda k, means: f"{means[k // 3 % 3]}, the {k}th", False),
+        (lambda k, means: "big", True),
+        (lambda k, means: ("it", "that")[k % 2], True),
+        (lambda k, means: "", True),
+    ],
+)
+def test_a_reference_in_other_words_is_no_disagreement_and_words_that_fit_any_are(
+    spoken: Callable[[int, tuple[str, ...]], str], is_told: bool
+) -> None:
+    """The first step says the reference two times in three, and earns nothing for it."""
+    meanings = [("big", "large", "huge"), ("good", "fine", "well"), ("car", "auto", "vehicle")]
+    first = [sample("big good car" if k % 3 else "row", answer=meanings[k % 3][0], reward=0.0) for k in range(36)]
+    last = [sample(spoken(k, meanings[k % 3]), answer=meanings[k % 3][0], reward=float(k % 6 > 0)) for k in range(36)]
+    assert (disagreement(first, paid_samples(first, last)) is not None) == is_told

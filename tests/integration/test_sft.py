@@ -29,7 +29,7 @@ PLAIN: dict[str, Any] = {
 
 def sections(folder: Path, **run: Any) -> dict[str, Any]:
     options = {"steps": 4, "prompts_per_step": 8, "folder": str(folder), "name": "run", "save_every_steps": 2, **run}
-    return {**PLAIN, "run": options}
+    return {**PLAIN, "run": {key: value for key, value in options.items() if value is not None}}
 
 
 def weights(run: Path) -> str:
@@ -54,12 +54,12 @@ def test_a_stage_learns_what_it_is_shown_and_leaves_a_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("form", ["turns", "completion"])
-def test_rows_without_answers_are_measured_by_their_likelihood_and_nothing_of_them_is_correct(
+def test_rows_whose_answers_no_completion_reaches_are_measured_by_their_likelihood_and_nothing_of_them_is_correct(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [{"prompt": f"Find {n % 8}.", form: [" 3", " more", f" {n % 8}"]} for n in range(48)]
+    rows = [{"prompt": f"Find {n % 8}.", form: [" ?", " more", f" {n % 8}"], "answer": str(n % 8)} for n in range(48)]
     if form == "completion":
-        rows = [{**row, form: f" It is {row['prompt'][5]}."} for row in rows]
+        rows = [{"prompt": row["prompt"], form: f" It is {row['prompt'][5]}."} for row in rows]
     result = oncurve.sft("embedded", rows, **sections(tmp_path, steps=6))
     assert result.trained is not None
     before, after = result.base.mean_reward.value, result.trained.mean_reward.value
@@ -76,19 +76,21 @@ def test_rows_without_answers_are_measured_by_their_likelihood_and_nothing_of_th
 
 
 def test_epochs_set_the_steps(tmp_path: Path) -> None:
-    result = oncurve.sft("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path, steps=99))
+    with pytest.raises(ConfigError, match=r"Trainer: run.steps=4 and sft.epochs=1.5 both set the length"):
+        Trainer("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path))
+    result = oncurve.sft("embedded", ROWS, sft={"epochs": 1.5}, **sections(tmp_path, steps=None))
     assert max(row["step"] for row in read_metrics(result.folder)) == 8  # (48 - 4 - 4) x 1.5 / 8, rounded up
 
 
 def test_a_stage_that_was_left_ends_at_the_same_bits(tmp_path: Path) -> None:
-    whole = oncurve.sft("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "whole"))
-    trainer = Trainer("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "left"))
+    whole = oncurve.sft("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "whole", steps=None))
+    trainer = Trainer("embedded", ROWS, sft={"epochs": 1}, **sections(tmp_path / "left", steps=None))
     for step in trainer.steps():
         if step.number == 3:
             break
     other = [{**row, "completion": row["completion"] + "!"} for row in ROWS]
     with pytest.raises(ConfigError, match="training prompts"):
-        Trainer("embedded", other, sft={"epochs": 1}, **sections(tmp_path / "left")).resume()
+        Trainer("embedded", other, sft={"epochs": 1}, **sections(tmp_path / "left", steps=None)).resume()
     result = trainer.resume()
     assert weights(result.folder) == weights(whole.folder)
 

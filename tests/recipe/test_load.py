@@ -114,6 +114,7 @@ def test_the_same_key_twice_is_refused_with_its_line() -> None:
         "model: \x00",
         "a: &a {b: *a}",
         "!!python/object/apply:os.system [ls]",
+        "actor_rollout_ref: {rollout: {n: 5}}\ntrainer: {}\nalgorithm: {adv_estimator: grpo}\ndata: {train_files: a}",
     ],
 )
 def test_what_is_no_recipe_is_refused_in_one_line(text: str) -> None:
@@ -228,8 +229,8 @@ def test_a_completion_cannot_have_to_be_longer_than_it_may_be() -> None:
 
 
 def test_another_type_on_the_command_line_empties_its_section() -> None:
-    config = parse_config(BASE, ["data.type=gsm8k"])
-    assert config.data == Gsm8kData()
+    config = parse_config(BASE, ["data.limit=7", "data.type=gsm8k"])
+    assert config.data == Gsm8kData(limit=7)
     rewards = BASE + "rewards: [{type: mathematics, scale: signed, weight: 2}]"
     assert parse_config(rewards, ["rewards.0.type=format"]).rewards == (FormatReward(),)
 
@@ -267,6 +268,22 @@ def test_later_overrides_win_and_new_sections_appear() -> None:
     config = parse_config(BASE, ["run.steps=3", "run.steps=4", "evaluation.data.type=gsm8k"])
     assert config.run.steps == 4
     assert config.evaluation.data == Gsm8kData()
+
+
+def test_the_typed_length_of_a_supervised_stage_counts_and_two_are_refused() -> None:
+    text = BASE + "sft: {epochs: 2}\n"
+    lengths = [
+        (config.run.steps, config.sft and config.sft.epochs)
+        for config in (
+            parse_config(text, ["run.steps=7"]),
+            parse_config(text, ["run={steps: 7, seed: 1}"]),
+            parse_config(BASE + "run: {steps: 7}\nsft: {}", ["sft={epochs: 3}"]),
+            parse_config(config_yaml(parse_config(text))),
+        )
+    ]
+    assert lengths == [(7, None), (7, None), (100, 3), (100, 2)]
+    for both in (message(text + "run: {steps: 7}"), message(text, "run.steps=7", "sft.epochs=2")):
+        assert "run.steps=7 and sft.epochs=2 both set the length" in both
 
 
 def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:

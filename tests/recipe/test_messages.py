@@ -20,6 +20,8 @@ FOREIGN = (
     "pydantic",
     "unicode string",
     "after validation",
+    "literal[",
+    "datetime",
 )
 
 
@@ -33,7 +35,10 @@ def message(text: str, *overrides: str) -> str:
     ("override", "said"),
     [
         ("runs.steps=3", "there is no such section. Did you mean 'run.steps'?"),
-        ("rewards=[{type:mathematics}]", "'type:mathematics' has no space after its colon. Write {type: mathematics}"),
+        (
+            "rewards=[{type:mathematics}]",
+            "'type:mathematics' has no colon with a space behind its key. Write {type: mathematics}",
+        ),
         ("algorithm=dapo", "Write algorithm: {type: dapo}"),
         ("data=gsm8k", "Write data: {type: gsm8k}"),
         ("data=d.jsonl", "Write data: {path: d.jsonl}"),
@@ -52,6 +57,11 @@ def message(text: str, *overrides: str) -> str:
         ("policy.packing=maybe", "must be true or false; found 'maybe'"),
         ("data.type=json", "there is no type 'json'. Did you mean 'jsonl'?"),
         ("rollouts.type=engin", "Did you mean 'engine'?"),
+        ("algorithm.loss=clip", "algorithm.loss: this must be 'policy_gradient', "),
+        ("run={steps 3}", "run: 'steps 3' has no colon with a space behind its key. Write {steps: 3}"),
+        ("run=[steps: 3]", "run: this is a section and no list. Leave the dashes and brackets out: run: {steps: 3}"),
+        ("run='steps=3'", "run: 'steps=3' has no colon with a space behind its key. Write steps: 3"),
+        ("run=2026-01-01", "found 2026-01-01"),
         ("data.columns=[a]", "must be a mapping of names to values"),
         ("model=[1]", "must be text"),
     ],
@@ -74,6 +84,17 @@ def test_a_wrong_value_is_explained_without_the_words_of_a_library(override: str
         ("model: x\n", "such as `data: {type: gsm8k}`"),
         ("data: {type: gsm8k}\n", "such as `model: Qwen/Qwen2.5-0.5B`"),
         ("model: [", "not valid YAML: line 1"),
+        ("model: x\nrun\n  steps: 3\n", "line 2 ('run') has no colon with a space behind its key. Write run:"),
+        ("model: x\nrun:\n  steps 3\n  seed: 1\n", "line 3 ('steps 3') has no colon"),
+        ("run.steps=3\nmodel: x\n", "Write run: {steps: 3}"),
+        ("model = x\n", "line 1 ('model = x') has no colon with a space behind its key. Write model: x"),
+        ("model: x\n  data: {type: math}\n", "is indented deeper than 'model: x' above it"),
+        ("run:\n   steps: 3\n seed: 1\n", "line 3 ('seed: 1') is indented by 1 space, as no line above it is"),
+        ("model: x\ndata {type: math}\n", "my.yaml: 'data' has no colon behind it"),
+        ("model: x\ndata: {type: math}\nrewards:\n  -type: format\n", "Write - type: format"),
+        ("model: x\ndata: {type: math}\nrun:\nsteps: 3\n", "found nothing. Indent its keys below it"),
+        ("model: x\nrun: {steps: 3}}\n", "line 2, column 16: a brace too many"),
+        ("model: x\ndata: {stop: [a,\n b\n", "a bracket or brace before this is not closed"),
     ],
 )
 def test_a_recipe_that_is_not_whole_gets_an_example_or_a_line(text: str, said: str) -> None:
