@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from doctor_cases import CONFIG, case, paid
 
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.doctor.case import Finding
 from oncurve.doctor.diagnose import MIN_STEPS, QUIET_STEPS, Alarms, alarm_text, examples_of
 
 
@@ -42,6 +44,24 @@ def test_a_second_excursion_is_told_again() -> None:
     assert [severity for _, _, severity in told] == ["severe", "warning", "severe"]
     assert {check for _, check, _ in told} == {"too_hard"}
     assert told[1][0] - told[0][0] > QUIET_STEPS
+
+
+def test_an_excursion_is_over_after_five_steps_without_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Finding] = []
+    monkeypatch.setattr("oncurve.doctor.diagnose.diagnose", lambda case: found)
+    alarms = Alarms(CONFIG)
+    told = []
+    for step, severity in (
+        (4, "warning"),
+        (9, "warning"),
+        (15, "warning"),
+        (16, "severe"),
+        (17, "warning"),
+        (18, "note"),
+    ):
+        found[:] = [Finding(severity=severity, what="a", evidence=(), do="b.", check="clipping")]
+        told += [step for _ in alarms.observe(step, {})]
+    assert told == [4, 15, 16]
 
 
 def test_the_first_steps_are_left_in_peace() -> None:

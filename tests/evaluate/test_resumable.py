@@ -94,6 +94,8 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     run(tmp_path, Reciter(TEXTS))
     with pytest.raises(ConfigError, match=r"other settings \(seed 0, now 1\)"):
         run(tmp_path, Reciter(TEXTS), settings={"seed": 1})
+    assert [len(module._short("x" * length)) for length in (58, 59, 70)] == [60, 60, 60]
+    assert module._short("é" * 59) == f'"{"é" * 56}...'
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
