@@ -49,6 +49,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 """Files and folders of oncurve/ that the tests of a room hold, where that is more than the folder of its name."""
 TESTS: dict[str, tuple[str, ...]] = {
     "agents": ("episodes", "fleet/test_agents_over_servers.py"),
+    "cli": ("cli", "doctor/test_doctor_command.py", "plan/test_plan_command.py", "report/test_report_commands.py"),
     "core": ("algorithm", "sample", "policy", "rewards", "data"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
@@ -73,6 +74,8 @@ HEAVY = ("torch", "transformers", "peft", "numpy", "sympy", "pydantic", "dataset
 IDLE_CALLS = 30
 """A function that was called as often in a test without a new line is traced no more there."""
 LANE = "not slow and not nightly and not gpu"
+ONLY_SLOW = ("tests/history",)
+"""Folders whose tests all replay whole runs: their room is tried with tests marked slow."""
 Lines = dict[str, set[int]]
 
 
@@ -332,7 +335,8 @@ def run_tests(tree: Path, words: Sequence[str], plugin: Any) -> dict[str, Any]:
     import pytest
 
     known = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that what is imported before has imported
-    status = pytest.main([*words, "-q", "-p", "no:cacheprovider", "-W", known, "-m", LANE], plugins=[plugin])
+    lane = LANE.removeprefix("not slow and ") if any(word.startswith(ONLY_SLOW) for word in words) else LANE
+    status = pytest.main([*words, "-q", "-p", "no:cacheprovider", "-W", known, "-m", lane], plugins=[plugin])
     return {"status": int(status), **plugin.result()}
 
 

@@ -71,6 +71,11 @@ SAME = (
     ("(1,234, 5)", "(1234, 5)"), ("{1,234}", "1234"), ("[1,234]", "[1, 234]"), ("x=2y", "2y=x"), ("x+y=3", "2x+2y=6"),
     ("a=b=c", "a=b=c"), ("price=5", "cost=5"), ("A: 1, B: 2", "B: 2, A: 1"), ("x=1, y=2", "y=2, x=1"),
     ("1, 2", "x=1, y=2"), ("x^{1/2}x^{1/2}", "x"), (r"\operatorname{e}^x", "e^x"), ("<1, 2>", "<1,2>"),
+    ("5~cm", "5 cm"), ("2/30/2024", "Feb 30, 2024"), ("12/31/2024", "December 31, 2024"),
+    ("31/12/2024", "December 31, 2024"), ("2024-01-31", "January 31, 2024"), ("2024-12-01", "December 1, 2024"),
+    (r"3 \pmod 1", r"3 \pmod 1"), (r"x \equiv 3 \pmod 7", r"10 \bmod 7"), (r"3, 4 \pmod 7", r"4, 3 \pmod 7"),
+    ("cost=5", "price=5"), (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}+1", "-1"),
+    (r"2\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-4"),
 )  # fmt: skip
 """Answers and references with the same value, each at the edge of a rule."""
 OTHER = (
@@ -80,6 +85,7 @@ OTHER = (
     (r"[\sqrt2,\pi]", r"[\sqrt2,\pi)"), (r"x \approx 3", "3"), ("cosxyz", r"\cos(xyz)"), ("<1,2>", "<2,1>"),
     ("(1,234,5)", "(1234, 5)"), ("x+y=3", "x+y=4"), ("a=b=c", "a=b"), ("x=5", "y=5"), ("x=1, y=2", "1, 2"),
     ("ab=5", "cd=5"), ("sinxyz", r"\sin(xyz)"),
+    ("cos=5", "pri=5"), ("2024-13-01", "January 13, 2024"), ("0/1/2024", "January 1, 2024"), ("abcdef", "fedcba"),
 )  # fmt: skip
 """Pairs beside them, of different values or of none."""
 
