@@ -162,6 +162,7 @@ SICK: dict[str, list[Case]] = {
 }
 """For each check, runs on which it must speak."""
 
+BROKEN = "s: " + ", ".join(f"not a finite number @{step}-{step}" for step in range(21, 26))
 TOLD: dict[str, list[str]] = {
     "environments_fail": ["s: 0.2 @1-8, 0.2 @33-40"],
     "grader_errors": ["w: 0.02 @1-40", "s: 0.06 @0-40"],
@@ -182,8 +183,8 @@ TOLD: dict[str, list[str]] = {
     ],
     "not_finite": [
        
-        "s: not a finite number @21-21, not a finite number @22-22, not a finite number @23-23, not a finite number @24-24, not a finite number @25-25",
-        "s: not a finite number @21-21, not a finite number @22-22, not a finite number @23-23, not a finite number @24-24, not a finite number @25-25",
+        BROKEN,
+        BROKEN,
         "s: 1 @21-21",
     ],
     "no_format": ["s: 0 @1-40, think_answer"],

@@ -94,8 +94,8 @@ def test_rewards_without_a_verdict_are_compared_by_their_means() -> None:
         "| mean reward | 0.450 [0.200, 0.750] | 0.542 [0.250, 0.792] | +0.000 [-0.400, +0.300] | - | 1.0000 |\n"
         "| not gradable | 1/6 (16.7%) [3.0, 56.4] | 0/6 (0.0%) [0.0, 39.0] | -16.7 [-56.4, +24.7] | 0.00x | 1.0000 |\n"
         "| cut off at limit | 0/6 (0.0%) [0.0, 39.0] | 0/6 (0.0%) [0.0, 39.0] | +0.0 [-39.0, +39.0] | - | 1.0000 |\n\n"
-        "Both greedy; mean length 3 and 3 tokens. [95 % intervals]: bootstrap over prompts; p: sign flips over prompts, "
-        "paired. 2 examples improved, 1 got worse. 1 example not graded both times, left out of all other rows.\n"
+        "Both greedy; mean length 3 and 3 tokens. [95 % intervals]: bootstrap over prompts; p: sign flips over prompts"
+        ", paired. 2 examples improved, 1 got worse. 1 example not graded both times, left out of all other rows.\n"
     )
     assert found.headline() == ["reward: 0.450 before, 0.542 after training, +0.000 [-0.400, +0.300] (6 test problems)"]
     assert [(row["change"], row["kind"]) for row in found.example_rows()] == [

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from oncurve.sandbox.program_tests import ProgramCase, ProgramCases, TestProgram, UnusableTests, read_tests, sources_of, starts_of
+from oncurve.sandbox.program_tests import (
+    ProgramCase,
+    ProgramCases,
+    TestProgram,
+    UnusableTests,
+    read_tests,
+    sources_of,
+    starts_of,
+)
 
 HUMANEVAL = {
     "prompt": 'import math\n\ndef helper(x):\n    return x\n\ndef f(x: int) -> int:\n    """ Twice. """\n',
