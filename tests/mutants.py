@@ -49,7 +49,13 @@ SOURCES: dict[str, tuple[str, ...]] = {
 """Files and folders of oncurve/ that the tests of a room hold, where that is more than the folder of its name."""
 TESTS: dict[str, tuple[str, ...]] = {
     "agents": ("episodes", "fleet/test_agents_over_servers.py"),
-    "cli": ("cli", "doctor/test_doctor_command.py", "plan/test_plan_command.py", "report/test_report_commands.py"),
+    "cli": (
+        "cli",
+        "doctor/test_doctor_command.py",
+        "plan/test_plan_command.py",
+        "report/test_report_commands.py",
+        "data/test_check_without_answers.py",
+    ),
     "core": ("algorithm", "sample", "policy", "rewards", "data"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
