@@ -56,7 +56,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "report/test_report_commands.py",
         "data/test_check_without_answers.py",
     ),
-    "core": ("algorithm", "sample", "policy", "rewards", "data"),
+    "core": ("algorithm", "sample", "policy", "rewards", "data", "test_batch.py", "test_records.py"),
+    "data": ("data", "test_batch.py"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
 KEPT = ROOT / ".pytest_cache" / "mutants"
