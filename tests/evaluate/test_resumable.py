@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,20 @@ def test_a_part_that_was_cut_off_in_writing_is_done_again(lines: int, tmp_path: 
 def test_a_part_is_what_a_stop_may_cost(samples: int, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert module.prompts_per_call(samples) == prompts
+
+
+def test_every_part_is_on_the_disk_before_the_next_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    folder = tmp_path / "new" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text('{"seed": 0}')
+    monkeypatch.setattr(module.os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
+    run(folder, Reciter(TEXTS))
+    assert len(sizes) == 4
+    assert [0, *sizes] == sorted({0, *sizes})
+    assert sizes[-1] == (folder / "samples.jsonl").stat().st_size
+    monkeypatch.undo()
+    run(tmp_path / "other" / "new", Reciter(TEXTS))
 
 
 def test_what_is_finished_is_read_and_not_sampled(tmp_path: Path) -> None:
