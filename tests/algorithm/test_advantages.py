@@ -151,3 +151,10 @@ def test_the_smallest_group_is_two_graded_completions(
     assert advantage(wide([[1.0, None, 0.0]])).tolist() == [pytest.approx([two[0], 0.0, two[1]], abs=1e-12)]
     assert advantage(wide([[1.0, None]])).tolist() == [[alone, 0.0]]
     assert advantage(wide([[None, None]])).tolist() == [[0.0, 0.0]]
+
+
+def test_a_baseline_by_length_is_that_of_the_tokens_that_there_are():
+    two = wide([[1.0, 0.0]])
+    for tokens, expected in (([1, 0], [0.0, -1.0]), ([0, 0], [0.5, -0.5]), ([3, 1], [0.25, -0.75])):
+        rewards = Rewards(two.values, two.graded, torch.tensor([tokens]), two.is_truncated)
+        assert length_weighted(rewards).tolist() == [expected]
