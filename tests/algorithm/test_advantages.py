@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from oncurve.algorithm.advantages import (
     leave_one_out,
     length_weighted,
     mean_normalized,
+    multi_objective,
     raw,
     whitened,
 )
@@ -151,6 +153,17 @@ def test_the_smallest_group_is_two_graded_completions(
     assert advantage(wide([[1.0, None, 0.0]])).tolist() == [pytest.approx([two[0], 0.0, two[1]], abs=1e-12)]
     assert advantage(wide([[1.0, None]])).tolist() == [[alone, 0.0]]
     assert advantage(wide([[None, None]])).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        group_relative, batch_std, batch_centered_std, leave_one_out, mean_normalized, length_weighted, multi_objective,
+    ],
+)  # fmt: skip
+def test_a_group_of_one_has_no_baseline(advantage: Callable[[Rewards], torch.Tensor]):
+    with pytest.raises(ValueError, match="a group of one has no baseline"):
+        advantage(replace(wide([[1.0]]), parts={"a": torch.ones(1, 1, dtype=torch.float64)}))
 
 
 def test_a_baseline_by_length_is_that_of_the_tokens_that_there_are():
