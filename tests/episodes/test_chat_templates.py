@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from scripted import HOSTILE
@@ -61,8 +61,8 @@ FOREIGN = HERMES.replace('{"name": "{{ c.function.name }}", "arguments"', 'CALL 
 class OneTokenAWord:
     """A tokenizer without marks."""
 
-    added_tokens_decoder: dict[int, str] = {}
-    all_special_ids: list[int] = []
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+    all_special_ids: ClassVar[list[int]] = []
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [len(word) for word in text.split()]
