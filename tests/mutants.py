@@ -58,6 +58,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "core": ("algorithm", "sample", "policy", "rewards", "data", "test_batch.py", "test_records.py"),
     "data": ("data", "test_batch.py"),
+    "run": ("run", "resilience/test_saved_state.py", "resilience/test_guards.py"),
+    "sample": ("sample", "episodes/test_waiting_rows.py"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
 KEPT = ROOT / ".pytest_cache" / "mutants"
@@ -464,6 +466,30 @@ def record(row: dict[str, Any]) -> None:
     RECORD.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows), encoding="utf-8")
 
 
+def moved(mutant: Mutant) -> Mutant | None:
+    """The same change where its text stands today, on the nearest line; None where the file has it no more."""
+    text = (ROOT / mutant.file).read_text(encoding="utf-8") if (ROOT / mutant.file).exists() else ""
+    if text.encode()[mutant.start : mutant.end] == mutant.before.encode():
+        return mutant
+    every = mutants_of(mutant.file, set(range(1, text.count("\n") + 2))) if text else []
+    same = [one for one in every if (one.before, one.after) == (mutant.before, mutant.after)]
+    return min(same, key=lambda one: abs(one.line - mutant.line), default=None)
+
+
+def survivors_today(room: str) -> Iterator[tuple[int, Mutant]]:
+    """What survived in a room, written down anew where it stands in the code of today."""
+    rows = recorded()
+    for row in rows:
+        if row["room"] == room and row in survivors(rows):
+            today = moved(Mutant(**row["mutant"]))
+            if today is None:
+                print(f"seed {row['seed']}  {Mutant(**row['mutant'])}\n    GONE: the file has it no more")
+                continue
+            row["mutant"] = asdict(today)
+            yield row["seed"], today
+    RECORD.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
 def main() -> None:
     """Plant, run, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -505,9 +531,7 @@ def planted(room: Room, chosen: argparse.Namespace) -> Iterator[tuple[int, Mutan
     if not chosen.again:
         yield from ((seed, mutant) for seed in chosen.seed for mutant in room.draw(seed, chosen.count))
         return
-    for row in recorded():
-        if row["room"] == chosen.room and row["finder"] is None and "equivalent" not in row:
-            yield row["seed"], Mutant(**row["mutant"])
+    yield from list(survivors_today(chosen.room))
 
 
 def page(rows: list[dict[str, Any]]) -> str:
