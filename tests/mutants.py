@@ -56,7 +56,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "report/test_report_commands.py",
         "data/test_check_without_answers.py",
     ),
-    "core": ("algorithm", "sample", "policy", "rewards", "data", "test_batch.py", "test_records.py"),
+    "core": ("algorithm", "sample", "policy", "rewards", "data", "run/test_run.py", "test_batch.py", "test_records.py"),
     "data": ("data", "test_batch.py"),
     "run": ("run", "resilience/test_saved_state.py", "resilience/test_guards.py"),
     "sample": ("sample", "episodes/test_waiting_rows.py"),
