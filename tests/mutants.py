@@ -537,12 +537,14 @@ def planted(room: Room, chosen: argparse.Namespace) -> Iterator[tuple[int, Mutan
 def page(rows: list[dict[str, Any]]) -> str:
     """The decision's page: a table for those seeds that tests were written from, one for those that nobody used."""
     parts = [INTRODUCTION]
-    for title, chosen in (
-        ("Seeds that tests were written from", [row for row in rows if row["seed"] < UNUSED]),
-        ("Seeds that no test was written from", [row for row in rows if row["seed"] >= UNUSED]),
+    for title, count, chosen in (
+        ("Seeds that tests were written from", "N", [row for row in rows if row["seed"] < UNUSED]),
+        ("Seeds that no test was written from", "2", [row for row in rows if row["seed"] >= UNUSED]),
     ):
         seeds = " ".join(map(str, sorted({row["seed"] for row in chosen})))
-        parts.append(f"## {title}\n\n`python tests/mutants.py ROOM --record --seed {seeds}`\n\n{table(chosen)}")
+        parts.append(
+            f"## {title}\n\n`python tests/mutants.py ROOM --record --count {count} --seed {seeds}`\n\n{table(chosen)}"
+        )
         for name, left in (("Survivors", survivors(chosen)), ("Equivalent", equivalents(chosen))):
             said = [
                 f"- {row['room']} {row['seed']}: `{Mutant(**row['mutant'])}`"
