@@ -49,14 +49,24 @@ SOURCES: dict[str, tuple[str, ...]] = {
 """Files and folders of oncurve/ that the tests of a room hold, where that is more than the folder of its name."""
 TESTS: dict[str, tuple[str, ...]] = {
     "agents": ("episodes", "fleet/test_agents_over_servers.py"),
-    "core": ("algorithm", "sample", "policy", "rewards", "data"),
+    "cli": (
+        "cli",
+        "doctor/test_doctor_command.py",
+        "plan/test_plan_command.py",
+        "report/test_report_commands.py",
+        "data/test_check_without_answers.py",
+    ),
+    "core": ("algorithm", "sample", "policy", "rewards", "data", "run/test_run.py", "test_batch.py", "test_records.py"),
+    "data": ("data", "test_batch.py"),
+    "run": ("run", "resilience/test_saved_state.py", "resilience/test_guards.py"),
+    "sample": ("sample", "episodes/test_waiting_rows.py"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
 KEPT = ROOT / ".pytest_cache" / "mutants"
 """Which lines the tests of a file run, until something of it changes."""
 RECORD = ROOT / "tests" / "mutants.jsonl"
 PAGE = ROOT / "docs" / "decisions" / "0016-mutants.md"
-UNUSED = 300
+UNUSED = 304
 """From this seed on, mutants were drawn after the tests were written, and no test was written for them."""
 INTRODUCTION = """# 0016 Random mutants say what the tests find
 
@@ -66,13 +76,15 @@ INTRODUCTION = """# 0016 Random mutants say what the tests find
 
 **Decision.** `tests/mutants.py` draws changes by a seed and runs the fast tests of the room. Of those that anybody can
 see, 85 of 100 are to be found in every room, 90 in core, algorithm, sample, policy and rewards. A survivor is mended by
-an assertion in a test that is there, or said to be equivalent with a reason; seeds from 300 on are drawn afterwards and
+an assertion in a test that is there, or said to be equivalent with a reason; seeds from 304 on are drawn afterwards and
 mended by nobody, so that they measure the suite and not the mending. Rooms that a table lacks were not tried yet."""
 HEAVY = ("torch", "transformers", "peft", "numpy", "sympy", "pydantic", "datasets", "tokenizers", "safetensors", "rich")
 """Libraries whose modules are imported once, before the forks."""
 IDLE_CALLS = 30
 """A function that was called as often in a test without a new line is traced no more there."""
 LANE = "not slow and not nightly and not gpu"
+ONLY_SLOW = ("tests/history",)
+"""Folders whose tests all replay whole runs: their room is tried with tests marked slow."""
 Lines = dict[str, set[int]]
 
 
@@ -332,7 +344,8 @@ def run_tests(tree: Path, words: Sequence[str], plugin: Any) -> dict[str, Any]:
     import pytest
 
     known = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that what is imported before has imported
-    status = pytest.main([*words, "-q", "-p", "no:cacheprovider", "-W", known, "-m", LANE], plugins=[plugin])
+    lane = LANE.removeprefix("not slow and ") if any(word.startswith(ONLY_SLOW) for word in words) else LANE
+    status = pytest.main([*words, "-q", "-p", "no:cacheprovider", "-W", known, "-m", lane], plugins=[plugin])
     return {"status": int(status), **plugin.result()}
 
 
@@ -453,6 +466,30 @@ def record(row: dict[str, Any]) -> None:
     RECORD.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in rows), encoding="utf-8")
 
 
+def moved(mutant: Mutant) -> Mutant | None:
+    """The same change where its text stands today, on the nearest line; None where the file has it no more."""
+    text = (ROOT / mutant.file).read_text(encoding="utf-8") if (ROOT / mutant.file).exists() else ""
+    if text.encode()[mutant.start : mutant.end] == mutant.before.encode():
+        return mutant
+    every = mutants_of(mutant.file, set(range(1, text.count("\n") + 2))) if text else []
+    same = [one for one in every if (one.before, one.after) == (mutant.before, mutant.after)]
+    return min(same, key=lambda one: abs(one.line - mutant.line), default=None)
+
+
+def survivors_today(room: str) -> Iterator[tuple[int, Mutant]]:
+    """What survived in a room, written down anew where it stands in the code of today."""
+    rows = recorded()
+    for row in rows:
+        if row["room"] == room and row in survivors(rows):
+            today = moved(Mutant(**row["mutant"]))
+            if today is None:
+                print(f"seed {row['seed']}  {Mutant(**row['mutant'])}\n    GONE: the file has it no more")
+                continue
+            row["mutant"] = asdict(today)
+            yield row["seed"], today
+    RECORD.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
 def main() -> None:
     """Plant, run, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -494,20 +531,20 @@ def planted(room: Room, chosen: argparse.Namespace) -> Iterator[tuple[int, Mutan
     if not chosen.again:
         yield from ((seed, mutant) for seed in chosen.seed for mutant in room.draw(seed, chosen.count))
         return
-    for row in recorded():
-        if row["room"] == chosen.room and row["finder"] is None and "equivalent" not in row:
-            yield row["seed"], Mutant(**row["mutant"])
+    yield from list(survivors_today(chosen.room))
 
 
 def page(rows: list[dict[str, Any]]) -> str:
     """The decision's page: a table for those seeds that tests were written from, one for those that nobody used."""
     parts = [INTRODUCTION]
-    for title, chosen in (
-        ("Seeds that tests were written from", [row for row in rows if row["seed"] < UNUSED]),
-        ("Seeds that no test was written from", [row for row in rows if row["seed"] >= UNUSED]),
+    for title, count, chosen in (
+        ("Seeds that tests were written from", "N", [row for row in rows if row["seed"] < UNUSED]),
+        ("Seeds that no test was written from", "2", [row for row in rows if row["seed"] >= UNUSED]),
     ):
         seeds = " ".join(map(str, sorted({row["seed"] for row in chosen})))
-        parts.append(f"## {title}\n\n`python tests/mutants.py ROOM --record --seed {seeds}`\n\n{table(chosen)}")
+        parts.append(
+            f"## {title}\n\n`python tests/mutants.py ROOM --record --count {count} --seed {seeds}`\n\n{table(chosen)}"
+        )
         for name, left in (("Survivors", survivors(chosen)), ("Equivalent", equivalents(chosen))):
             said = [
                 f"- {row['room']} {row['seed']}: `{Mutant(**row['mutant'])}`"

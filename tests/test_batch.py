@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncurve.core.batch import Batch, Rewards, Size
+from oncurve.core.batch import Batch, Rewards, Size, stack_rewards
+from oncurve.core.loop import History, StepSchedule
+from oncurve.core.records import Completion, Group, Prompt, Reward
 
 
 def make_batch(prompt_lengths: list[int], completion_lengths: list[int], *, group_size: int = 2) -> Batch:
@@ -139,3 +141,51 @@ def test_rows_without_an_advantage_can_be_left_out_and_still_count() -> None:
     assert kept.size == batch.size
     nothing = kept.select(torch.tensor([], dtype=torch.long))
     assert list(nothing.split_tokens(100)) == list(nothing.split_tokens(100, share_prompts=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("share_prompts", "budget", "rows"),
+    [
+        (False, 10, [[0, 1], [2], [3]]), (False, 9, [[0], [1], [2], [3]]), (False, 18, [[0, 1, 2], [3]]),
+        (False, 20, [[0, 1, 2], [3]]), (False, 28, [[0, 1, 2, 3]]), (False, 27, [[0, 1, 2], [3]]),
+        (True, 8, [[0, 1], [2], [3]]), (True, 7, [[0], [1], [2], [3]]), (True, 19, [[0, 1, 2, 3]]),
+        (True, 18, [[0, 1, 2], [3]]), (True, 14, [[0, 1, 2], [3]]), (True, 13, [[0, 1], [2, 3]]),
+    ],
+)  # fmt: skip
+def test_a_microbatch_is_full_at_its_budget(share_prompts: bool, budget: int, rows: list[list[int]]) -> None:
+    batch = make_batch([2, 2, 2, 2], [3, 3, 4, 5])
+    cut = [part.tolist() for part in batch.plan_microbatches(budget, share_prompts=share_prompts)]
+    assert cut == rows
+
+
+def test_rewards_are_in_float64_only_where_float32_would_blur_their_differences() -> None:
+    def types(*values: float | None) -> torch.dtype:
+        graded = [Reward(value) if value is not None else Reward(None, error="timeout") for value in values]
+        made = tuple(
+            Completion((1,), (5,), "a", (-0.5,), "length" if index else "stop", 0, index)
+            for index in range(len(values))
+        )
+        found = stack_rewards([Group(Prompt("q", (1,), 0), made)], [graded])
+        assert found.graded.tolist() == [[value is not None for value in values]]
+        assert found.values.tolist() == [pytest.approx([value or 0.0 for value in values])]
+        assert (found.num_tokens.sum().item(), found.is_truncated.sum().item()) == (len(values), len(values) - 1)
+        return found.values.dtype
+
+    assert types(0.1, 0.7) == types(100_000.01, 100_000.01) == types(0.3, None) == torch.float32
+    assert types(100_000.01, 100_000.02) == types(100_000.01, None, 100_000.02) == torch.float64
+    assert types(0.1, 0.1 + 1e-5) == torch.float64
+    assert types(1.0, 1.0 + 2.0**-20) == torch.float32, "both are exact"
+
+
+def test_a_schedule_makes_its_updates_in_each_pass_and_seeds_each_step() -> None:
+    schedule = StepSchedule(
+        total_steps=5, completions_per_step=4, completions_per_update=2, passes_per_step=3, seed=7, steps_done=3
+    )
+    assert schedule.updates_per_step == 6
+    batch = make_batch([1, 1, 1, 1], [2, 5, 1, 4])
+    assert [update.advantages.tolist() for update in schedule.updates(batch)] == [[0.0, 1.0], [2.0, 3.0]] * 3
+    schedule.seed_step(4)
+    assert torch.initial_seed() == 7 * 1_000_003 + 4
+    steps = History(schedule)
+    assert [(step, schedule.steps_done) for step in steps.steps()] == [(3, 3), (4, 4)]
+    assert schedule.steps_done == 5

@@ -12,7 +12,20 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from oncurve.core.records import Completion, FinishReason, Group, Mean, Prompt, Reward, mean_of, packed
+from oncurve.core.records import (
+    RAW_ANSWER,
+    SOURCE_ROW,
+    Completion,
+    FinishReason,
+    Group,
+    Mean,
+    Prompt,
+    Reward,
+    SamplingParams,
+    Segment,
+    mean_of,
+    packed,
+)
 
 
 def completion(prompt_ids: tuple[int, ...] = (1, 2), *, finish_reason: FinishReason = "stop") -> Completion:
@@ -98,3 +111,41 @@ def test_a_log_probability_that_four_bytes_would_round_keeps_eight() -> None:
     assert packed(Completion((5,), (1,), "", rounded, "stop", 0, 0).sampler_logprobs).itemsize == 4
     with pytest.raises(OverflowError):
         Completion((5,), (2**31,), "", (-1.0,), "stop", 0, 0)
+
+
+def test_an_episode_counts_what_the_policy_wrote_in_its_branches_too() -> None:
+    parts = (Segment(True, 0, 1, "a"), Segment(False, 1, 3, "answer"), Segment(True, 3, 5, "b"))
+    episode = Completion((1,), (7, 8, 9, 10, 11), "a answer b", (-1.0, 0.0, 0.0, -1.0, -1.0), "done", 0, 0, parts)
+    assert episode.written == (True, False, False, True, True)
+    assert (tuple(episode.written_ids), episode.num_tokens, episode.num_turns) == ((7, 10, 11), 3, 2)
+    assert episode.as_graded().text == "a\nb"
+    forked = replace(episode, branches=(completion(), episode))
+    assert (forked.num_tokens, forked.num_turns) == (3 + 2 + 3, 2 + 1 + 2)
+    plain = completion()
+    assert (plain.written, plain.num_tokens, plain.num_turns, plain.as_graded()) == ((True, True), 2, 1, plain)
+    for wrong in (parts[1:], parts[:2], (parts[0], parts[2])):
+        with pytest.raises(ValueError, match="do not cover its 5 tokens in order"):
+            replace(episode, segments=wrong)
+    for reason, is_cut in (("done", False), ("malformed", False), ("turns", True), ("failed", True)):
+        assert replace(episode, finish_reason=reason).is_truncated == is_cut
+    own = replace(completion((3,)), own_prompt="another")
+    assert Group(Prompt("q", (1, 2), index=7), (own,)).completions == (own,)
+    shown = Group(Prompt("<q>", (1, 2), index=7), (completion(), replace(completion(), text="c")))._repr_html_()
+    assert "&lt;q&gt;" in shown
+    assert [shown.count(f">{cell}<") for cell in ("ab", "c", "2", "0", "1")] == [1, 1, 2, 1, 1]
+
+
+def test_a_row_is_shown_to_rewards_as_it_was_given() -> None:
+    assert Prompt("q", (1,), 0, {"answer": "5"}).source_row == {"answer": "5"}
+    assert Prompt("q", (1,), 0, {"answer": "5", SOURCE_ROW: {"x": 1}}).source_row == {"x": 1}
+    assert Prompt("q", (1,), 0, {"answer": "5", RAW_ANSWER: 5}).source_row == {"answer": 5, RAW_ANSWER: 5}
+
+
+def test_sampling_says_what_it_leaves_out_and_how_much_room_is_left() -> None:
+    params = SamplingParams(max_completion_tokens=9, min_completion_tokens=4)
+    assert (params.active_cuts, params.cuts, params.room(2)) == ((), False, 7)
+    for key, value in (("top_p", 0.99), ("top_k", 1), ("min_p", 0.01)):
+        assert (replace(params, **{key: value}).active_cuts, replace(params, **{key: value}).cuts) == ((key,), True)
+    for tokens, least in ((3, 3), (4, 4), (5, 4)):
+        limited = params.limited_to(tokens)
+        assert (limited.max_completion_tokens, limited.min_completion_tokens) == (tokens, least)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import slow
@@ -8,7 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncurve.algorithm.advantages import leave_one_out
+from oncurve.algorithm.advantages import (
+    batch_centered_std,
+    batch_std,
+    leave_one_out,
+    length_weighted,
+    mean_normalized,
+    multi_objective,
+    raw,
+    whitened,
+)
 from oncurve.core.batch import Rewards
 from oncurve.core.formulas import group_relative, has_signal
 
@@ -113,3 +125,49 @@ def test_what_stands_in_place_of_a_missing_reward_is_never_read():
 def test_a_difference_of_a_millionth_is_signal_and_less_is_none():
     values = torch.tensor([[0.0, 2e-6], [0.0, 5e-7]])
     assert has_signal(values, torch.ones(2, 2, dtype=torch.bool)).tolist() == [True, False]
+
+
+ROOT = math.sqrt(0.5)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "pair", "alone"),
+    [
+        (partial(group_relative, epsilon=0.0), ROOT, 0.0),
+        (partial(group_relative, epsilon=0.0, ddof=0), 1.0, 0.0),
+        (partial(group_relative, scale_by_std=False), 0.5, 0.0),
+        (partial(batch_std, epsilon=0.0), ROOT, 0.0),
+        (partial(batch_centered_std, epsilon=0.0), ROOT, 0.0),
+        (partial(whitened, epsilon=0.0), ROOT, 0.0),
+        (leave_one_out, 1.0, 0.0),
+        (mean_normalized, 1.0, 0.0),
+        (length_weighted, 0.5, 0.0),
+        (raw, None, 1.0),
+    ],
+)
+def test_the_smallest_group_is_two_graded_completions(
+    advantage: Callable[[Rewards], torch.Tensor], pair: float | None, alone: float
+):
+    two = [1.0, 0.0] if pair is None else [pair, -pair]
+    assert advantage(wide([[1.0, 0.0]])).tolist() == [pytest.approx(two, abs=1e-12)]
+    assert advantage(wide([[1.0, None, 0.0]])).tolist() == [pytest.approx([two[0], 0.0, two[1]], abs=1e-12)]
+    assert advantage(wide([[1.0, None]])).tolist() == [[alone, 0.0]]
+    assert advantage(wide([[None, None]])).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        group_relative, batch_std, batch_centered_std, leave_one_out, mean_normalized, length_weighted, multi_objective,
+    ],
+)  # fmt: skip
+def test_a_group_of_one_has_no_baseline(advantage: Callable[[Rewards], torch.Tensor]):
+    with pytest.raises(ValueError, match="a group of one has no baseline"):
+        advantage(replace(wide([[1.0]]), parts={"a": torch.ones(1, 1, dtype=torch.float64)}))
+
+
+def test_a_baseline_by_length_is_that_of_the_tokens_that_there_are():
+    two = wide([[1.0, 0.0]])
+    for tokens, expected in (([1, 0], [0.0, -1.0]), ([0, 0], [0.5, -0.5]), ([3, 1], [0.25, -0.75])):
+        rewards = Rewards(two.values, two.graded, torch.tensor([tokens]), two.is_truncated)
+        assert length_weighted(rewards).tolist() == [expected]

@@ -189,6 +189,7 @@ def test_the_rows_of_prepare_must_be_those_of_the_rewards():
 def test_most_algorithms_get_the_batch_back_as_it_is():
     _, batch = rows()
     assert make("dapo", kl_coef=0.1).prepare(batch, rewards_of([[1.0, 0.0], [1.0, 0.0]])) is batch
+    assert make("rloo", kl_coef=0.0).prepare(batch, rewards_of([[1.0, 0.0], [1.0, 0.0]])) is batch
 
 
 def test_high_entropy_takes_the_share_that_is_asked_for():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from toy import Toy, annotate, make_batch
 
-from oncurve.algorithm.correction import mask_out, truncate
+from oncurve.algorithm.correction import mask_out, truncate, without_off_policy
 from oncurve.algorithm.presets import build
 
 FUNCTIONS = {"truncate": truncate, "mask": mask_out}
@@ -41,6 +41,21 @@ def test_icepop_by_hand():
     ratios = torch.tensor([[0.4, 0.5, 1.0, 5.0, 6.0]], dtype=torch.float64)
     found = mask_out(ratios.log(), torch.zeros_like(ratios), ratios > 0, low=0.5 - 1e-9, high=5 + 1e-9)
     assert found[0].tolist() == pytest.approx([0, 0.5, 1, 5, 0], abs=1e-12)
+
+
+def test_the_bounds_belong_to_what_is_trained_on():
+    ratios = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64)
+    zeros, mask = torch.zeros_like(ratios), ratios > 0
+    for low, high, kept in ((0.5, 2.0, [0.5, 1.0, 2.0]), (0.51, 2.0, [0.0, 1.0, 2.0]), (0.5, 1.99, [0.5, 1.0, 0.0])):
+        assert mask_out(ratios.log(), zeros, mask, low=low, high=high).tolist() == [kept]
+    advantages = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    far = torch.full((3, 4), -0.5, dtype=torch.float64)
+    tokens = torch.tensor([[True, True, False, False]] * 3)
+    for threshold, weights in ((0.5, [1.0, 1.0, 1.0]), (0.49, [0.0, 1.0, 1.0])):
+        found = without_off_policy(far, torch.zeros_like(far), advantages, tokens, threshold=threshold)
+        assert found.tolist() == [[weight] * 4 for weight in weights]
+    nothing = without_off_policy(far, torch.zeros_like(far), advantages, tokens & False, threshold=0.0)
+    assert nothing.tolist() == [[1.0] * 4] * 3
 
 
 @pytest.mark.proves("D53")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oncurve.algorithm.losses import policy_gradient, sequence_soft_gated, sequence_truncated_importance
-from oncurve.core.formulas import clipped
+from oncurve.core.formulas import EntropyBonus, clip_fractions, clipped, is_clipped
 
 
 def batch(seed: int, rows: int = 5, width: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -118,3 +118,39 @@ def test_an_outer_bound_inside_the_clip_is_the_upper_bound_of_good_completions(s
             assert fast[row, place].item() == pytest.approx(value, abs=1e-12)
             assert gradient[row, place].item() == pytest.approx(0.0 if out else -ratio * weight, abs=1e-12)
             assert is_removed[row, place].item() == out
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio_max", "removed"),
+    [
+        (1.0, None, "0000111"), (-1.0, None, "1000000"), (0.0, None, "0000000"), (1.0, 1.5, "0000111"),
+        (-1.0, 1.5, "1000001"), (1.0, 1.0, "0001111"), (-1.0, 1.0, "1000111"),
+    ],
+)  # fmt: skip
+def test_a_token_on_a_bound_keeps_its_gradient(advantage: float, ratio_max: float | None, removed: str):
+    ratio = torch.tensor([[0.74, 0.75, 1.0, 1.25, 1.26, 1.5, 1.51]], dtype=torch.float64)
+    weight = torch.tensor([advantage], dtype=torch.float64)
+    found = is_clipped(ratio, weight, 0.25, 0.25, ratio_max)
+    assert "".join(str(int(token)) for token in found[0]) == removed
+    fractions = clip_fractions(found, weight)
+    assert fractions["policy/clip_fraction"].tolist() == found.tolist()
+    assert fractions["policy/clip_high_fraction"].tolist() == (found & (advantage > 0)).tolist()
+
+
+def test_a_bonus_follows_the_entropy_of_the_last_step_within_its_bounds():
+    bonus = EntropyBonus(0.125, target=0.5, step=0.0625, highest=0.1875)
+    assert bonus.applied == 0.0, "nothing is measured yet"
+    seen = []
+    for entropy in (0.5, 0.4, 0.6, math.nan, 0.7, 0.7, 0.7, 0.4):
+        bonus.adapt(entropy)
+        seen.append((bonus.coefficient, bonus.applied))
+    assert seen == [
+        (0.1875, 0.1875), (0.1875, 0.1875), (0.125, 0.0), (0.125, 0.0), (0.0625, 0.0), (0.0, 0.0), (0.0, 0.0),
+        (0.0625, 0.0625),
+    ]  # fmt: skip
+    again = EntropyBonus(target=0.5)
+    again.load_state_dict(bonus.state_dict())
+    assert (again.coefficient, again.measured) == (0.0625, 0.4)
+    plain = EntropyBonus(0.25)
+    plain.adapt(9.0)
+    assert (plain.coefficient, plain.applied) == (0.25, 0.25)

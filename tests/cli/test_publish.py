@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from typer.testing import CliRunner
 
+from oncurve.cli.app import app
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.run.publish import files_to_upload, is_hub_name, merge_with_card, push, write_card
 from oncurve.run_errors import CheckpointError
@@ -124,6 +126,18 @@ def test_what_is_listed_is_what_the_hub_is_asked_to_take(tmp_path: Path, monkeyp
     assert push(folder, "me/my-model", private=True) == "https://example.org/commit"
     assert called[0] == ("me/my-model", {"private": True, "exist_ok": True})
     assert called[1][1]["allow_patterns"] == [path.name for path in files_to_upload(folder)]
+
+
+def test_the_command_lists_what_it_would_upload_and_refuses_what_is_no_name(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "model")
+    for name in ("me/my-model", "my_model.v2"):
+        listed = CliRunner().invoke(app, ["push", str(folder), "--repo", name, "--dry-run"], catch_exceptions=False)
+        assert [line.split() for line in listed.output.splitlines()] == [
+            [str(path.stat().st_size), path.name] for path in files_to_upload(folder)
+        ]
+    for name in ("a/b/c", "me/my model", ""):
+        with pytest.raises(ConfigError, match="is not the name of a repository"):
+            CliRunner().invoke(app, ["push", str(folder), "--repo", name, "--dry-run"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("repository", ["me/my-model", "me/my model"])

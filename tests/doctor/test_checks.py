@@ -167,6 +167,74 @@ AT_ONCE = [
     0.77, 0.61, 0.81, 0.66, 0.73, 0.48, 0.78, 0.53, 0.53, 0.47, 0.77,
 ]  # fmt: skip
 """Rewards of a run that learned in its first steps, and then varied."""
+BROKEN = "s: " + ", ".join(f"not a finite number @{step}-{step}" for step in range(21, 26))
+TOLD: dict[str, list[str]] = {
+    "environments_fail": ["s: 0.2 @1-8, 0.2 @33-40"],
+    "grader_errors": ["w: 0.02 @1-40", "s: 0.06 @0-40"],
+    "reward_constant": ["s: 1 @1-40, 1 @1-40"],
+    "grader_inverted": ["s: 0, 1"],
+    "reward_blind": ["s: 1, 1", "s: 0.5, 0.5"],
+    "reward_exploited": [
+        "w: 0.8, 0, 30, states '0 1 2', the reference is '0'", "w: 0.5, 0.1, 30, states '0 1 2', the reference is '0'",
+    ],
+    "entropy_bonus": ["s: 0.3 @1-1, 2.121 @33-40, 0.5", "s: 0.3 @1-1, 0.1635 @33-40, 0.6 @1-8, 0.05 @33-40, 0.5"],
+    "stale_weights": ["w: 3 @40-40", "s: 5 @40-40"],
+    "too_far_ahead": ["w: 0.9551 @1-8, 0.5449 @33-40, 4"],
+    "mismatch": ["w: 0.02 @1-40, 0.999 @1-40, 1.1 @1-40", "w: 1e-05 @1-40, 0.7 @1-40, 1.1 @1-40"],
+    "clipping": ["w: 0.25 @1-40, 0.2, 0.2", "w: 0.09 @1-40, 0.0001, 0.0001"],
+    "learning_rate_high": [
+        "s: 0.6 @1-8, 0.05 @33-40, 0.3023 @1-40, 0.225 @1-40, 1e-05",
+        "s: 0.4 @0-0, 0.1 @40-40, 0.3023 @1-40, 0.225 @1-40, 1e-05",
+    ],
+    "not_finite": [
+        BROKEN,
+        BROKEN,
+        "s: 1 @21-21",
+    ],
+    "no_format": ["s: 0 @1-40, think_answer"],
+    "minimum_length": ["s: 90, 100, 90 @1-40, 0.6 @1-40"],
+    "truncation": ["w: 0.15 @1-1, 0.15 @33-40, 100", "s: 0.9 @1-1, 0.9 @33-40, 100"],
+    "tools_unused": ["s: 0.001 @1-8, 0.001 @33-40, ['calculator']", "s: 0 @1-8, 0 @33-40"],
+    "calls_malformed": ["w: 0.5 @1-8, 0.5 @33-40"],
+    "tools_broken": ["w: 0.7 @1-8, 0.7 @33-40"],
+    "turns_at_limit": ["w: 0.4 @1-8, 0.4 @33-40"],
+    "sampling_narrow": [
+        "s: 0.1, 0.7 @1-40, 0.35 @33-40", "s: 0.2, 0.7 @1-40, 0.35 @33-40", "s: 1, 0.7 @1-40, 0.35 @33-40",
+        "s: 0.9, 0.7 @1-40, 0.35 @33-40",
+    ],
+    "kl_too_strong": ["w: 0.001 @1-40, 0.2 @1-8, 0.2 @33-40, 10"],
+    "lost_to_rounding": ["w: 0.1449 @1-8, 0.5551 @33-40, 1e-05", "w: 0.8 @1-8, 0.8 @33-40, 1e-05"],
+    "learning_rate_low": ["s: 31 @0-40, 0.4 @0-40, 1e-05", "w: 0.978, 0.35 @1-40, 1e-05"],
+    "too_easy": ["s: 0.9 @33-40, 0.291 @33-40, 8", "n: 0.9103 @33-40, 0.291 @33-40, 8"],
+    "too_hard": ["s: 0.95 @1-8, 0.95 @33-40, 0.95 @33-40", "w: 0.7 @1-8, 0.7 @33-40, 0.7 @33-40"],
+    "reward_hacking": [
+        "s: 0.2449 @1-8, 0.6551 @33-40, 0.4 @0-0, 0.4 @40-40",
+        "s: 0.2449 @1-8, 0.6551 @33-40, 0.8462 @1-8, 0.3538 @33-40",
+    ],
+    "overfitting": ["w: 0.2449 @1-8, 0.6551 @33-40, 0.4 @0-0, 0.4 @40-40"],
+    "entropy_collapse": ["w: 0.1862 @1-8, 0.001355 @33-40, 0.1538 @1-8, 0.6462 @33-40"],
+    "dead_groups": ["w: 0.7 @33-40, 0.35 @33-40, 0.45 @33-40"],
+    "kl_growth": ["w: 0.1751 @29-33, 0.4051 @36-40, 0.01", "w: 1.2 @29-33, 1.2 @36-40, 1.2 @33-40, 0.01"],
+    "format_only": ["w: 0.5449 @1-8, 0.9551 @33-40, 0.4 @0-0, 0.4 @40-40"],
+    "length_explosion": ["s: 30 @1-1, 84.62 @33-40, 0.3641 @33-40"],
+    "length_collapse": ["w: 27.76 @1-8, 7.244 @33-40"],
+    "entropy_explosion": ["w: 0.3 @1-1, 2.121 @33-40"],
+    "oscillation": ["w: 0.5 @1-40, 0.5655, 0.1125"],
+    "gradient_spikes": ["n: 0.3, 9 @21-21", "w: 0.3, 9 @21-21, 9 @22-22, 9 @23-23"],
+    "not_learning": ["w: 0.3 @1-8, 0.3 @33-40, 0.03977, 0, 0.25 @1-40, 1e-05"],
+    "skipped_updates": ["w: 0.2 @1-40, 0.291 @33-40"],
+    "validation_higher": ["w: 0.3 @33-40, 0.6 @40-40"],
+    "grading_bound": ["w: 4 @1-40, 10 @1-40"],
+    "slow_link": ["w: 4 @1-40, 10 @1-40", "w: 0.5 @1-40, 1 @1-40"],
+    "slowing": ["w: 11.79 @1-8, 28.21 @33-40"],
+    "memory_growth": ["w: 2.28 @1-12, 4.72 @49-60"],
+    "not_ahead_enough": ["n: 4 @1-40, 10 @1-40, 0.4 @1-40"],
+    "rollout_bound": ["n: 9 @1-40, 10 @1-40"],
+    "trainer_bound": ["n: 9 @1-40, 10 @1-40"],
+    "evaluation_small": ["n: 30 @40-40, 0.75 @40-40"],
+}  # fmt: skip
+"""What its finding says on each of them: severity, then every number with the first and the last step it is of."""
+
 NEARLY: dict[str, list[Case]] = {
     "environments_fail": [case({"episode/failed_fraction": 0.005})],
     "grader_errors": [case({"reward/error_fraction": 0.009})],
@@ -309,10 +377,18 @@ def test_nothing_is_found_on_a_healthy_run() -> None:
 
 
 @pytest.mark.proves("F131", "F132", "F135")
-@pytest.mark.parametrize(("name", "given"), [(name, given) for name, all_ in SICK.items() for given in all_])
-def test_a_check_speaks_on_a_sick_run(name: str, given: Case) -> None:
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [(name, *row) for name, all_ in SICK.items() for row in zip(all_, TOLD[name], strict=True)],
+)
+def test_a_check_speaks_on_a_sick_run(name: str, given: Case, told: str) -> None:
     finding = said(given)[name]
-    assert finding.evidence
+    numbers = [
+        (f"{item.value:.4g}" if isinstance(item.value, float) else str(item.value))
+        + (f" @{item.steps[0]}-{item.steps[1]}" if item.steps else "")
+        for item in finding.evidence
+    ]
+    assert f"{finding.severity[0]}: {', '.join(numbers)}" == told
     assert finding.do.endswith(".")
     assert not finding.what.endswith(".")
     steps = [item.steps for item in finding.evidence if item.steps is not None]

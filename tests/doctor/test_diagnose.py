@@ -121,3 +121,11 @@ def test_evidence_reads_like_a_sentence() -> None:
     assert str(Evidence("reward/mean", 0.25, (1, 3))) == "reward/mean = 0.25 (steps 1 to 3)"
     assert str(Evidence("policy/kl", 0.1, (4, 4))) == "policy/kl = 0.1 (step 4)"
     assert str(Evidence("optimizer.learning_rate", 1e-4)) == "optimizer.learning_rate = 0.0001"
+
+
+def test_a_supervised_stage_is_judged_by_the_checks_that_need_no_reward() -> None:
+    changes = {"policy/nonfinite_updates": 0.5, "reward/error_fraction": 0.5, "time/step_seconds": lambda x: 1 + 9 * x}
+    given = case(changes)
+    both = Case(given.metrics, config={**given.config, "sft": {"epochs": 1}})
+    assert [finding.check for finding in diagnose(both)] == ["not_finite", "slowing"]
+    assert "grader_errors" in [finding.check for finding in diagnose(given)]

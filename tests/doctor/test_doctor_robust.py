@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from doctor_cases import case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncurve.doctor.case import Case, Curve
+from oncurve.core.errors import DataError
+from oncurve.doctor.case import Case, Curve, read_case
 from oncurve.doctor.diagnose import diagnose
 
 SICK = case(
@@ -80,6 +83,33 @@ def test_start_and_end_of_a_curve_are_means_over_a_fifth() -> None:
     assert curve.best == (24, 26.5)
     assert not Curve("x", (1, 2, 3), (1.0, 2.0, 3.0)).has_two_ends
     assert math.isnan(Curve("x", (), ()).end)
+    assert Curve("x", (), ()).best[0] == 0
+
+
+def test_completions_of_the_first_and_the_last_recorded_step_are_read_and_some_between(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    rows = [{"step": step, "reward/mean": 0.5} for step in range(1, 31)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for step in range(2, 33):  # those behind the last metrics were not finished
+        texts = [{"text": f"of {step}", "reward": 1.0, "policy_version": max(step - 1 - k, 0)} for k in range(3)]
+        group = {"prompt": "p", "answer": "4", "completions": texts}
+        (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").write_text(json.dumps(group) + "\n")
+    found = read_case(tmp_path)
+    assert [example["step"] for example in found.examples] == [2] * 3 + [30] * 3
+    assert found.examples[-1] == {
+        "completion": "of 30", "answer": "4", "reward": 1.0, "prompt": "p", "policy_version": 27, "step": 30
+    }  # fmt: skip
+    assert found.lags == {2: 1, 30: 2}
+    assert [example["step"] for example in found.between()][::3] == list(range(3, 30, 3))
+    assert (found.config, found.compared) == ({}, {})
+    ahead = {"prompt": "p", "completions": [{"text": "a", "reward": 1.0, "policy_version": 40}]}
+    (tmp_path / "rollouts" / "step_000030.jsonl").write_text(json.dumps(ahead) + "\n")
+    assert read_case(tmp_path).lags[30] == 0
+    (tmp_path / "evaluations").mkdir()
+    torn = json.dumps({"completion": "a", "answer": "4", "reward": 1.0}) + '\n{"compl'
+    (tmp_path / "evaluations" / "base.jsonl").write_text(torn)
+    with pytest.raises(DataError):
+        read_case(tmp_path)
 
 
 @pytest.mark.parametrize(("key", "found"), [("optimizer.learning_rate", 1e-5), ("run.prompts_per_step", 16.0)])

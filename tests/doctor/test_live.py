@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from doctor_cases import CONFIG, case, paid
 
 from oncurve.core.records import Completion, Group, Prompt, Reward
+from oncurve.doctor.case import Finding
 from oncurve.doctor.diagnose import MIN_STEPS, QUIET_STEPS, Alarms, alarm_text, examples_of
 
 
@@ -42,6 +44,31 @@ def test_a_second_excursion_is_told_again() -> None:
     assert [severity for _, _, severity in told] == ["severe", "warning", "severe"]
     assert {check for _, check, _ in told} == {"too_hard"}
     assert told[1][0] - told[0][0] > QUIET_STEPS
+
+
+def test_an_excursion_is_over_after_five_steps_without_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Finding] = []
+    monkeypatch.setattr("oncurve.doctor.diagnose.diagnose", lambda case: found)
+    alarms = Alarms(CONFIG)
+    told = []
+    for step, severity in (
+        (4, "warning"),
+        (9, "warning"),
+        (15, "warning"),
+        (16, "severe"),
+        (17, "warning"),
+        (18, "note"),
+    ):
+        found[:] = [Finding(severity=severity, what="a", evidence=(), do="b.", check="clipping")]
+        told += [step for _ in alarms.observe(step, {})]
+    assert told == [4, 15, 16]
+
+
+def test_alarms_know_the_recipe() -> None:
+    rows = list(case({"group/zero_signal_fraction": 0.7}, steps=8).metrics)
+    narrow = {**CONFIG, "rollouts": {**CONFIG["rollouts"], "temperature": 0.1}}
+    told = [[check for _, check, _ in watch(Alarms(config), rows)] for config in (CONFIG, narrow, None)]
+    assert ["sampling_narrow" in checks for checks in told] == [False, True, False]
 
 
 def test_the_first_steps_are_left_in_peace() -> None:
@@ -92,6 +119,9 @@ def test_examples_are_what_was_sampled_and_paid() -> None:
     )
     [example] = examples_of([Group(prompt, (completion,))], [[Reward(1.0)]])
     assert example == {"completion": "4", "prompt": "2+2?", "answer": "4", "reward": 1.0}
+    for rewards in ([], [[]]):
+        with pytest.raises(ValueError, match="zip"):
+            examples_of([Group(prompt, (completion,))], rewards)
 
 
 def test_a_long_run_is_remembered_in_part() -> None:
@@ -110,3 +140,5 @@ def test_an_alarm_is_a_line_with_numbers_and_a_remedy() -> None:
     assert alarm_text(told[0]).startswith("SEVERE: Most of the gradient is clipped away")
     assert "policy/clip_fraction = 0.9 (steps 1 to 4)" in alarm_text(told[0])
     assert told[0].do in alarm_text(told[0])
+    assert alarm_text(told[0]).count(" = ") == 2, "the two numbers that it rests on first"
+    assert len(told[0].evidence) > 2

@@ -184,6 +184,22 @@ def test_who_hangs_up_and_asks_again_gets_the_same_turn_once(wire: Wire) -> None
     assert completion.environment_reward == Reward(1.0)
 
 
+@pytest.mark.parametrize(("ids", "has_ended"), [([5, 0], True), ([5, 6], False)])
+def test_a_fork_knows_whether_the_turn_before_it_has_its_end_token(
+    ids: list[int], has_ended: bool, policy: TrainedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, noted, decode = plain(policy.tokenizer), [], policy.tokenizer.decode
+    monkeypatch.setattr(frames, "followed", lambda new, tools, *, ended: noted.append(ended) or ([7], "y"))
+    session = AgentSession(frames, decode, (0,), SessionLimits(99, may_fork=True))
+    words = ["x"]
+    for word in ("left", "right"):
+        pending = session.ask(read_chat({"messages": say(*words)}))
+        session.took(pending, (ids, [-0.1, -0.2], "stop" if has_ended else "length"))
+        words = ["x", session.rows[0].messages[1].content, word]
+    session.ask(read_chat({"messages": say(*words)}))
+    assert (noted, len(session.rows)) == ([has_ended, has_ended], 2)
+
+
 def test_what_nobody_waited_for_was_never_asked(policy: TrainedPolicy) -> None:
     decode: Any = policy.tokenizer.decode
     session = AgentSession(plain(policy.tokenizer), decode, (0,), SessionLimits(9, may_fork=False))

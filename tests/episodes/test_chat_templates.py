@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from scripted import HOSTILE
 
 from oncurve.core.errors import ConfigError
 from oncurve.episodes.chat_dialect import ChatDialect
+from oncurve.episodes.dialects import ForeignText
 from oncurve.episodes.tools import Tool, answer_text, calculator
 
 if TYPE_CHECKING:
@@ -55,6 +56,26 @@ SILENT = HERMES.replace("for c in m.tool_calls or []", "for c in []")
 DIVIDES = "{% if messages | length > 1 %}{{ 1 // 0 }}{% endif %}" + HERMES
 UNKNOWN = "{% if messages | length > 1 %}{{ nobody.knows }}{% endif %}" + HERMES
 FOREIGN = HERMES.replace('{"name": "{{ c.function.name }}", "arguments"', 'CALL {{ c.function.name }} WITH {"x"')
+
+
+class OneTokenAWord:
+    """A tokenizer without marks."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+    all_special_ids: ClassVar[list[int]] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [len(word) for word in text.split()]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("a" * 64, [64]), ("a" * 65, [64, 5]), ("a bc", [1, 2]), ("a bc def", [1, 5]), ("", [])],
+)
+def test_an_answer_is_whole_up_to_its_tokens_and_characters_and_ends_with_a_mark_beyond(
+    text: str, ids: list[int]
+) -> None:
+    assert ForeignText(OneTokenAWord()).cut(text, 2) == ids  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -47,8 +47,16 @@ def test_examples_keep_question_answer_text_and_why_it_ended() -> None:
     assert (second.index, second.question, second.answer) == (1, "What is 1 plus 1?", "2")
     assert (second.completion, second.num_tokens, second.finish_reason) == ("[2", 2, "length")
     assert (second.reward, second.detail, second.correct_any_format) == (0.0, "read [2", None)
+    told = replace(second, episode={"turns": 2})
     assert found.any_format is None
     assert found.step == 40
+    assert 0.0 <= found.seconds < 60.0
+    assert ["episode" in row for row in (*found.rows(), *replace(found, examples=(told,)).rows())] == [
+        False,
+        False,
+        True,
+    ]
+    assert [found.summary()[key] for key in ("any_format", "pass_at_k")] == [None, {"1": 0.5}]
 
 
 def test_a_prompt_without_a_question_column_is_shown_as_it_is() -> None:
@@ -58,12 +66,24 @@ def test_a_prompt_without_a_question_column_is_shown_as_it_is() -> None:
 
 
 def test_the_metrics_are_all_in_the_glossary() -> None:
-    metrics = evaluation_of(TEXTS).metrics()
+    sampler = Reciter([*TEXTS, "[6"], ["stop", "done", "malformed", "stop", "stop", "length"])
+    found = evaluate(prompts_of(6), sampler, Boxed(), lenient_reward_function=Anywhere(), params=GREEDY)
+    metrics = found.metrics()
     assert unknown_keys(metrics) == []
-    assert metrics["evaluation/correct_fraction"] == 0.25
-    assert metrics["evaluation/any_format_fraction"] == 0.5
-    assert metrics["evaluation/error_fraction"] == 0.2
-    assert metrics["evaluation/mean_tokens"] == pytest.approx(19 / 5)
+    low, high = wilson_interval(1, 5)
+    assert metrics == pytest.approx({
+        "evaluation/mean_reward": 0.2, "evaluation/mean_reward_low": 0.0, "evaluation/mean_reward_high": 0.6,
+        "evaluation/error_fraction": 1 / 6, "evaluation/truncated_fraction": 1 / 6, "evaluation/mean_tokens": 3.5,
+        "evaluation/num_examples": 6.0, "evaluation/correct_fraction": 0.2, "evaluation/correct_low_fraction": low,
+        "evaluation/correct_high_fraction": high, "evaluation/wrong_fraction": 2 / 6,
+        "evaluation/any_format_fraction": 0.6, "evaluation/bad_format_fraction": 2 / 6,
+    })  # fmt: skip
+    summary = found.summary()
+    assert summary["any_format"] == pytest.approx({
+        "successes": 3, "total": 5, "low": 0.23072, "high": 0.88238, "fraction": 0.6
+    }, abs=1e-5)  # fmt: skip
+    assert summary["mean_reward"] == {"value": 0.2, "total": 5, "low": 0.0, "high": 0.6}
+    assert repr(found) == "<Evaluation evaluation after step 0: correct 1/5 = 20.0% [3.6%, 62.4%]>"
     assert "evaluation/any_format_fraction" not in evaluation_of(TEXTS, loose=False).metrics()
 
 
@@ -87,6 +107,11 @@ def test_several_completions_of_a_prompt_are_counted_and_drawn_together() -> Non
     texts = [["[1]"] * 4, ["[9]"] * 4] * 1 + [["[3]", "[3]", "[9]", "[9]"]]
     found = evaluation_of(texts, samples=4)
     assert (found.correct.successes, found.correct.total) == (6, 12)
+    first = [example for example in found.examples if example.index != 2]
+    told = replace(
+        found, examples=(*first, *(replace(e, category="error", error="timeout") for e in found.examples[8:]))
+    )
+    assert (told.correct.successes, told.correct.total, told.mean_reward.total) == (4, 8, 8)
     assert [example.sample for example in found.examples] == [0, 1, 2, 3] * 3
     assert found.correct.high - found.correct.low > wilson_interval(6, 12)[1] - wilson_interval(6, 12)[0]
     assert found.pass_at_k(1) == pytest.approx(0.5)
@@ -128,8 +153,8 @@ def test_a_right_answer_in_the_right_form_is_right_in_any_form() -> None:
 def test_nothing_to_evaluate_twice_the_same_row_and_greedy_repetition_are_refused() -> None:
     with pytest.raises(DataError, match="no prompt"):
         evaluate([], Reciter([]), Boxed(), params=GREEDY)
-    with pytest.raises(ValueError, match="row 0 is among the prompts more than once"):
-        evaluate(prompts_of(1) * 2, Reciter(["[1]"]), Boxed(), params=GREEDY)
+    with pytest.raises(ValueError, match="row 1 is among the prompts more than once"):
+        evaluate([*prompts_of(2), prompts_of(2)[1]], Reciter(["[1]"] * 2), Boxed(), params=GREEDY)
     with pytest.raises(ValueError, match="greedy"):
         evaluate(prompts_of(1), Reciter(["[1]"]), Boxed(), params=GREEDY, samples_per_prompt=2)
 
@@ -164,4 +189,4 @@ def test_measurements_are_drawn_by_their_own_settings_and_by_no_cut_of_the_train
     drawn = section.sampling(training)
     assert (drawn.temperature, drawn.top_p, drawn.active_cuts) == (0.6, 0.95, ("top_p",))
     assert drawn.max_completion_tokens == 9
-    assert drawn.seed != training.seed
+    assert drawn.seed == 1_000_004

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,20 @@ def test_a_part_is_what_a_stop_may_cost(samples: int, prompts: int, monkeypatch:
     assert module.prompts_per_call(samples) == prompts
 
 
+def test_every_part_is_on_the_disk_before_the_next_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    folder = tmp_path / "new" / "folder"
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text('{"seed": 0}')
+    monkeypatch.setattr(module.os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
+    run(folder, Reciter(TEXTS))
+    assert len(sizes) == 4
+    assert [0, *sizes] == sorted({0, *sizes})
+    assert sizes[-1] == (folder / "samples.jsonl").stat().st_size
+    monkeypatch.undo()
+    run(tmp_path / "other" / "new", Reciter(TEXTS))
+
+
 def test_what_is_finished_is_read_and_not_sampled(tmp_path: Path) -> None:
     whole = run(tmp_path, Reciter(TEXTS))
     sampler = Reciter(TEXTS)
@@ -94,6 +109,8 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     run(tmp_path, Reciter(TEXTS))
     with pytest.raises(ConfigError, match=r"other settings \(seed 0, now 1\)"):
         run(tmp_path, Reciter(TEXTS), settings={"seed": 1})
+    assert [len(module._short("x" * length)) for length in (58, 59, 70)] == [60, 60, 60]
+    assert module._short("é" * 59) == f'"{"é" * 56}...'
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:

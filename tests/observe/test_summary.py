@@ -44,7 +44,10 @@ def test_the_final_comparison_stands_beside_what_was_measured_during_the_run() -
     share = {"successes": 20, "total": 80, "low": 0.1, "high": 0.3}
     change = {"change": 0.725, "low": 0.6, "high": 0.8}
     row = {"name": "correct", "before": share, "after": {**share, "successes": 78}, **change}
-    text = summarize(Columns(RUN), comparison={"names": ["base", "trained"], "num_prompts": 80, "rows": [row]})
+    one = {**row, "name": "cut off", "before": {**share, "successes": 0, "total": 0}, "after": {**share, "total": 1}}
+    one["after"]["successes"] = 1
+    text = summarize(Columns(RUN), comparison={"names": ["base", "trained"], "num_prompts": 80, "rows": [row, one]})
+    assert "0.0% to 100.0% (+72.5 points" in text
     assert "Test problems, 80: base and trained" in text
     assert "25.0% to 97.5% (+72.5 points, +60.0 to +80.0)" in text
     assert "Test problems" not in summarize(Columns(RUN))

@@ -19,7 +19,7 @@ from tables.published_costs import renewed
 from oncurve.cli.plan import plan_recipe
 from oncurve.constants import GIB
 from oncurve.core.errors import ConfigError
-from oncurve.plan import constants
+from oncurve.plan import constants, report
 from oncurve.plan.cost import compare_trainers, disk_use, fits, price
 from oncurve.plan.find_shape import find_shape
 from oncurve.plan.fit import CHANGES, advise, recommended
@@ -76,6 +76,14 @@ def test_the_text_says_what_is_needed_and_what_to_change() -> None:
 def test_numbers_of_parameters_have_three_digits_and_a_unit() -> None:
     texts = {999: "999", 1000: "1k", 2_500: "2.5k", 10**6: "1M", 123_456_789: "123M", 10**9: "1B", 7.615e9: "7.62B"}
     assert {number: _count(number) for number in texts} == texts
+    for write, cases in (
+        (report._gib, {0.0994 * GIB: "0.099", 0.1 * GIB: "0.10", 9.994 * GIB: "9.99", 10 * GIB: "10.0"}),
+        (report._seconds, {0.123: "0.12 s", 9.94: "9.9 s", 10: "10 s", 99.6: "100 s"}),
+        (report._hours, {0.0333: "120 s", 1 / 30: "2 minutes", 0.99: "59 minutes", 1: "1.0 hours", 2.25: "2.2 hours"}),
+        (report._rate, {0.123: "0.12", 9.94: "9.9", 10: "10", 12345.6: "12,346"}),
+        (report._quoted, {"a=1": "a=1", "a= 1": "'a= 1'", "a={}": "'a={}'"}),
+    ):
+        assert {value: write(value) for value in cases} == cases
 
 
 def test_what_a_plan_advises_makes_it_fit() -> None:
@@ -126,6 +134,8 @@ def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
     assert "USD" not in text
     assert "libraries" in text
     assert planned("word_problems", ["policy.device=cpu"]).splitlines()[2] == text.splitlines()[2]
+    assert DEVICES["cpu"].memory_gib is None
+    assert DEVICES["cpu"].memory_bytes > 2**28
 
 
 @pytest.mark.proves("F72", "D15")
@@ -456,6 +466,22 @@ def test_fitting_is_having_room_with_a_margin() -> None:
 def test_a_row_longer_than_the_model_is_made_for_is_said() -> None:
     text = planned("math_r1_zero", ["rollouts.max_completion_tokens=8000"])
     assert "more than the context of Qwen/Qwen2.5-Math-1.5B, 4096" in text
+    tools = ("rollouts.tools=[calculator]", "rollouts.episodes={max_turns: 3, max_answer_tokens: 100}")
+    for tokens, overrides, says in (
+        (768, (), None),
+        (767, (), "a prompt and its completion may take 768 tokens, more than the context of m, 767: longer"),
+        (968, tools, None),
+        (
+            967,
+            tools,
+            "a prompt, its turns and their answers may take 968 tokens, more than the context of m, 967: such",
+        ),
+        (768, tools, "a prompt, its turns"),
+        (767, tools, "a prompt and its completion"),
+    ):
+        warning = planned_run(*overrides, shape=replace(SEVEN, name="m", max_tokens=tokens)).row_warning()
+        assert (warning is None) == (says is None), tokens
+        assert (warning or "").startswith(says or ""), tokens
 
 
 @pytest.mark.proves("F53", "F147", "D18")

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from oncurve.core.batch import Batch, Size
+from oncurve.plan import constants
 from oncurve.plan.activations import head_bytes, largest_microbatch, saved_bytes
 from oncurve.plan.memory import PHASES, Component, plan_memory, rows_that_fit
 from oncurve.plan.planned_run import PlannedRun
@@ -143,6 +144,7 @@ def test_what_is_not_read_in_parts_is_whole_on_every_device_before_it_is_cut() -
     assert plan_memory(planned_run(**layout)).load_bytes == 0
     once = plan_memory(planned_run(whole, **layout)).load_bytes
     assert plan_memory(planned_run(whole, KL, **layout)).load_bytes == once + 4 * N
+    assert once == 4 * N + constants.GPU_CONTEXT_BYTES
     assert plan_memory(planned_run(whole, **layout | {"shard": "zero1"})).load_bytes == 0
 
 

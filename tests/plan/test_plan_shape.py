@@ -158,8 +158,23 @@ def test_a_model_type_that_nobody_knows_is_refused_in_one_sentence(tmp_path: Pat
 
 
 def test_a_config_without_sizes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hidden_size"):
-        shape_of_config({"model_type": "llama", "vocab_size": 7, "hidden_size": "wide"}, name="mine")
+    for size in ("wide", 0, -1, True, None):
+        with pytest.raises(ConfigError, match="no usable hidden_size; is the file whole"):
+            shape_of_config({"model_type": "llama", **SIZES, "hidden_size": size}, name="mine")
+
+
+def test_what_a_config_does_not_say_is_what_transformers_takes() -> None:
+    bare = {"model_type": "llama", **{key: size for key, size in SIZES.items() if key != "num_key_value_heads"}}
+    shape = shape_of_config(bare, name="mine")
+    assert (shape.kv_heads, shape.head_size, shape.max_tokens) == (6, 4, 32_768)
+    assert (shape.is_tied, shape.has_attention_bias, shape.has_mlp_bias, shape.is_plain) == (False, False, False, True)
+    for said, is_plain in (
+        ({"use_sliding_window": True}, False), ({"use_sliding_window": False}, True), ({"hidden_act": "gelu"}, False),
+        ({"model_type": "mistral"}, False), ({"model_type": "mistral", "use_sliding_window": False}, True),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, False), ({"rope_scaling": {"type": "linear"}}, True),
+        ({"rope_parameters": {"rope_type": "default"}}, True),
+    ):  # fmt: skip
+        assert shape_of_config({**bare, **said}, name="mine").is_plain == is_plain, said
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
@@ -208,3 +223,13 @@ def test_a_cached_config_of_the_hub_is_read(monkeypatch: pytest.MonkeyPatch, tmp
         huggingface_hub, "try_to_load_from_cache", lambda *args, **kwargs: str(tmp_path / "config.json")
     )
     assert find_shape("somebody/cached").hidden == SIZES["hidden_size"]
+
+    def fetched(name: str, file: str, *, revision: str | None, local_files_only: bool, etag_timeout: int) -> str:
+        asked.append((name, file, local_files_only))
+        return str(tmp_path / "config.json")
+
+    asked: list[tuple[str, str, bool]] = []
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, **kwargs: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetched)
+    assert find_shape("somebody/fetched").hidden == SIZES["hidden_size"]
+    assert asked == [("somebody/fetched", "config.json", False)]

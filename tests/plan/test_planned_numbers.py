@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.hardware import Device
 from oncurve.plan.memory import Need, plan_memory, rows_that_fit
 from oncurve.plan.planned_run import PlannedRun
+from oncurve.plan.report import as_data, as_text, make_plan
 from oncurve.plan.step_time import flops_per_token, step_time
 
 NUMBERS = Path(__file__).resolve().parents[1] / "golden" / "plans.jsonl"
 GPU = Device(name="a GPU", memory_gib=80.0, bandwidth=3000.0, bf16=900.0, link=300.0, on_demand=3.0, spot=1.0)
 MEASURED = GPU.model_copy(update={"train_utilization": 0.4, "sample_utilization": 0.6, "spot": None})
+SMALL = GPU.model_copy(
+    update={"name": "a small one", "memory_gib": 24.0, "source": "a list", "priced": date(2026, 1, 1)}
+)
 CPU = Device(name="cpu", memory_gib=64.0, bandwidth=100.0, bf16=1.0)
 MANY = ("run.prompts_per_step=64", "rollouts.max_completion_tokens=4096", "run.completions_per_update=64")
 AHEAD = ("rollouts.staleness=4", "algorithm.correction=truncate")
@@ -49,6 +54,11 @@ RUNS: dict[str, tuple[PlannedRun, Device]] = {
     "servers": (planned_run(*SERVER, *AHEAD, "rollouts.in_flight=true", *MANY, **APART), GPU),
     "blocks ahead": (planned_run(*SERVER, *AHEAD, "rollouts.deltas={}", *MANY, ranks=2, shard="zero3", **APART), GPU),
     "tools": (planned_run(*TOOLS), GPU),
+    "tools in flight": (planned_run(*SERVER, *AHEAD, *TOOLS, "rollouts.in_flight=true", **APART), GPU),
+    "kept on the machine": (planned_run("policy.offload_activations=true", "policy.packing=false", LORA), GPU),
+    "checkpoints on a CPU": (planned_run("policy.gradient_checkpointing=true", *MANY, is_gpu=False), CPU),
+    "many passes": (planned_run("run.passes_per_step=2", "policy.compute_type=float32", *MANY, mean_tokens=9), GPU),
+    "too large": (planned_run(*MANY, shape=find_shape("Qwen/Qwen2.5-3B")), SMALL),
     "saved often": (planned_run("run.save_every_steps=3", "run.keep_checkpoints=2", "run.record=all"), GPU),
 }  # fmt: skip
 
@@ -56,8 +66,12 @@ RUNS: dict[str, tuple[PlannedRun, Device]] = {
 def numbers_of(run: PlannedRun, device: Device) -> dict[str, Any]:
     """Everything that a plan computes of a run."""
     memory, time = plan_memory(run), step_time(run, device, network_gbit=100.0)
+    plan = make_plan(run, device, devices={"a GPU": GPU, "a small one": SMALL}, network_gbit=100.0)
+    data = as_data(plan)
     trainers = compare_trainers(run, device, network_gbit=100.0)
     return {
+        "page": as_text(plan).splitlines(),
+        "data": {key: data[key] for key in ("work", "setup", "advice", "devices", "mfu", "steps_per_hour", "usd")},
         "memory": {f"{need.devices} {need.role}": dict(parts_of(need)) for need in memory.needs},
         "host": memory.host_bytes,
         "load": memory.load_bytes,

@@ -95,6 +95,15 @@ def test_a_wrong_value_is_explained_without_the_words_of_a_library(override: str
         ("model: x\ndata: {type: math}\nrun:\nsteps: 3\n", "found nothing. Indent its keys below it"),
         ("model: x\nrun: {steps: 3}}\n", "line 2, column 16: a brace too many"),
         ("model: x\ndata: {stop: [a,\n b\n", "a bracket or brace before this is not closed"),
+        ("a: 'x", "line 1, column 6: a quotation mark before this is not closed"),
+        ("a: *x", "line 1, column 4: a value that begins with * needs quotation marks"),
+        ("a: !!python/x 1", "line 1, column 4: tags such as !!python are not allowed; write a plain value"),
+        ("a: b: c", "line 1, column 5: a colon is out of place: check the indentation, or quote the value"),
+        ("a: [1, 2", "line 1, column 9: "),
+        ("a: {b: 1 c: 2}", "line 1, column "),
+        ("--- 1\n--- 2", "line 2, column 1: --- begins a second recipe here; a file holds one"),
+        ("a: 1\n b: 2", "line 2, column 3: a colon is out of place"),
+        ("a: [1] 2", "line 1, column 8: "),
     ],
 )
 def test_a_recipe_that_is_not_whole_gets_an_example_or_a_line(text: str, said: str) -> None:

@@ -41,6 +41,8 @@ FORMS = [
     ("So, B.", "B"),
     ("The best choice is therefore (B).", "B"),
     ("Hence option (B) is right.", "B"),
+    ("B\nIt rains there.", "B"),
+    ("B\nbut C is also right", None),
     ("B is not correct", None),
     ("B is incorrect.", None),
     ("The answer cannot be B", None),

@@ -41,9 +41,64 @@ REFERENCES = (
     "2x+1", "3-6", "5 cm", "110_2", r"50\%", r"\frac12+k\pi, k\in\mathbb{Z}", r"\begin{pmatrix}1\\2\end{pmatrix}",
 )  # fmt: skip
 
+SAME = (
+    (r"\sqrt[3]{-8}", "-2"), (r"\sqrt[4]{16}", "2"), (r"\sqrt[5]{1024}", "4"),
+    (r"\sqrt[3]{1000000000000000000000000000000}", "10000000000"), ("4^{1/2}", "2"), ("8^{-2/3}", r"\frac14"),
+    ("0^1", "0"), ("1^{-5}", "1"), ("(-1)^{7}", "-1"), ("(-1)^{8}", "1"), ("5!!", "15"), ("6!!", "48"), ("0!", "1"),
+    (r"\binom{5}{2}", "10"), (r"\binom{2}{5}", "0"), (r"\lfloor 2.5 \rfloor", "2"), (r"\lceil 2.5 \rceil", "3"),
+    ("|-3|", "3"), (r"\gcd(12,18)", "6"), (r"\operatorname{lcm}(4,6)", "12"), (r"\max(1,2)", "2"), (r"\min(1,2)", "1"),
+    (r"\log_2 8", "3"), (r"\log_4 8", "1.5"), (r"\log_8 4", r"\frac23"), (r"\log_{0.5} 8", "-3"), (r"\ln 1", "0"),
+    (r"\sin 0", "0"), (r"\cos 0", "1"), (r"\tan 0", "0"), (r"\begin{vmatrix}5\end{vmatrix}", "5"),
+    (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-2"), (r"\begin{vmatrix}1&2&3\\4&5&6\\7&8&10\end{vmatrix}", "-3"),
+    (r"\begin{vmatrix}x&1\\1&x\end{vmatrix}", "x^2-1"), (r"\begin{vmatrix}x&1&0\\1&x&1\\0&1&x\end{vmatrix}", "x^3-2x"),
+    (r"\exp(x)", "e^x"), (r"\ln e", "1"), (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    (r"\log_{3} x", r"\frac{\ln x}{\ln 3}"), (r"\log_{x} 3", r"\frac{\ln 3}{\ln x}"),
+    (r"\ln\frac{8}{9}", r"3\ln2-2\ln3"), (r"\ln 10007^2", r"2\ln 10007"), ("2^{x+1}", r"2\cdot 2^x"),
+    ("e^{2x}", "(e^x)^2"), ("e^{-x}", r"\frac{1}{e^x}"), ("2^{3x}", r"2^{x}\cdot 2^{2x}"), ("i^2", "-1"),
+    (r"\frac1i", "-i"), (r"\frac{1}{1+i}", r"\frac{1-i}{2}"), (r"\sqrt{-4}", "2i"), (r"\sqrt{12}", r"2\sqrt3"),
+    (r"\sqrt{\frac13}", r"\frac{\sqrt3}{3}"), (r"\sqrt{2}\sqrt{3}", r"\sqrt6"), (r"\sqrt{5}\sqrt{7}", r"\sqrt{35}"),
+    (r"\sqrt[3]{2}\sqrt[3]{4}", "2"), (r"\sqrt[3]{\frac{1}{2}}", r"\frac{\sqrt[3]{4}}{2}"), (r"\infty", r"\infty"),
+    (r"-\infty", r"-\infty"), ("(x > 1)", "x > 1"), (r"(1,2]\cup(2,3)", "(1,3)"), (r"[1,2)\cup[2,3]", "[1,3]"),
+    (r"(1,3)\cap(2,4)", "(2,3)"), (r"[1,2]\cap[2,3]", r"\{2\}"), (r"(1,2)\cap(2,3)", r"\emptyset"),
+    (r"\mathbb{R}\setminus\{0\}", r"x\ne0"), (r"\mathbb{R}\setminus\{0,1\}", r"(-\infty,0)\cup(0,1)\cup(1,\infty)"),
+    (r"\mathbb{R}-\{1\}", r"x\ne1"), (r"\mathbb{R}^+", "x>0"), (r"\mathbb{R}^-", "x<0"),
+    (r"x\notin[0,1]", r"(-\infty,0)\cup(1,\infty)"), (r"x\notin(0,1)", r"(-\infty,0]\cup[1,\infty)"),
+    (r"\{x : x>1\}", "x>1"), (r"\{x \mid 1<x<2\}", "(1,2)"), (r"1<x\le2", "(1,2]"), (r"2\ge x>1", "(1,2]"),
+    (r"(1,2)\cup(3,4)", r"(3,4)\cup(1,2)"), (r"[1,2]\cup\{3\}", r"\{3\}\cup[1,2]"),
+    (r"x<-1\text{ or }x>1", r"(-\infty,-1)\cup(1,\infty)"), (r"x>1\text{ and }x<2", "(1,2)"),
+    (r"(-\infty,\infty)", r"\mathbb{R}"), (r"\text{e}^2", "e^2"), (r"\mathrm{i}", "i"), (r"\mathrm e^{x}", "e^x"),
+    ("sinx", r"\sin x"), ("nCr(5,2)", "10"), (r"3\frac12", "3.5"), ("(1,000)", "1000"), ("(1,234)", "(1, 234)"),
+    ("(1,234, 5)", "(1234, 5)"), ("{1,234}", "1234"), ("[1,234]", "[1, 234]"), ("x=2y", "2y=x"), ("x+y=3", "2x+2y=6"),
+    ("a=b=c", "a=b=c"), ("price=5", "cost=5"), ("A: 1, B: 2", "B: 2, A: 1"), ("x=1, y=2", "y=2, x=1"),
+    ("1, 2", "x=1, y=2"), ("x^{1/2}x^{1/2}", "x"), (r"\operatorname{e}^x", "e^x"), ("<1, 2>", "<1,2>"),
+    ("5~cm", "5 cm"), ("2/30/2024", "Feb 30, 2024"), ("12/31/2024", "December 31, 2024"),
+    ("31/12/2024", "December 31, 2024"), ("2024-01-31", "January 31, 2024"), ("2024-12-01", "December 1, 2024"),
+    (r"3 \pmod 1", r"3 \pmod 1"), (r"x \equiv 3 \pmod 7", r"10 \bmod 7"), (r"3, 4 \pmod 7", r"4, 3 \pmod 7"),
+    ("cost=5", "price=5"), (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}+1", "-1"),
+    (r"2\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-4"),
+    ("2^{3xy}", "2^{3yx}"), ("2abcdef", "2fedcba"),
+)  # fmt: skip
+"""Answers and references with the same value, each at the edge of a rule."""
+OTHER = (
+    (r"\sqrt[4]{-16}", "-2"), (r"\sqrt[3]{1000000000000000000000000000001}", "10000000000"), ("0^0", "1"),
+    ("0^{-1}", "0"), ("(-1)!", "1"), (r"\log_2 3", r"\frac{\ln 2}{\ln 3}"), (r"\sqrt{10007}", r"\sqrt{10009}"),
+    (r"-\infty", r"\infty"), (r"(1,2)\cup(2,3)", "(1,3)"), (r"\{x\in\mathbb{R} : x^2 > 1\}", "x>1"),
+    (r"[\sqrt2,\pi]", r"[\sqrt2,\pi)"), (r"x \approx 3", "3"), ("cosxyz", r"\cos(xyz)"), ("<1,2>", "<2,1>"),
+    ("(1,234,5)", "(1234, 5)"), ("x+y=3", "x+y=4"), ("a=b=c", "a=b"), ("x=5", "y=5"), ("x=1, y=2", "1, 2"),
+    ("ab=5", "cd=5"), ("sinxyz", r"\sin(xyz)"),
+    ("cos=5", "pri=5"), ("2024-13-01", "January 13, 2024"), ("0/1/2024", "January 1, 2024"), ("abcdef", "fedcba"),
+    ("2^{3xy}", "2^{3xz}"),
+)  # fmt: skip
+"""Pairs beside them, of different values or of none."""
+
 
 def never(first: Tree, second: Tree) -> bool:
     return False
+
+
+def test_rules_hold_up_to_their_edges_and_not_beyond() -> None:
+    assert [pair for pair in SAME if not equal(pair[0], read_reference(pair[1]), equal_expressions)] == []
+    assert [pair for pair in OTHER if equal(pair[0], read_reference(pair[1]), equal_expressions)] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -84,6 +84,22 @@ def test_the_log_probability_is_that_of_the_whole_distribution_at_the_temperatur
     torch.testing.assert_close(logprobs.double(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({}, 4), ({"top_k": 1}, 1), ({"top_k": 2}, 2), ({"top_k": 3}, 4), ({"top_k": 4}, 4), ({"top_k": 5}, 4),
+        ({"top_p": 0.5}, 1), ({"top_p": 0.51}, 2), ({"top_p": 0.75}, 2), ({"top_p": 0.76}, 3), ({"top_p": 0.875}, 3),
+        ({"top_p": 0.88}, 4), ({"min_p": 1.0}, 1), ({"min_p": 0.51}, 1), ({"min_p": 0.5}, 2), ({"min_p": 0.25}, 4),
+        ({"top_k": 2, "top_p": 0.6}, 1), ({"top_k": 2, "top_p": 0.7}, 2),
+    ],
+)  # fmt: skip
+def test_cuts_keep_what_lies_on_them_and_equals_together(params: dict[str, Any], kept: int) -> None:
+    p = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    found = restrict(p, SamplingParams(**params))
+    assert int((found > 0).sum()) == kept
+    assert torch.equal(found[found > 0], p[found > 0])
+
+
 def test_greedy_takes_the_largest_allowed_logit_with_its_log_probability_at_temperature_one() -> None:
     number = torch.tensor([0.99], dtype=torch.float64)
     for forbidden, expected in (([], 0), ([0], 7), ([0, 7], 1)):

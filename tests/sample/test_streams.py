@@ -18,6 +18,26 @@ def test_a_number_depends_on_its_place_alone() -> None:
     assert together[3 * 4 + 2] == alone[0]
 
 
+def test_a_number_is_that_of_splitmix64_on_whole_numbers() -> None:
+    mask, golden = 2**64 - 1, 0x9E3779B97F4A7C15
+
+    def mixed(value: int) -> int:
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
+        return value ^ value >> 31
+
+    assert mixed(golden) == 0xE220A8397B1DCDAF, "the first number of splitmix64 from 0"
+    for seed, *places, position in ((0, 0, 0, 0, 0), (-3, 5, 7, 2, 11), (2**64 - 1, 1, 2**40, 3, 4096)):
+        key = seed & mask
+        for part in places:
+            key = mixed(key + golden * (part + 1) & mask)
+        bits = mixed(key + golden * (position + 1) & mask)
+        found = uniforms(
+            stream_keys(seed, places[0], *np.array([[place] for place in places[1:]])), np.array([position])
+        )
+        assert found.tolist() == [((bits >> 12) + 0.5) / 2**52]
+
+
 def test_seed_step_prompt_completion_and_position_all_matter() -> None:
     def number(seed: int, step: int, prompt: int, index: int, position: int) -> float:
         key = stream_keys(seed, step, np.array([prompt]), np.array([index]))

@@ -176,11 +176,17 @@ def test_malformed_data_is_refused_by_both_readers(payload: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [["mine", True, "object"], ["mine", 1, "file"], ["yours", "name", "object"], ["mine"]]
-)
+    "payload",
+    [
+        ["mine", True, "object"], ["mine", 1, "file"], ["yours", "name", "object"], ["mine"],
+        ["mine", 1, "object", "a" * 101], ["mine", 1, "exception", "a", "b", "c"], ["mine", 1, "object", 2],
+    ],
+)  # fmt: skip
 def test_malformed_references_are_refused(payload: Any) -> None:
     with pytest.raises(NotData):
         check(payload, allow_references=True)
+    for names in ([], ["a" * 100], ["a", "b"]):
+        check(["mine", 1, "exception", *names], allow_references=True)
 
 
 def test_looking_at_keys_that_share_one_hash_is_fast() -> None:

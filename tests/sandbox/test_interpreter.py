@@ -61,7 +61,22 @@ def test_without_a_python_for_the_sandbox_the_message_says_so(monkeypatch: pytes
         interpreter_for_sandbox.__wrapped__(UID)
 
 
+def test_an_old_copy_that_does_not_run_is_made_anew_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    copied: list[Path] = []
+
+    def copy(python: interpreter.Interpreter, folder: Path) -> interpreter.Interpreter:
+        copied.append(folder)
+        return interpreter.Interpreter(str(folder / "copy" / "bin" / "python"), ())
+
+    monkeypatch.setattr(interpreter, "_problem_with", lambda python, uid: "broken" if len(copied) < 4 else None)
+    monkeypatch.setattr(interpreter, "_shared_folders", lambda: iter((tmp_path / "a", tmp_path / "b")))
+    monkeypatch.setattr(interpreter, "_copy", copy)
+    assert interpreter_for_sandbox.__wrapped__(UID).executable == str(tmp_path / "b" / "copy" / "bin" / "python")
+    assert copied == [tmp_path / "a"] * 2 + [tmp_path / "b"] * 2
+
+
 def test_a_python_that_starts_has_no_problem_and_one_that_fails_has() -> None:
     own = os.geteuid()
     assert interpreter._problem_with(interpreter.Interpreter(sys.executable, ()), own) is None
     assert interpreter._problem_with(interpreter.Interpreter("/bin/false", ()), own) is not None
+    assert "No such file" in (interpreter._problem_with(interpreter.Interpreter("/no/python", ()), own) or "")

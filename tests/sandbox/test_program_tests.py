@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from oncurve.sandbox.program_tests import ProgramCases, TestProgram, UnusableTests, read_tests, sources_of, starts_of
+from oncurve.sandbox.program_tests import (
+    ProgramCase,
+    ProgramCases,
+    TestProgram,
+    UnusableTests,
+    read_tests,
+    sources_of,
+    starts_of,
+)
 
 HUMANEVAL = {
     "prompt": 'import math\n\ndef helper(x):\n    return x\n\ndef f(x: int) -> int:\n    """ Twice. """\n',
@@ -60,6 +68,11 @@ def test_apps() -> None:
     called = cases({"input_output": {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [3]}})
     assert called.function == "f"
     assert called.cases[0].args == (1, ["l", 2])
+    wrapped = cases({"input_output": {"fn_name": "f", "inputs": [[{"1": 2}]], "outputs": [[{"3": [4]}]]}})
+    text, number = ["d", "3", ["l", 4]], ["d", 3, ["l", 4]]
+    assert wrapped.cases == (ProgramCase((["d", 1, 2],), {}, "", ["l", text], (text, ["l", number], number)),)
+    signed = cases({"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [{"-3": 4, "01": 1}]}})
+    assert signed.cases == (ProgramCase((1,), {}, "", ["d", "-3", 4, "01", 1], ()),), "01 is no number of JSON's"
 
 
 def test_columns_of_inputs_and_outputs() -> None:
