@@ -43,7 +43,6 @@ from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.rewards_of_scripts import REWARDS, sum_inside
 from oncurve.trl.script_arguments import require_kinds
 from oncurve.trl.script_callbacks import Callbacks
-from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.script_files import ScriptFiles, loaded_type
 from oncurve.trl.script_methods import ScriptMethods
 from oncurve.trl.script_optimizer import ScriptOptimizer, make_schedule, rates_only, require_optimizers
@@ -169,6 +168,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
         self._graded_by = sum_inside(parts.reward_function)
+        self._graded_by.reweigh(self.reward_weights.tolist())
         fingerprints = {**parts.objects.fingerprints, **self._optimizer_of_script()}
         return self._watch(replace(parts, objects=replace(parts.objects, fingerprints=fingerprints)))
 
@@ -176,8 +176,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     def reward_func_names(self) -> list[str]:
         """The names of the rewards in logs."""
         names = [reward.name for reward, _ in self.translation.rewards]
-        paying = self._paying_environments
-        return [*names, paying[0] if len(paying) == 1 and paying[0] else ENVIRONMENT_REWARD] if paying else names
+        return [*names, *self._paying_environments]
 
     def _reward_names(self) -> list[tuple[str, str]]:
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""

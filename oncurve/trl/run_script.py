@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import oncurve
 from oncurve.core.errors import ConfigError, OncurveError
-from oncurve.episodes.from_settings import give_rewards
+from oncurve.episodes.from_settings import environment_rewards
 from oncurve.recipe.messages import OTHER_SYSTEMS
 from oncurve.run_errors import Stopped
 from oncurve.trl.draft import Draft
@@ -173,8 +173,8 @@ def _put_files(translation: Translation, draft: Draft, script: Path, folder: Pat
     for function, (reward, weight) in zip(arguments.reward_funcs, translation.rewards, strict=True):
         reference = _reference_or_note(function, "reward", draft, script, folder, name=reward.name)
         sections.append({"type": "custom", "function": reference, "name": reward.name, "weight": weight})
-    if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
-        sections.append({"type": "environment"})
+    if arguments.environment_factory is not None:
+        sections += environment_rewards(arguments.environment_factory)
     draft.put("rewards", sections, comment="reward_funcs")
     factories = arguments.environment_factory
     if factories is not None and not isinstance(factories, Mapping):
