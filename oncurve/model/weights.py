@@ -243,10 +243,14 @@ def supports(model: PreTrainedModel) -> bool:
         return False
     plain = all(is_matrix(module) for module in projections(body))
     own = all("weight" in norm._parameters for norm in norms(body))  # and not that of something inside of it
-    return plain and own and not any(
-        module.bias is not None
-        for layer in body.layers
-        for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    return (
+        plain
+        and own
+        and not any(
+            module.bias is not None
+            for layer in body.layers
+            for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Adapters through peft: LoRA of a recipe, and every kind that lies in a model's layers of a program; the only door to peft."""
+"""Adapters through peft; this is the only door to peft. A recipe has LoRA, a program every kind in a model's layers."""
 
 from __future__ import annotations
 
@@ -95,9 +95,10 @@ class Adapter:
                 part.training = False
 
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Write the adapter in peft's format; ``state_dict`` gives the model's weights where they are in pieces."""
-        wrapped = None if state_dict is None else {f"base_model.model.{key}": state_dict[key] for key in state_dict}
-        self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=wrapped)
+        """Write the adapter in peft's format; ``state_dict`` gives the trained weights where they are in pieces."""
+        given = {f"base_model.model.{name}": weight for name, weight in (state_dict or {}).items()}
+        whole = {**self._peft.state_dict(), **given}  # some kinds have matrices that are drawn once and not trained
+        self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=whole)
 
     def merge(self) -> PreTrainedModel:
         """The model with the adapter added to its weights, an ordinary model from then on; the adapter is gone.

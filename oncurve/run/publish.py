@@ -54,7 +54,9 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
     )
     parts = [f"# {name}", f"Trained from `{_public(base or 'an unknown model')}` with oncurve."]
     if adapted and not is_hub_name(base):
-        parts.append(f"Its base is not on the Hub: whoever loads this adapter needs the model `{_public(base)}` as well.")
+        parts.append(
+            f"Its base is not on the Hub: whoever loads this adapter needs the model `{_public(base)}` as well."
+        )
     if run is not None:
         table = run / "comparison.md"
         measured = table.read_text(encoding="utf-8").split("~~~~")[0].strip() if table.is_file() else "Not evaluated."

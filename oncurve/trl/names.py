@@ -28,7 +28,7 @@ ELSEWHERE = (
 """Public names of TRL that are not here, beside its other trainers and their configurations, also those that it has no
 more. They are TRL's own where it is installed; otherwise a script may import them, and may not use them."""
 ITSELF = "trl_itself"
-"""The name under which TRL's own package is loaded beside what stands for it; its modules import each other relatively."""
+"""The name under which TRL's own package is loaded beside its stand-in: its modules import each other relatively."""
 STANDS_FOR = ("trl", "unsloth", "unsloth_zoo")
 """Packages that scripts import and that are found here."""
 ASKS_FOR = re.compile(r"(is)?_(?P<package>\w+)_available")

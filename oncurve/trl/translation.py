@@ -294,7 +294,9 @@ def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
     if not isinstance(config, PeftConfig):
         raise ConfigError(f"peft_config is a {type(config).__name__}. Pass a configuration of peft, such as LoraConfig")
     if isinstance(arguments.model, PeftModel):
-        raise ConfigError("peft_config is set, and the model has an adapter already. Merge it, or leave one of them out")
+        raise ConfigError(
+            "peft_config is set, and the model has an adapter already. Merge it, or leave one of them out"
+        )
     if SETTINGS.instead_of_training is not None or (config.peft_type == "LORA" and _has_keys(arguments)):
         return arguments
 

@@ -295,7 +295,7 @@ def test_every_adapter_that_peft_puts_into_layers_is_trained(config: Any, traine
 
 def test_an_adapter_beside_the_layers_is_refused(rows: Rows) -> None:
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(ConfigError, match="of kind PROMPT_TUNING holds .* outside of the model's layers, which alone"):
+    with pytest.raises(ConfigError, match=r"of kind PROMPT_TUNING holds .* outside of the model's layers, which alone"):
         GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, peft_config=config)
 
 
