@@ -23,7 +23,6 @@ import functools
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -173,9 +172,9 @@ def run_here(words: list[str], library: str) -> None:
         GRPOTrainer.own = dict(vars(GRPOTrainer))
     try:
         if library == "trl":
-            sys.argv = words
-            sys.path[:0] = [str(Path(words[0]).resolve().parent), str(Path.cwd())]
-            runpy.run_path(words[0], run_name="__main__")
+            from oncurve.trl.run_script import run_file
+
+            run_file(Path(words[0]), words[1:])
         else:
             from oncurve.cli.app import main as command_line
 

@@ -257,6 +257,12 @@ def needs_copy(source: ModelSource, reference: ReferenceName) -> bool:
 
     Raises ConfigError where the base is asked for and training changes it.
     """
+    objects, lora = source.objects, source.section.lora
+    if objects.reference_is_named and objects.model is not None and (lora is None or lora.bias == "none"):
+        from oncurve.policy.lora import around  # lazy
+
+        if around(objects.model) is not None:  # the model that is named is the base under the adapter
+            return False
     if source.section.lora is None:
         return True
     from oncurve.policy.lora import is_trained  # lazy

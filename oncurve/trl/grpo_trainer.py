@@ -132,7 +132,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
                 Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
         objects = ProgramObjects(
             model=None if isinstance(arguments.model, str) else arguments.model,
-            reference_is_named=True,
+            reference_is_named=arguments.reference_is_named,
             tokenizer=translation.tokenizer,
             tools=list(arguments.tools) or None,
             environments=arguments.environment_factory,

@@ -54,12 +54,19 @@ class TrainerArguments:
     reward_processing_classes: Sequence[Any] = ()
     quantization_config: Any = None
     peft_config: Any = None
+    has_made_adapter: bool = False
+    """The adapter in ``model`` was made here of ``peft_config``; the model without it is the reference."""
     tools: Sequence[Any] = ()
     environment_factory: Any = None
     lost: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have no place here."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of every reward function beside completions and columns."""
+
+    @property
+    def reference_is_named(self) -> bool:
+        """The reference is what the model is named after, and not what an adapter of the script's made of it."""
+        return self.has_made_adapter or "PeftModel" not in {kind.__name__ for kind in type(self.model).__mro__}
 
     @property
     def has_episodes(self) -> bool:
@@ -314,7 +321,7 @@ def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
                 raise
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"peft_config: peft cannot make a {type(config).__name__}: {reason}") from None
-    return replace(arguments, model=model, peft_config=None, processing_class=tokenizer)
+    return replace(arguments, model=model, peft_config=None, has_made_adapter=True, processing_class=tokenizer)
 
 
 def _has_keys(arguments: TrainerArguments) -> bool:

@@ -39,6 +39,7 @@ def test_an_unchanged_script_runs_with_its_arguments(trl: Run) -> None:
     assert "kl_coef: 0.04" in run.read_text()
 
 
+@pytest.mark.filterwarnings("ignore")  # of what TRL calls in transformers
 def test_names_are_found_wherever_trl_keeps_them_and_a_supervised_stage_is_its_own(trl: Run) -> None:
     done = trl(
         """
