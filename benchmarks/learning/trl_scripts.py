@@ -132,7 +132,8 @@ def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -
         block = done.stderr[done.stderr.rindex("Traceback") :]
         last = next((line for line in reversed(block.splitlines()) if line and line[0] != " "), "")
         is_message = last.startswith("oncurve.core.errors.")  # of Unsloth's stand-in under TRL
-        if "/oncurve/" in block and "the script raised" not in done.stderr and not is_message:
+        is_ours = re.search(r"/oncurve/(?!trl/run_script)", block) is not None
+        if is_ours and "the script raised" not in done.stderr and not is_message:
             return "traceback of ours", block[-1500:]
         kind, words = "the script's own error", last
         if words.startswith("oncurve: "):
@@ -149,18 +150,20 @@ def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -
 
 def run_here(words: list[str], library: str) -> None:
     """One script with everything replaced; what it asks for and what it gets to see is printed."""
+    from transformers import training_args
+
     found = Watched()
     if library == "trl":
         import trl
-        from transformers import Trainer, training_args
+        from transformers import Trainer
 
         watched = trl.GRPOTrainer  # with all that it imports, before stand-ins are there
     entry = json.loads(os.environ.pop(ENTRY, "{}"))
+    training_args.is_torch_bf16_gpu_available = lambda: True  # who asks for it has a GPU
     replace_everything(entry, "\n".join(path.read_text(errors="replace") for path in texts(words[0])))
     if library == "trl":
         sys.meta_path.insert(0, UnslothUnderTrl())
         forget_older_names(trl.GRPOConfig)
-        training_args.is_torch_bf16_gpu_available = lambda: True  # who asks for it has a GPU
         Trainer.push_to_hub = lambda *_, **__: None
         watch(watched, shortened, found)
         take_tokenizer(watched)
