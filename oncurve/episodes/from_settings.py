@@ -95,10 +95,10 @@ def paying_classes(environments: Any) -> dict[str, list[str]]:
 
     Raises ConfigError for an object that is none.
     """
-    given = environments if isinstance(environments, Mapping) else {"default": environments}
+    named = environments if isinstance(environments, Mapping) else {"default": environments}
     made = extension("foreign environments")
     names: dict[str, list[str]] = {}
-    for name, environment in given.items():
+    for name, environment in named.items():
         if isinstance(environment, str):
             names.setdefault("", []).append(name)
         elif (kind := Kind.of(name, made(environment))).gives_reward:

@@ -96,8 +96,8 @@ class Adapter:
 
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the adapter in peft's format; ``state_dict`` gives the trained weights where they are in pieces."""
-        given = {f"base_model.model.{name}": weight for name, weight in (state_dict or {}).items()}
-        whole = {**self._peft.state_dict(), **given}  # some kinds have matrices that are drawn once and not trained
+        provided = {f"base_model.model.{name}": weight for name, weight in (state_dict or {}).items()}
+        whole = {**self._peft.state_dict(), **provided}  # some kinds have matrices that are drawn once and not trained
         self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=whole)
 
     def merge(self) -> PreTrainedModel:
@@ -274,8 +274,7 @@ def around(model: nn.Module) -> Adapter | None:
 
 
 def _outside(peft_model: PeftModel) -> str | None:
-    """What an adapter has beside the model's layers, which alone are sampled from and scored; None where it is all in
-    them."""
+    """The first weight of an adapter outside of the model's layers, in words; None where all of it is in them."""
     inside = {id(weight) for weight in peft_model.get_base_model().parameters()}
     names = [name for name, weight in peft_model.named_parameters() if id(weight) not in inside]
     kind = peft_model.peft_config["default"].peft_type.value

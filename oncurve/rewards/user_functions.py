@@ -142,7 +142,7 @@ class EnvironmentSection(RewardSection):
     correct_at: float | None = None
     """As of custom."""
     of: tuple[str, ...] | None = None
-    """Names in rollouts.environments whose episodes it pays for. None: all."""
+    """Names in rollouts.environments whose episodes it rewards. None: all."""
 
     has_any_value: ClassVar[bool] = True
 

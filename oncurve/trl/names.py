@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -128,19 +127,20 @@ def _own(module: str, name: str) -> Any:
     if spec is None or spec.origin is None:
         return None
     if ITSELF not in sys.modules:
-        places = spec.submodule_search_locations
-        own = spec_from_file_location(ITSELF, spec.origin, submodule_search_locations=places)
+        locations = spec.submodule_search_locations
+        own = spec_from_file_location(ITSELF, spec.origin, submodule_search_locations=locations)
         assert own is not None
         assert own.loader is not None
         sys.modules[ITSELF] = module_from_spec(own)
         own.loader.exec_module(sys.modules[ITSELF])
-    for place in (ITSELF + module.removeprefix("trl"), ITSELF):
+    for path in (ITSELF + module.removeprefix("trl"), ITSELF):
         try:
-            found = getattr(import_module(place), name)
-        except (ImportError, AttributeError, RuntimeError):  # RuntimeError: TRL's, of a package that is missing
+            names = vars(__import__(path, fromlist=[name]))  # which loads it where TRL does it when it is asked for
+        except (ImportError, RuntimeError):  # RuntimeError: TRL's, of a package that is missing
             continue
-        trains = {kind.__name__ for kind in found.__mro__} if isinstance(found, type) else set()
-        return None if "GRPOTrainer" in trains else found
+        if name in names:
+            kinds = {kind.__name__ for kind in names[name].__mro__} if isinstance(names[name], type) else set()
+            return None if "GRPOTrainer" in kinds else names[name]
     return None
 
 
