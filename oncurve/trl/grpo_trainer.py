@@ -195,13 +195,14 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             raise ConfigError(f"trainer.{name} cannot be changed while it trains. Set it before train()")
         arguments = replace(self.translation.arguments, **{name: value})
         if self.oncurve.result is not None:  # the weights of the run before go on
-            if self.oncurve.config.algorithm.measures_kl and arguments.peft_config is None:
+            has_base = arguments.has_made_adapter or arguments.peft_config is not None
+            if self.oncurve.config.algorithm.measures_kl and not has_base:
                 raise ConfigError(
                     f"trainer.{name} is set after training, with beta > 0: the KL would be measured "
                     f"against the weights of now, in TRL against those of the start. Make a new GRPOTrainer"
                 )
             arguments = replace(arguments, model=self.oncurve.hold_model(), processing_class=self.processing_class)
-            arguments = replace(arguments, peft_config=None)
+            arguments = replace(arguments, peft_config=None, has_made_adapter=has_base)
         self.translation = translate(arguments)
         self._make(is_described=True)
         self.translation.refuse_losses()
