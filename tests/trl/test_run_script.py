@@ -82,6 +82,15 @@ def test_what_is_not_there_is_one_message(trl: Run, text: str, expected: str) ->
     assert "Traceback" not in done.output
 
 
+def test_a_script_may_import_from_the_package_that_it_is_in() -> None:
+    Path("own_package").mkdir()
+    Path("own_package/other.py").write_text("X = 3\n")
+    Path("own_package/train.py").write_text("from .other import X\nprint('got', X)\n1 / 0\n")
+    done = CliRunner().invoke(app, ["trl", "own_package/train.py"])
+    assert "got 3" in done.output
+    assert "own_package/train.py, line 3: the script raised ZeroDivisionError" in str(done.exception)
+
+
 def test_an_error_of_the_script_shows_the_scripts_lines_alone(trl: Run, capfd: pytest.CaptureFixture[str]) -> None:
     done = trl("def f():\n    return 1 / 0\n\nf()\n")
     assert "the script raised ZeroDivisionError" in str(done.exception)
