@@ -40,6 +40,8 @@ class Box:
         config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1 << 15}))
         command = [*boxed(str(self.root)), sys.executable, "-W", "ignore", str(Path(__file__).resolve()), library]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "HOME": str(self.root)}
+        named = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *([named] if named else [])])
         self.process = subprocess.Popen(
             command, cwd=self.root, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -67,9 +69,9 @@ class Box:
 
 def boxed(place: str) -> list[str]:
     """Words that begin a command which may write into one folder alone and has no network; what PYTHONPATH names is
-    readable."""
+    readable. Raises SystemExit without bubblewrap: what others wrote runs in no other box."""
     if shutil.which("bwrap") is None:
-        return []
+        raise SystemExit("bubblewrap is not installed, and scripts of others are not run without it")
     shown = ["--tmpfs", "/"]  # where scripts may write to folders of their own machines, and nothing stays
     for path in sorted(Path("/").iterdir()):
         if path.is_symlink():

@@ -23,7 +23,6 @@ import functools
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -133,7 +132,8 @@ def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -
         block = done.stderr[done.stderr.rindex("Traceback") :]
         last = next((line for line in reversed(block.splitlines()) if line and line[0] != " "), "")
         is_message = last.startswith("oncurve.core.errors.")  # of Unsloth's stand-in under TRL
-        if "/oncurve/" in block and "the script raised" not in done.stderr and not is_message:
+        is_ours = re.search(r"/oncurve/(?!trl/run_script)", block) is not None
+        if is_ours and "the script raised" not in done.stderr and not is_message:
             return "traceback of ours", block[-1500:]
         kind, words = "the script's own error", last
         if words.startswith("oncurve: "):
@@ -150,18 +150,20 @@ def judge(done: subprocess.CompletedProcess[str], seen: dict[str, Any] | None) -
 
 def run_here(words: list[str], library: str) -> None:
     """One script with everything replaced; what it asks for and what it gets to see is printed."""
+    from transformers import training_args
+
     found = Watched()
     if library == "trl":
         import trl
-        from transformers import Trainer, training_args
+        from transformers import Trainer
 
         watched = trl.GRPOTrainer  # with all that it imports, before stand-ins are there
     entry = json.loads(os.environ.pop(ENTRY, "{}"))
+    training_args.is_torch_bf16_gpu_available = lambda: True  # who asks for it has a GPU
     replace_everything(entry, "\n".join(path.read_text(errors="replace") for path in texts(words[0])))
     if library == "trl":
         sys.meta_path.insert(0, UnslothUnderTrl())
         forget_older_names(trl.GRPOConfig)
-        training_args.is_torch_bf16_gpu_available = lambda: True  # who asks for it has a GPU
         Trainer.push_to_hub = lambda *_, **__: None
         watch(watched, shortened, found)
         take_tokenizer(watched)
@@ -173,9 +175,9 @@ def run_here(words: list[str], library: str) -> None:
         GRPOTrainer.own = dict(vars(GRPOTrainer))
     try:
         if library == "trl":
-            sys.argv = words
-            sys.path[:0] = [str(Path(words[0]).resolve().parent), str(Path.cwd())]
-            runpy.run_path(words[0], run_name="__main__")
+            from oncurve.trl.run_script import run_file
+
+            run_file(Path(words[0]), words[1:])
         else:
             from oncurve.cli.app import main as command_line
 

@@ -132,15 +132,16 @@ def strangers_markdown() -> str:
 
 
 def drawn_markdown() -> str:
-    """What became of scripts that were drawn by the names of their files, under TRL and here."""
-    scripts = read_result(RESULTS / "trl_scripts_drawn.json", rows="scripts")["scripts"]
+    """What became of scripts that were drawn by the names of their files or repositories, under TRL and here."""
+    draws = (read_result(RESULTS / f"trl_scripts_{draw}.json", rows="scripts") for draw in ("drawn", "fresh"))
+    scripts = [script for draw in draws for script in draw["scripts"]]
     ran = "ran two steps"
     theirs = [script for script in scripts if script["under_trl"] == ran]
     ours = [script for script in theirs if script["outcome"] == ran]
     message = sum(script["outcome"] == "stopped with a message" for script in theirs)
     alike = sum(not script["only_trl_shows"] for script in ours)
     return (
-        f"{len(scripts)} others were drawn by the names of their files, unseen, and run beside TRL, with stand-ins for their "
+        f"{len(scripts)} others were drawn by the names of their files or repositories, unseen, and run beside TRL, with stand-ins for their "
         f"models, data, packages, services and GPU: TRL trains {len(theirs)}, the rest fail under it. Of those "
         f"{len(ours)} train here and {message} stop with a message. {alike} of the {len(ours)} get to see all that TRL shows "
         f"them: arguments of rewards, callbacks, logs and files."

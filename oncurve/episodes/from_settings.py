@@ -89,28 +89,29 @@ def make_kinds(rollouts: EpisodeKeys, objects: PythonObjects) -> dict[str, Kind]
     return kinds
 
 
-def give_rewards(environments: Any) -> bool:
-    """Some environment says what an episode is worth; one that is named and not given may.
-
-    Raises ConfigError for an object that is none.
-    """
-    return bool(paying_classes(environments))
-
-
-def paying_classes(environments: Any) -> list[str]:
-    """Names of the classes whose environments say what an episode is worth; "" for those that are named and not given.
+def paying_classes(environments: Any) -> dict[str, list[str]]:
+    """The environments that say what an episode is worth, by the names of their classes; "" for those that are named
+    and not given.
 
     Raises ConfigError for an object that is none.
     """
     named = environments if isinstance(environments, Mapping) else {"default": environments}
     made = extension("foreign environments")
-    names = []
+    names: dict[str, list[str]] = {}
     for name, environment in named.items():
         if isinstance(environment, str):
-            names.append("")
+            names.setdefault("", []).append(name)
         elif (kind := Kind.of(name, made(environment))).gives_reward:
-            names.append(kind.class_name)
-    return list(dict.fromkeys(names))
+            names.setdefault(kind.class_name, []).append(name)
+    return names
+
+
+def environment_rewards(environments: Any) -> list[dict[str, Any]]:
+    """The sections of a recipe for what environments say that an episode is worth: one for each class of several."""
+    paying = paying_classes(environments)
+    if len(paying) < 2 or "" in paying:
+        return [{"type": "environment"}] if paying else []
+    return [{"type": "environment", "name": kind, "of": names} for kind, names in paying.items()]
 
 
 def make_tools_of(rollouts: EpisodeKeys, data: DataSection, objects: PythonObjects) -> ToolsOf | None:

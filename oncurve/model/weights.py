@@ -242,10 +242,15 @@ def supports(model: PreTrainedModel) -> bool:
     if rotary.rope_type not in STATIC_ROTARY or 2 * rotary.inv_freq.numel() != body.layers[0].self_attn.head_dim:
         return False
     plain = all(is_matrix(module) for module in projections(body))
-    return plain and not any(
-        module.bias is not None
-        for layer in body.layers
-        for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    own = all("weight" in norm._parameters for norm in norms(body))  # and not that of something inside of it
+    return (
+        plain
+        and own
+        and not any(
+            module.bias is not None
+            for layer in body.layers
+            for module in (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+        )
     )
 
 
@@ -257,6 +262,13 @@ def projections(body: Any) -> list[nn.Module]:
         layers += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         layers += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     return layers
+
+
+def norms(body: Any) -> list[nn.Module]:
+    """The norms of a model's body."""
+    heads = [norm for layer in body.layers for name, norm in layer.self_attn.named_children() if name.endswith("_norm")]
+    around = [norm for layer in body.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    return [*around, *heads, body.norm]
 
 
 def layer_parameters(layer: Any) -> LayerParameters:

@@ -240,8 +240,11 @@ def _check_continued(source: ModelSource, folder: str) -> None:
     if lora is None:
         return
     saved = read_adapter(folder)
-    if saved.get("peft_type") != "LORA":
-        return  # refused with its type when it is opened
+    if (kind := saved.get("peft_type")) != "LORA":
+        raise ConfigError(
+            f"{source.name}: an adapter of kind {kind}, which a recipe does not train further: policy.lora is LoRA. "
+            f"Merge it into its base with `oncurve merge`, or give Trainer the model with it"
+        )
     for key, expected, actual in (("rank", lora.rank, saved.get("r")), ("alpha", lora.alpha, saved.get("lora_alpha"))):
         if expected != actual:
             raise ConfigError(
@@ -254,6 +257,12 @@ def needs_copy(source: ModelSource, reference: ReferenceName) -> bool:
 
     Raises ConfigError where the base is asked for and training changes it.
     """
+    objects, lora = source.objects, source.section.lora
+    if objects.reference_is_named and objects.model is not None and (lora is None or lora.bias == "none"):
+        from oncurve.policy.lora import around  # lazy
+
+        if around(objects.model) is not None:  # the model that is named is the base under the adapter
+            return False
     if source.section.lora is None:
         return True
     from oncurve.policy.lora import is_trained  # lazy

@@ -1,4 +1,4 @@
-"""LoRA adapters through peft; this is the only door to peft."""
+"""Adapters through peft; this is the only door to peft. A recipe has LoRA, a program every kind in a model's layers."""
 
 from __future__ import annotations
 
@@ -52,11 +52,7 @@ class Adapter:
     def __init__(self, peft_model: PeftModel) -> None:
         self._peft = peft_model
         sum_at_once(peft_model)
-        self._dropouts = [
-            part
-            for name, part in peft_model.named_modules()
-            if isinstance(part, nn.Dropout) and ".lora_dropout." in name and part.p > 0
-        ]
+        self._parts = list(_own_parts(peft_model))
 
     @property
     def model(self) -> PreTrainedModel:
@@ -70,8 +66,9 @@ class Adapter:
 
     @property
     def has_dropout(self) -> bool:
-        """Two training passes over the same tokens differ."""
-        return bool(self._dropouts)
+        """Two training passes over the same tokens may differ."""
+        config = self._peft.peft_config["default"]
+        return config.peft_type != "LORA" or any("dropout" in name and value for name, value in vars(config).items())
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -89,19 +86,21 @@ class Adapter:
 
     @contextmanager
     def dropping_out(self) -> Iterator[None]:
-        """While it lasts, the adapter's own dropout is active; nothing else of the model leaves evaluation mode."""
-        for part in self._dropouts:
-            part.train()
+        """While it lasts, the adapter is in training mode, in which it drops or draws what its kind does; nothing else
+        of the model leaves evaluation mode."""
+        for part in self._parts:
+            part.training = True
         try:
             yield
         finally:
-            for part in self._dropouts:
-                part.eval()
+            for part in self._parts:
+                part.training = False
 
     def save_pretrained(self, folder: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Write the adapter in peft's format; ``state_dict`` gives the model's weights where they are in pieces."""
-        wrapped = None if state_dict is None else {f"base_model.model.{key}": state_dict[key] for key in state_dict}
-        self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=wrapped)
+        """Write the adapter in peft's format; ``state_dict`` gives the trained weights where they are in pieces."""
+        provided = {f"base_model.model.{name}": weight for name, weight in (state_dict or {}).items()}
+        whole = {**self._peft.state_dict(), **provided}  # some kinds have matrices that are drawn once and not trained
+        self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=whole)
 
     def merge(self) -> PreTrainedModel:
         """The model with the adapter added to its weights, an ordinary model from then on; the adapter is gone.
@@ -114,6 +113,16 @@ class Adapter:
         refuse_tied(self.model)
         with mergeable():
             return self._peft.merge_and_unload().requires_grad_(True)  # type: ignore[operator]
+
+
+def _own_parts(peft_model: PeftModel) -> Iterator[nn.Module]:
+    """The layers that peft put into a model, with all in them but what they were put around."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in peft_model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            inside = {id(part) for part in layer.get_base_layer().modules()}
+            yield from (part for part in layer.modules() if id(part) not in inside)
 
 
 def _restore(trained: Iterable[tuple[nn.Parameter, bool]]) -> None:
@@ -202,15 +211,16 @@ UNREAD = {
 _OTHER_SHAPE = re.compile(r"mismatch for (\S+?): .*? torch\.Size\((\[.*?\])\) .*? torch\.Size\((\[.*?\])\)")
 
 
-def _misfit(error: Exception, rank: int) -> str:
+def _misfit(error: Exception, rank: int | None) -> str:
     """The fault that peft or torch finds in an adapter, in the words of its files."""
     text = " ".join(str(error).split())
     if not (shapes := _OTHER_SHAPE.findall(text)):
         return textwrap.shorten(text, 400, placeholder=" ...")
     name, stored, needed = shapes[0]
+    by, correct = (f" (r: {rank})", "Correct r, or name") if rank is not None else ("", "Name")
     return (
         f"{len(shapes)} of its weights have another shape, such as {name}, {stored} in the file and {needed} by the "
-        f"base and r: {rank} in {ADAPTER_CONFIG}. Correct r, or name the base that the adapter was trained on"
+        f"base and {ADAPTER_CONFIG}{by}. {correct} the base that the adapter was trained on"
     )
 
 
@@ -219,22 +229,18 @@ def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float =
 
     In training ``dropout`` of its inputs are dropped, whatever its files say.
 
-    Raises CheckpointError if the folder holds no LoRA adapter, one for another model, or not all of it.
+    Raises CheckpointError if the folder holds no adapter in the layers, one for another model, or not all of it.
     """
     from peft import PeftModel
 
     described = read_adapter(folder)
-    if described.get("peft_type") != "LORA":
-        raise CheckpointError(
-            f"{folder}: an adapter of type {described.get('peft_type')!r}, and oncurve reads LORA. Merge it into its "
-            f"base with peft, and name the merged model"
-        )
     for key, reason in UNREAD.items():
         if described.get(key):
             raise CheckpointError(
                 f"{folder}: its {ADAPTER_CONFIG} has {key}: {reason}. Merge it into its base with peft"
             )
-    if not isinstance(rank := described.get("r"), int):
+    rank = described.get("r")
+    if described.get("peft_type") == "LORA" and not isinstance(rank, int):
         raise CheckpointError(f"{folder}: {ADAPTER_CONFIG} has r: {rank!r}, which is no whole number. Correct it")
     files = read_model_files(folder)
     changed = changed_base(model, files)
@@ -243,6 +249,8 @@ def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float =
             peft_model = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: the adapter does not fit its base model: {_misfit(error, rank)}") from None
+    if (outside := _outside(peft_model)) is not None:
+        raise CheckpointError(f"{folder}: {outside}, which alone are read. Use it with peft")
     check_adapter(peft_model, files, changed)
     _set_dropout(peft_model, dropout)
     if (passport := passport_of(model)) is not None:
@@ -251,9 +259,11 @@ def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float =
 
 
 def _set_dropout(peft_model: PeftModel, dropout: float) -> None:
-    """Let the adapter drop this share of its inputs in training, and its files say so."""
+    """Let an adapter of LoRA drop this share of its inputs in training, and its files say so."""
     from peft.tuners.lora import LoraLayer
 
+    if _lora_config(peft_model).peft_type != "LORA":
+        return
     for part in peft_model.modules():
         if isinstance(part, LoraLayer) and "default" in part.lora_dropout:
             part.lora_dropout["default"] = nn.Dropout(dropout) if dropout else nn.Identity()
@@ -263,26 +273,38 @@ def _set_dropout(peft_model: PeftModel, dropout: float) -> None:
 def around(model: nn.Module) -> Adapter | None:
     """The adapter of a model that a program made with peft; None for an ordinary model.
 
-    Raises ConfigError for an adapter that is none of LoRA's, or has nothing to train.
+    Raises ConfigError for an adapter with weights outside of the model's layers, or with nothing to train.
     """
-    from peft import LoraConfig, PeftModel
+    from peft import PeftModel
 
     if not isinstance(model, PeftModel):
         return None
-    config = model.peft_config.get("default")
-    if len(model.peft_config) != 1 or not isinstance(config, LoraConfig):
-        kinds = ", ".join(f"{name} ({settings.peft_type})" for name, settings in model.peft_config.items())
-        raise ConfigError(f"model: its adapters are {kinds}. Train one LoRA adapter, named default")
+    if list(model.peft_config) != ["default"]:
+        kinds = ", ".join(f"{name} ({settings.peft_type.value})" for name, settings in model.peft_config.items())
+        raise ConfigError(f"model: its adapters are {kinds}. Train one adapter, named default")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("model: none of its adapter's weights is trained. Load it with is_trainable=True")
+    if (outside := _outside(model)) is not None:
+        raise ConfigError(
+            f"model: {outside}, which alone are sampled from and trained. Train an adapter in the layers, such as LoRA "
+            f"or IA3"
+        )
     return _finished(model)
 
 
+def _outside(peft_model: PeftModel) -> str | None:
+    """The first weight of an adapter outside of the model's layers, in words; None where all of it is in them."""
+    inside = {id(weight) for weight in peft_model.get_base_model().parameters()}
+    names = [name for name, weight in peft_model.named_parameters() if id(weight) not in inside]
+    kind = peft_model.peft_config["default"].peft_type.value
+    return f"its adapter of kind {kind} holds {names[0]} outside of the model's layers" if names else None
+
+
 def lora_section(model: nn.Module) -> dict[str, object] | None:
-    """The recipe's section for an adapter that a program made with peft; None for an ordinary model."""
-    if around(model) is None:
+    """The recipe's section for an adapter that a program made with peft; None for an ordinary model, and for an adapter
+    of another kind, which no recipe can say."""
+    if around(model) is None or (config := _lora_config(model)).peft_type != "LORA":  # type: ignore[arg-type]
         return None
-    config = _lora_config(model)  # type: ignore[arg-type]
     targets = config.target_modules
     return {
         "rank": config.r,
@@ -298,7 +320,7 @@ def is_trained(model: nn.Module | None) -> bool:
     if model is None or (adapter := around(model)) is None:
         return False
     config = _lora_config(adapter.peft_model)
-    if config.modules_to_save or config.trainable_token_indices:  # weights of their own, which may be any
+    if config.peft_type != "LORA" or config.modules_to_save or config.trainable_token_indices:  # which may be any
         return True
     return any(".lora_B." in name and bool(part.any()) for name, part in model.named_parameters())
 

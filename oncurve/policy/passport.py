@@ -380,9 +380,10 @@ def make_passport(
 
 def with_adapter(passport: Passport, described: Mapping[str, Any], files: ModelFiles, dropout: float) -> Passport:
     """The same of a model with an adapter in it."""
-    text = (
-        f"over them an adapter of rank {described.get('r')}, {counted(len(files.tensors), 'tensor')} in {files.folder}"
+    kind = (
+        f"rank {described.get('r')}" if described.get("peft_type") == "LORA" else f"kind {described.get('peft_type')}"
     )
+    text = f"over them an adapter of {kind}, {counted(len(files.tensors), 'tensor')} in {files.folder}"
     own = float(described.get("lora_dropout") or 0.0)
     remark = f"; lora_dropout is {own:g} in its {ADAPTER_CONFIG} and {dropout:g} here" if own != dropout else ""
     facts = {**passport.facts, "adapter": {key: [t.dtype, list(t.shape), t.file] for key, t in files.tensors.items()}}

@@ -114,16 +114,22 @@ def _check_columns(function: Any, location: str, around: Surroundings) -> None:
 class EnvironmentReward:
     """The environment's own reward of an episode.
 
-    An episode whose environment says nothing, or had none, is left out of this term.
+    An episode whose environment says nothing, or had none, or another than one ``of`` these names, is left out of this
+    term.
     """
 
-    def __init__(self, *, name: str = "environment") -> None:
-        self.name = name
+    def __init__(self, *, name: str = "environment", of: Sequence[str] | None = None) -> None:
+        self.name, self.of = name, of
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> list[Reward]:
         """One reward per completion."""
         nothing = Reward(value=None, error="not_applicable", detail="the environment gave no reward")
-        return [completion.environment_reward or nothing for completion in completions]
+        return [
+            completion.environment_reward or nothing
+            if self.of is None or prompt.row.get("environment") in self.of
+            else nothing
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
 
     def close(self) -> None:
         """Nothing to end: whoever runs episodes closes their environments."""
@@ -135,6 +141,8 @@ class EnvironmentSection(RewardSection):
     type: Literal["environment"] = "environment"
     correct_at: float | None = None
     """As of custom."""
+    of: tuple[str, ...] | None = None
+    """Names in rollouts.environments whose episodes it rewards. None: all."""
 
     has_any_value: ClassVar[bool] = True
     is_of_episode: ClassVar[bool] = True
@@ -149,4 +157,4 @@ class EnvironmentSection(RewardSection):
 
     def make(self, around: Surroundings) -> RewardFunction:
         """The function that grades."""
-        return EnvironmentReward()
+        return EnvironmentReward(of=self.of)

@@ -11,7 +11,7 @@ import yaml
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.observe.manifest import redact, redact_tree
 from oncurve.observe.record import parse_yaml, to_yaml
-from oncurve.observe.run_model import base_of, is_adapter, resolve_model
+from oncurve.observe.run_model import base_of, is_adapter, read_adapter, resolve_model
 from oncurve.policy.model_folder import merge_adapter
 from oncurve.run_errors import CheckpointError
 from oncurve.wording import listed
@@ -44,7 +44,7 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
     except (OSError, yaml.YAMLError) as error:
         raise DataError(f"{run}: no run whose recipe can be read ({' '.join(str(error).split())})") from None
     base = base_of(folder)[0] if is_adapter(folder) else config.get("model")
-    adapted = ["lora"] if is_adapter(folder) else []
+    adapted = [str(read_adapter(folder).get("peft_type")).lower()] if is_adapter(folder) else []
     data = ModelCardData(
         model_name=name,
         base_model=base if is_hub_name(base) else None,
@@ -53,6 +53,10 @@ def write_card(folder: Path, *, name: str, run: Path | None = None) -> Path:
         tags=["grpo", "reinforcement-learning", "oncurve", *adapted],
     )
     parts = [f"# {name}", f"Trained from `{_public(base or 'an unknown model')}` with oncurve."]
+    if adapted and not is_hub_name(base):
+        parts.append(
+            f"Its base is not on the Hub: whoever loads this adapter needs the model `{_public(base)}` as well."
+        )
     if run is not None:
         table = run / "comparison.md"
         measured = table.read_text(encoding="utf-8").split("~~~~")[0].strip() if table.is_file() else "Not evaluated."
@@ -93,16 +97,11 @@ def _seed_of(run: Path | None) -> int | None:
 def files_to_upload(folder: Path) -> list[Path]:
     """The files of a model that belong on the hub.
 
-    Raises CheckpointError for a folder without weights and for an adapter whose base nobody else can load, ConfigError
-    for a file with what looks like a key.
+    Raises CheckpointError for a folder without weights, ConfigError for a file with what looks like a key.
     """
     files = sorted({path for pattern in UPLOADED for path in folder.glob(pattern) if path.is_file()})
     if not any(path.suffix == ".safetensors" for path in files):
         raise CheckpointError(f"{folder}: no model there (no .safetensors). Name a run or the folder of a model")
-    if is_adapter(folder) and not is_hub_name(base := base_of(folder)[0]):
-        raise CheckpointError(
-            f"{folder}: the adapter's base is {base!r}, which nobody else can load. Merge it with `oncurve merge`"
-        )
     texts = {
         path.name: path.read_text("utf-8", "replace") for path in files if path.suffix in (".json", ".md", ".jinja")
     }

@@ -43,7 +43,6 @@ from oncurve.trl.overridden import TrlAttributes, refuse_overridden
 from oncurve.trl.rewards_of_scripts import REWARDS, sum_inside
 from oncurve.trl.script_arguments import require_kinds
 from oncurve.trl.script_callbacks import Callbacks
-from oncurve.trl.script_episodes import ENVIRONMENT_REWARD
 from oncurve.trl.script_files import ScriptFiles, loaded_type
 from oncurve.trl.script_methods import ScriptMethods
 from oncurve.trl.script_optimizer import ScriptOptimizer, make_schedule, rates_only, require_optimizers
@@ -133,7 +132,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
                 Console().print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
         objects = ProgramObjects(
             model=None if isinstance(arguments.model, str) else arguments.model,
-            reference_is_named=True,
+            reference_is_named=arguments.reference_is_named,
             tokenizer=translation.tokenizer,
             tools=list(arguments.tools) or None,
             environments=arguments.environment_factory,
@@ -169,6 +168,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
         self._callbacks.call("on_epoch_begin")
         self._callbacks.call("on_step_begin")
         self._graded_by = sum_inside(parts.reward_function)
+        self._graded_by.reweigh(self.reward_weights.tolist())
         fingerprints = {**parts.objects.fingerprints, **self._optimizer_of_script()}
         return self._watch(replace(parts, objects=replace(parts.objects, fingerprints=fingerprints)))
 
@@ -176,8 +176,7 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
     def reward_func_names(self) -> list[str]:
         """The names of the rewards in logs."""
         names = [reward.name for reward, _ in self.translation.rewards]
-        paying = self._paying_environments
-        return [*names, paying[0] if len(paying) == 1 and paying[0] else ENVIRONMENT_REWARD] if paying else names
+        return [*names, *self._paying_environments]
 
     def _reward_names(self) -> list[tuple[str, str]]:
         """The same, and the name of each in a completion's reward: two of one name are told apart there."""
@@ -196,13 +195,14 @@ class GRPOTrainer(ScriptFiles, ScriptLogs, ScriptOptimizer, ScriptMethods, TrlAt
             raise ConfigError(f"trainer.{name} cannot be changed while it trains. Set it before train()")
         arguments = replace(self.translation.arguments, **{name: value})
         if self.oncurve.result is not None:  # the weights of the run before go on
-            if self.oncurve.config.algorithm.measures_kl and arguments.peft_config is None:
+            has_base = arguments.has_made_adapter or arguments.peft_config is not None
+            if self.oncurve.config.algorithm.measures_kl and not has_base:
                 raise ConfigError(
                     f"trainer.{name} is set after training, with beta > 0: the KL would be measured "
                     f"against the weights of now, in TRL against those of the start. Make a new GRPOTrainer"
                 )
             arguments = replace(arguments, model=self.oncurve.hold_model(), processing_class=self.processing_class)
-            arguments = replace(arguments, peft_config=None)
+            arguments = replace(arguments, peft_config=None, has_made_adapter=has_base)
         self.translation = translate(arguments)
         self._make(is_described=True)
         self.translation.refuse_losses()

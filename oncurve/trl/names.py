@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,9 @@ ELSEWHERE = (
     "unpair_preference_dataset",
 )  # fmt: skip
 """Public names of TRL that are not here, beside its other trainers and their configurations, also those that it has no
-more. A script may import them; it may not use them."""
+more. They are TRL's own where it is installed; otherwise a script may import them, and may not use them."""
+ITSELF = "trl_itself"
+"""The name under which TRL's own package is loaded beside its stand-in: its modules import each other relatively."""
 STANDS_FOR = ("trl", "unsloth", "unsloth_zoo")
 """Packages that scripts import and that are found here."""
 ASKS_FOR = re.compile(r"(is)?_(?P<package>\w+)_available")
@@ -43,9 +46,9 @@ class _Elsewhere(type):
     def __call__(cls, *_: Any, **__: Any) -> Any:
         """Raises ConfigError."""
         instead = "Run that part with TRL"
-        if cls.__name__ in ("SFTConfig", "SFTTrainer"):
-            instead = "Run the supervised stage first with `oncurve sft` (docs/sft.md), then GRPOTrainer on its model"
-        raise ConfigError(f"the script uses trl.{cls.__name__}; here a script trains with GRPO alone. {instead}")
+        if PathFinder.find_spec("trl") is None:
+            instead = "`pip install trl`: beside GRPOTrainer, TRL's own parts run as they are"
+        raise ConfigError(f"the script uses trl.{cls.__name__}, which is not imitated here. {instead}")
 
 
 class ScriptNames(MetaPathFinder, Loader):
@@ -67,6 +70,11 @@ class ScriptNames(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing: names are looked up when they are asked for."""
+
+    def get_resource_reader(self, fullname: str) -> Any:
+        """The files of TRL's own package, such as the template of its model cards; None where it is not installed."""
+        spec = PathFinder.find_spec(fullname) if fullname == "trl" else None
+        return None if spec is None else SourceFileLoader("trl", str(spec.origin)).get_resource_reader("trl")
 
 
 class TrlModule(ModuleType):
@@ -97,7 +105,8 @@ def named(module: str, name: str) -> Any:
     if name in oncurve.trl.__all__:
         return oncurve.trl.__getattr__(name)
     if name in ELSEWHERE or name.endswith(("Trainer", "Config", "WithValueHead")):
-        return _Elsewhere(name, (), {})
+        own = _own(module, name)
+        return _Elsewhere(name, (), {}) if own is None else own
     if match := ASKS_FOR.fullmatch(name):
         is_there = PathFinder.find_spec(match["package"]) is not None
         return (lambda *_, **__: is_there) if name.startswith("is_") else is_there
@@ -110,6 +119,29 @@ def named(module: str, name: str) -> Any:
         f"that brings a trainer of its own runs with TRL. For one that does not, leave the import out; there are: "
         f"{', '.join(known for known in oncurve.trl.__all__ if known != '__version__')}"
     )
+
+
+def _own(module: str, name: str) -> Any:
+    """TRL's own object of a name; None where it has none, is not installed, or trains with GRPO itself."""
+    spec = PathFinder.find_spec("trl")
+    if spec is None or spec.origin is None:
+        return None
+    if ITSELF not in sys.modules:
+        locations = spec.submodule_search_locations
+        own = spec_from_file_location(ITSELF, spec.origin, submodule_search_locations=locations)
+        assert own is not None
+        assert own.loader is not None
+        sys.modules[ITSELF] = module_from_spec(own)
+        own.loader.exec_module(sys.modules[ITSELF])
+    for path in (ITSELF + module.removeprefix("trl"), ITSELF):
+        try:
+            names = vars(__import__(path, fromlist=[name]))  # which loads it where TRL does it when it is asked for
+        except (ImportError, RuntimeError):  # RuntimeError: TRL's, of a package that is missing
+            continue
+        if name in names:
+            kinds = {kind.__name__ for kind in names[name].__mro__} if isinstance(names[name], type) else set()
+            return None if "GRPOTrainer" in kinds else names[name]
+    return None
 
 
 @contextmanager

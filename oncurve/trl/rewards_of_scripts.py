@@ -131,7 +131,8 @@ class ScriptRewards:
     _is_training: bool
     _graded_by: WeightedSum | None = None
     """The sum of a run in training, or of the last one."""
-    _environment_weight = 1.0
+    _environment_weights: Sequence[float] = ()
+    """Weights of the environments' own rewards that the script has set."""
     _has_columns: bool
     """`_calculate_rewards` was the script's own when the trainer was made."""
     _columns: tuple[Any, Tensor, list[int]] | None = None
@@ -139,12 +140,13 @@ class ScriptRewards:
 
     @property
     def reward_weights(self) -> Tensor:
-        """The weight of every reward [functions], that of an environment's own among them.
+        """The weight of every reward [functions], those of environments' own among them.
 
         Others may be set at any time, as in TRL: those set while it trains count from the next step on.
         """
         weights = [weight for _, weight in self.translation.rewards]
-        return torch.tensor(weights + [self._environment_weight] * self._pays_itself, dtype=torch.float32)
+        own = self._environment_weights or [1.0] * len(self._paying_environments)
+        return torch.tensor([*weights, *own], dtype=torch.float32)
 
     @reward_weights.setter
     def reward_weights(self, weights: Any) -> None:
@@ -155,8 +157,7 @@ class ScriptRewards:
         functions = [function for function, _ in self.translation.rewards]
         rewards = list(zip(functions, values[: len(functions)], strict=True))
         self.translation = replace(self.translation, rewards=rewards)
-        if self._pays_itself:
-            self._environment_weight = values[-1]
+        self._environment_weights = values[len(functions) :]
         if not self._is_training or self._graded_by is None:
             self._make(is_described=True)
             return
@@ -168,11 +169,7 @@ class ScriptRewards:
     def _paying_environments(self) -> list[str]:
         """Classes of the script's environments that have a reward of their own."""
         factory = self.translation.arguments.environment_factory
-        return [] if factory is None else paying_classes(factory)
-
-    @property
-    def _pays_itself(self) -> bool:
-        return bool(self._paying_environments)
+        return [] if factory is None else list(paying_classes(factory))
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Sequence[Any], completions: Sequence[Any], completion_ids_list: Any
@@ -202,7 +199,7 @@ class ScriptRewards:
         self._has_columns = self._replaces(REWARDS)
         if not self._has_columns:
             return rewards
-        if self._pays_itself:
+        if self._paying_environments:
             raise ConfigError(
                 f"{REWARDS} is replaced, and environments have a get_reward, which it does not compute here. Let a "
                 f"reward function read it: it gets `environments`"

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import oncurve
 from oncurve.core.errors import ConfigError, OncurveError
-from oncurve.episodes.from_settings import give_rewards
+from oncurve.episodes.from_settings import environment_rewards
 from oncurve.recipe.messages import OTHER_SYSTEMS
 from oncurve.run_errors import Stopped
 from oncurve.trl.draft import Draft
@@ -64,7 +64,7 @@ class _Messages:
             raise ConfigError(
                 f"{location}: it needs the package {error.name}, which is not installed here. {what}"
             ) from None
-        while trace is not None and trace.tb_frame.f_code.co_filename != str(self.script):
+        while trace is not None and not _is_of(trace.tb_frame.f_code.co_filename, self.script):
             trace = trace.tb_next
         traceback.print_exception(error.with_traceback(trace or error.__traceback__))
         raise Stopped(f"{location}: the script raised {type(error).__name__}", exit_code=1) from None
@@ -91,7 +91,6 @@ def run_script(
     Raises ConfigError for a file or a package that is not there, Stopped for a script that never trains, and whatever
     the training raises; an exception of the script's own is shown with the script's lines and ends the process.
     """
-    folder = str(script.resolve().parent)
     if script.suffix in OPTION_FILES and script.is_file():
         script, arguments = COMMAND, ["--config", str(script), *arguments]
     if not script.is_file() or script.suffix != ".py":
@@ -104,15 +103,28 @@ def run_script(
     SETTINGS.overrides = tuple(overrides)
     SETTINGS.version, SETTINGS.has_trained = version, False
     before = sys.argv, list(sys.path)
-    sys.argv = [str(script), *arguments]
-    sys.path[:] = [folder, *sys.path, str(Path.cwd())]  # as `python -m` has it, for a script that imports from its root
     try:
         with _Messages(script), trl_resolved():
-            runpy.run_path(str(script), run_name="__main__")
+            run_file(script, arguments)
     finally:
         sys.argv, sys.path = before[0], before[1]
     if not SETTINGS.has_trained and SETTINGS.instead_of_training is None:
         raise Stopped(f"{script} ended without {NEVER_TRAINED}", exit_code=1)
+
+
+def run_file(script: Path, arguments: Sequence[str]) -> None:
+    """Run a file as `python FILE` does, or as `python -m` where it imports from the package that it is in."""
+    sys.argv = [str(script), *arguments]
+    folder = str(script.resolve().parent)
+    sys.path[:] = [folder, *sys.path, str(Path.cwd())]  # as `python -m` has it, for a script that imports from its root
+    relative = re.compile(r"^from +\.", re.MULTILINE)
+    inside = script.resolve().is_relative_to(Path.cwd()) and script.resolve().parent != Path.cwd()
+    if inside and relative.search(script.read_text(encoding="utf-8", errors="replace")):
+        module = script.resolve().relative_to(Path.cwd()).with_suffix("")
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(".".join(module.parts), run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def write_script_recipe(
@@ -173,8 +185,8 @@ def _put_files(translation: Translation, draft: Draft, script: Path, folder: Pat
     for function, (reward, weight) in zip(arguments.reward_funcs, translation.rewards, strict=True):
         reference = _reference_or_note(function, "reward", draft, script, folder, name=reward.name)
         sections.append({"type": "custom", "function": reference, "name": reward.name, "weight": weight})
-    if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
-        sections.append({"type": "environment"})
+    if arguments.environment_factory is not None:
+        sections += environment_rewards(arguments.environment_factory)
     draft.put("rewards", sections, comment="reward_funcs")
     factories = arguments.environment_factory
     if factories is not None and not isinstance(factories, Mapping):
@@ -242,5 +254,10 @@ def _own_location(error: BaseException, script: Path) -> str | None:
 
 def _line(script: Path, error: BaseException) -> str:
     """The line of the script in which an exception came up."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if _is_of(frame.filename, script)]
     return f", line {lines[-1]}" if lines else ""
+
+
+def _is_of(filename: str, script: Path) -> bool:
+    return filename in (str(script), str(script.resolve()))

@@ -15,8 +15,6 @@ from oncurve.trl.options import Note
 from oncurve.trl.rewards_of_scripts import PATIENCE_SECONDS
 from oncurve.wording import listed
 
-ENVIRONMENT_REWARD = "environment"
-"""The name of what environments say that an episode is worth, among the rewards in logs."""
 NO_LIMIT = sys.maxsize
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from oncurve.core.errors import ConfigError, DataError, OncurveError
 from oncurve.core.grading import RewardFunction
 from oncurve.core.records import SOURCE_ROW
-from oncurve.episodes.from_settings import give_rewards
+from oncurve.episodes.from_settings import paying_classes
 from oncurve.policy.environment import read_rank_info
 from oncurve.policy.model_folder import declared_end_ids, load_model, load_tokenizer
 from oncurve.recipe.load import apply_overrides
@@ -54,12 +54,19 @@ class TrainerArguments:
     reward_processing_classes: Sequence[Any] = ()
     quantization_config: Any = None
     peft_config: Any = None
+    has_made_adapter: bool = False
+    """The adapter in ``model`` was made here of ``peft_config``; the model without it is the reference."""
     tools: Sequence[Any] = ()
     environment_factory: Any = None
     lost: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have no place here."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of every reward function beside completions and columns."""
+
+    @property
+    def reference_is_named(self) -> bool:
+        """The reference is what the model is named after, and not what an adapter of the script's made of it."""
+        return self.has_made_adapter or "PeftModel" not in {kind.__name__ for kind in type(self.model).__mro__}
 
     @property
     def has_episodes(self) -> bool:
@@ -270,7 +277,11 @@ def evaluation_rows(arguments: TrainerArguments, data: Any, prefix: str) -> dict
 def put_weights(arguments: TrainerArguments, outcome: OptionOutcome) -> None:
     """The bits of the weights, and the adapter."""
     _read_bits(arguments, outcome)
-    if arguments.peft_config is not None:
+    config = arguments.peft_config
+    if config is not None and config.peft_type != "LORA":
+        why = "a recipe has LoRA; `oncurve trl` trains every kind whose weights are in the model's layers"
+        outcome.notes.append(Note("unsupported", "peft_config", f"{type(config).__name__}: {why}"))
+    elif config is not None:
         outcome.lora = _lora(arguments)
 
 
@@ -281,11 +292,20 @@ def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
     that came with an adapter. Raises ConfigError for what peft refuses.
     """
     config = arguments.peft_config
-    if config is None or SETTINGS.instead_of_training is not None or _has_keys(arguments):
+    if config is None:
         return arguments
-    from peft import get_peft_model
+    from peft import PeftConfig, PeftModel, get_peft_model
 
     from oncurve.policy.lora import without_old_names  # lazy
+
+    if not isinstance(config, PeftConfig):
+        raise ConfigError(f"peft_config is a {type(config).__name__}. Pass a configuration of peft, such as LoraConfig")
+    if isinstance(arguments.model, PeftModel):
+        raise ConfigError(
+            "peft_config is set, and the model has an adapter already. Merge it, or leave one of them out"
+        )
+    if SETTINGS.instead_of_training is not None or (config.peft_type == "LORA" and _has_keys(arguments)):
+        return arguments
 
     tokenizer, model, args = tokenizer_of(arguments), arguments.model, arguments.args
     init = args.model_init_kwargs or {}
@@ -301,7 +321,7 @@ def with_adapter(arguments: TrainerArguments) -> TrainerArguments:
                 raise
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"peft_config: peft cannot make a {type(config).__name__}: {reason}") from None
-    return replace(arguments, model=model, peft_config=None, processing_class=tokenizer)
+    return replace(arguments, model=model, peft_config=None, has_made_adapter=True, processing_class=tokenizer)
 
 
 def _has_keys(arguments: TrainerArguments) -> bool:
@@ -391,7 +411,7 @@ def _rewards(
     if weights is not None and len(weights) != len(names):
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {len(names)} rewards. Give one for each")
     if not names:
-        if arguments.environment_factory is not None and give_rewards(arguments.environment_factory):
+        if arguments.environment_factory is not None and paying_classes(arguments.environment_factory):
             return []
         raise ConfigError("reward_funcs: there is none. Pass a function or a list of them")
     messages = is_conversational({"prompt": rows[0][SOURCE_ROW]["prompt"]})
@@ -432,11 +452,6 @@ def _lora(arguments: TrainerArguments) -> dict[str, Any]:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
 
     config = arguments.peft_config
-    if not isinstance(config, LoraConfig):
-        raise ConfigError(
-            f"peft_config is a {type(config).__name__}. Adapters are LoRA's here, in every form that peft has of it "
-            f"(DoRA, PiSSA, patterns of ranks, modules_to_save). Pass a LoraConfig"
-        )
     plain = vars(LoraConfig())
     idle = ("peft_type", "auto_mapping", "base_model_name_or_path", "revision", "runtime_config", "peft_version")
     settings = {name: value for name, value in vars(config).items() if name not in idle and value != plain.get(name)}

@@ -23,7 +23,7 @@ SPEED = frozenset({
     "max_seq_length", "fast_inference", "gpu_memory_utilization", "max_lora_rank", "float8_kv_cache", "device_map",
     "use_gradient_checkpointing", "unsloth_vllm_standby", "unsloth_tiled_mlp", "random_state", "fix_tokenizer",
     "disable_log_stats", "offload_embedding", "float32_mixed_precision", "conservativeness", "enable_prefix_caching",
-    "temporary_location", "use_exact_model_name",
+    "temporary_location", "use_exact_model_name", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
 })  # fmt: skip
 """Arguments that change speed and memory, or only what Unsloth's own sampler may hold."""
 LOADING = ("token", "revision", "trust_remote_code")

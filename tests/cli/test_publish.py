@@ -83,15 +83,15 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         files_to_upload(tmp_path / "nothing")
 
 
-def test_an_adapter_is_refused_unless_others_can_find_its_base(tmp_path: Path) -> None:
+def test_the_card_of_an_adapter_says_that_others_cannot_find_its_base(tmp_path: Path) -> None:
     folder = fill(tmp_path / "model")
-    for base, is_known in (("Qwen/Qwen2.5-0.5B", True), ("embedded", False), (str(tmp_path), False)):
-        (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
-        if is_known:
-            assert "adapter_config.json" in [path.name for path in files_to_upload(folder)]
-        else:
-            with pytest.raises(CheckpointError, match="which nobody else can load"):
-                files_to_upload(folder)
+    for base, is_known in (("Qwen/Qwen2.5-0.5B", True), ("embedded", False), (str(tmp_path / "mine"), False)):
+        described = {"base_model_name_or_path": base, "peft_type": "IA3"}
+        (folder / "adapter_config.json").write_text(json.dumps(described))
+        text = write_card(folder, name="mine").read_text()
+        assert ("Its base is not on the Hub" in text) != is_known
+        assert is_known or f"needs the model `{Path(base).name}`" in text
+        assert {"README.md", "adapter_config.json"} <= {path.name for path in files_to_upload(folder)}
 
 
 def test_without_a_token_nothing_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

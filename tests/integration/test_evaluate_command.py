@@ -142,8 +142,9 @@ def test_a_trained_run_and_its_adapter_are_measured_and_have_cards(tmp_path: Pat
     listed = CliRunner().invoke(app, ["push", str(tmp_path / "merged"), "--repo", "me/merged", "--dry-run"])
     assert listed.exit_code == 0
     assert "model.safetensors" in listed.output
-    with pytest.raises(CheckpointError, match="which nobody else can load"):
-        CliRunner().invoke(app, ["push", str(run), "--repo", "me/merged", "--dry-run"], catch_exceptions=False)
+    assert "Its base is not on the Hub" in (run / "model" / "README.md").read_text()
+    listed = CliRunner().invoke(app, ["push", str(run), "--repo", "me/merged", "--dry-run"], catch_exceptions=False)
+    assert "adapter_model.safetensors" in listed.output
 
 
 def test_a_chat_template_is_used_where_there_is_one(

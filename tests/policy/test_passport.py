@@ -258,8 +258,8 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         "adapter", put("adapter_config.json", target_modules=["q_proj", "v_proj", "o_proj"]), "are in no file"),
     "adapter: one layer": ("adapter", put("adapter_config.json", layers_to_transform=[0]), "no layer takes 4"),
     "adapter: another rank": ("adapter", put("adapter_config.json", r=8), "does not fit"),
-    "adapter: another kind": ("adapter", put("adapter_config.json", peft_type="LOHA"), "LOHA"),
-    "adapter: no kind": ("adapter", put("adapter_config.json", peft_type=None), "None"),
+    "adapter: another kind": ("adapter", put("adapter_config.json", peft_type="LOHA"), "are in no file"),
+    "adapter: no kind": ("adapter", put("adapter_config.json", peft_type=None), "does not fit"),
     "adapter: dropout": ("adapter", put("adapter_config.json", lora_dropout=0.05), SAME),
     "adapter: replication": (
         "adapter", put("adapter_config.json", layer_replication=[[0, 2], [1, 2]]), "layer_replication"),

@@ -89,8 +89,9 @@ def test_a_recipe_is_planned_without_a_network(name: str) -> None:
 
 
 VARIANTS = [
-    "gsm8k_qwen/full", "gsm8k_qwen/lora", "gsm8k_qwen/sft", "gsm8k_small/full", "gsm8k_small/tiny_sft", "math_r1_zero/four_gpus", "math_r1_zero/mps", "math_r1_zero/one_gpu",
-    "math_r1_zero/tiny_serve", "spot_32b/full", "spot_32b/tiny_full", "spot_32b/tiny_serve", "spot_32b/tiny_sft",
+    "gsm8k_qwen/full", "gsm8k_qwen/lora", "gsm8k_qwen/sft", "gsm8k_small/full", "gsm8k_small/tiny_sft",
+    "math_r1_zero/four_gpus", "math_r1_zero/mps", "math_r1_zero/one_gpu", "math_r1_zero/tiny_serve", "spot_32b/full",
+    "spot_32b/tiny_full", "spot_32b/tiny_serve", "spot_32b/tiny_sft",
 ]  # fmt: skip
 """Recipes that have the data and the rewards of another, which is checked in the gate; these are nightly."""
 

@@ -39,15 +39,26 @@ def test_an_unchanged_script_runs_with_its_arguments(trl: Run) -> None:
     assert "kl_coef: 0.04" in run.read_text()
 
 
-def test_names_are_found_wherever_trl_keeps_them(trl: Run) -> None:
+@pytest.mark.filterwarnings("ignore")  # of what TRL calls in transformers
+def test_names_are_found_wherever_trl_keeps_them_and_a_supervised_stage_is_its_own(trl: Run) -> None:
     done = trl(
         """
         import trl
         from trl.trainer.grpo_trainer import GRPOTrainer as same
         from trl.trainer import GRPOConfig as config
         from trl.rewards import think_format_reward
-        from trl import ModelConfig, OnlineDPOConfig, RewardTrainer, SFTTrainer
+        from trl import ModelConfig, OnlineDPOConfig, SFTConfig, SFTTrainer
+        from oncurve.observe.run_model import EMBEDDED
         assert (same, config, trl.__version__) == (GRPOTrainer, GRPOConfig, "1.16.0")
+        told = Dataset.from_list([{"prompt": "1 + 1?", "completion": "2"}] * 4)
+        args = SFTConfig("warm", max_steps=1, use_cpu=True, bf16=False, report_to="none")
+        sft = SFTTrainer(str(EMBEDDED), args, train_dataset=told)
+        before = sft.model.lm_head.weight.detach().clone()
+        sft.train()
+        assert (sft.model.lm_head.weight != before).any()
+        trainer = GRPOTrainer(sft.model, correct, GRPOConfig(**SHORT), rows(), processing_class=sft.processing_class)
+        trainer.train()
+        assert trainer.model is sft.model
         print("all found")
         """.replace("\n        ", "\n")
     )
@@ -58,8 +69,7 @@ def test_names_are_found_wherever_trl_keeps_them(trl: Run) -> None:
     ("text", "expected"),
     [
         ("import not_installed_anywhere", "train.py, line 14: it needs the package not_installed_anywhere"),
-        ("from trl import DPOTrainer\nDPOTrainer()", "the script uses trl.DPOTrainer; here a script trains with GRPO"),
-        ("from trl import SFTConfig\nSFTConfig(output_dir='warm')", "Run the supervised stage first with `oncurve"),
+        ("from trl import PPOTrainer\nPPOTrainer()", "the script uses trl.PPOTrainer, which is not imitated here. Run"),
         ("from trl.trainer.utils import pad", "imports 'pad' from trl.trainer.utils"),
         ("GRPOConfig(num_generation=3)", "Did you mean 'num_generations'"),
         ("GRPOTrainer('embedded', correct, GRPOConfig(**SHORT, neftune_noise_alpha=1.0), rows())", "--accept neftune"),
@@ -70,6 +80,15 @@ def test_what_is_not_there_is_one_message(trl: Run, text: str, expected: str) ->
     assert done.exit_code != 0
     assert expected in str(done.exception)
     assert "Traceback" not in done.output
+
+
+def test_a_script_may_import_from_the_package_that_it_is_in() -> None:
+    Path("own_package").mkdir()
+    Path("own_package/other.py").write_text("X = 3\n")
+    Path("own_package/train.py").write_text("from .other import X\nprint('got', X)\n1 / 0\n")
+    done = CliRunner().invoke(app, ["trl", "own_package/train.py"])
+    assert "got 3" in done.output
+    assert "own_package/train.py, line 3: the script raised ZeroDivisionError" in str(done.exception)
 
 
 def test_an_error_of_the_script_shows_the_scripts_lines_alone(trl: Run, capfd: pytest.CaptureFixture[str]) -> None:

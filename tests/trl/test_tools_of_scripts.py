@@ -100,6 +100,14 @@ class Scored(IncrementEnv):
         return float(self.counter > 0)
 
 
+class ScoredTwice(Scored):
+    """Another that owns its reward."""
+
+    def get_reward(self) -> float:
+        """Two for such a counter."""
+        return 2 * super().get_reward()
+
+
 @pytest.fixture
 def talking() -> Any:
     """The embedded model's tokenizer with a chat template that knows tools."""
@@ -223,18 +231,22 @@ def test_an_environment_is_reset_with_the_row_used_and_handed_to_rewards(
         return [float(index % 2) for index in range(len(environments))]
 
     forced(monkeypatch, talking, answer)
-    factory: Any = {"one": IncrementEnv, "two": Scored} if several else IncrementEnv
-    rows = [{**row, **({"environment": "two" if index % 2 else "one"} if several else {})} for index, row in
+    factory: Any = {"one": IncrementEnv, "two": Scored, "three": ScoredTwice} if several else IncrementEnv
+    rows = [{**row, **({"environment": list(factory)[index % 3]} if several else {})} for index, row in
             enumerate(talks)]  # fmt: skip
     args = GRPOConfig(**{**SHORT, "max_completion_length": 400})
     trainer = GRPOTrainer("embedded", reward, args, rows, processing_class=talking, environment_factory=factory)
+    if several:
+        trainer.reward_weights = [1.0, 1.0, 10.0]
     trainer.train()
     assert set(counters) == {5}
     assert "? Now." in read[0]
     logged = [row for row in trainer.state.log_history if "reward" in row]
-    assert trainer.reward_func_names == (["reward", "Scored"] if several else ["reward"])
-    assert {row.get("rewards/Scored/mean") for row in logged} <= {1.0 if several else None, None}
-    assert not several or any("rewards/Scored/mean" in row for row in logged)
+    assert trainer.reward_func_names == (["reward", "Scored", "ScoredTwice"] if several else ["reward"])
+    for name, value in (("Scored", 1.0), ("ScoredTwice", 2.0)):
+        assert {row.get(f"rewards/{name}/mean") for row in logged} <= {value if several else None, None}
+        assert not several or any(f"rewards/{name}/mean" in row for row in logged)
+    assert not several or max(row["reward"] for row in logged) > 5, "with the weight that the script set"
 
 
 def test_an_environment_that_owns_the_data_and_the_reward_needs_neither(

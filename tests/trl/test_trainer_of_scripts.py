@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig
+from peft import IA3Config, LNTuningConfig, LoraConfig, PromptTuningConfig, VeraConfig
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
@@ -16,6 +16,7 @@ from oncurve.core.errors import ConfigError
 from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import EMBEDDED
 from oncurve.policy.distributed import ALONE
+from oncurve.policy.model_folder import load_model
 from oncurve.rewards.custom import from_function
 from oncurve.rewards.terms import PipelinedRewards
 from oncurve.rewards.weighted_sum import Term, WeightedSum
@@ -267,17 +268,35 @@ def test_the_reference_of_a_model_changed_in_memory_is_the_model_it_is_named_aft
     assert trainer.state.log_history[0]["kl"] > 0.01
 
 
-def test_every_form_of_lora_that_peft_makes_is_trained(rows: Rows) -> None:
-    settings = {"r": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
-    trainer = GRPOTrainer(
-        "embedded", length, GRPOConfig(**SHORT), rows, peft_config=LoraConfig(**settings, use_dora=True)
-    )
+TARGETS: dict[str, Any] = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+
+
+@pytest.mark.parametrize(
+    ("config", "trained"),
+    [
+        (LoraConfig(r=4, use_dora=True, **TARGETS), ["lora_magnitude_vector", "lora_B"]),
+        (IA3Config(**TARGETS, feedforward_modules=[]), ["ia3_l"]),
+        (LNTuningConfig(task_type="CAUSAL_LM"), ["ln_tuning_layers"]),
+        pytest.param(VeraConfig(**TARGETS, r=4), ["vera_lambda_d"], marks=pytest.mark.nightly),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")  # peft, of norms
+def test_every_adapter_that_peft_puts_into_layers_is_trained(config: Any, trained: list[str], rows: Rows) -> None:
+    trainer = GRPOTrainer("embedded", length, GRPOConfig(**{**SHORT, "max_steps": 2}), rows, peft_config=config)
     before = {name: part.detach().clone() for name, part in trainer.model.named_parameters() if part.requires_grad}
     trainer.train()
     moved = {name for name, part in trainer.model.named_parameters() if name in before and (part != before[name]).any()}
-    assert all(any(kind in name for name in moved) for kind in ("lora_magnitude_vector", "lora_B"))
-    with pytest.raises(ConfigError, match=r"peft_config is a IA3Config. Adapters are LoRA's here, in every form"):
-        GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, peft_config=IA3Config(target_modules=["k_proj"]))
+    assert all(any(kind in name for name in moved) for kind in trained)
+    trainer.save_model("saved")
+    again, batch = load_model("saved")[0], torch.arange(5, 25)[None]
+    with torch.no_grad():
+        assert torch.allclose(again(batch).logits, trainer.model(batch).logits, atol=1e-4)
+
+
+def test_an_adapter_beside_the_layers_is_refused(rows: Rows) -> None:
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(ConfigError, match=r"of kind PROMPT_TUNING holds .* outside of the model's layers, which alone"):
+        GRPOTrainer("embedded", length, GRPOConfig(**SHORT), rows, peft_config=config)
 
 
 def test_a_model_under_any_adapter_is_what_its_files_hold(rows: Rows, tmp_path: Path) -> None:
