@@ -282,8 +282,7 @@ def unloadable(name: str, error: Exception, *, is_local: bool | None = None) -> 
     """Our words for what went wrong when a model was loaded; those of the library only where we know none."""
     text = " ".join(str(error).split())
     log.debug("model %s: %s", name, text)
-    path, is_here = locate_model(name)
-    is_local = is_here if is_local is None else is_local
+    path, is_local = locate_model(name) if is_local is None else (name, is_local)
     value = _value_named_by(Path(path) / "config.json", text)
     for phrases, reason, remedy in _KNOWN:
         if any(word in text for word in phrases):

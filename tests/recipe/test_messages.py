@@ -102,7 +102,7 @@ def test_a_wrong_value_is_explained_without_the_words_of_a_library(override: str
         ("a: [1, 2", "line 1, column 9: "),
         ("a: {b: 1 c: 2}", "line 1, column "),
         ("--- 1\n--- 2", "line 2, column 1: --- begins a second recipe here; a file holds one"),
-        ("a: 1\n b: 2", "line 2, column 3: a colon is out of place"),
+        ("a: 1\n b: 2", "line 2 ('b: 2') is indented deeper than 'a: 1' above it, which has its value"),
         ("a: [1] 2", "line 1, column 8: "),
     ],
 )
