@@ -239,9 +239,9 @@ def open_adapter(model: PreTrainedModel, folder: str | Path, *, dropout: float =
             raise CheckpointError(
                 f"{folder}: its {ADAPTER_CONFIG} has {key}: {reason}. Merge it into its base with peft"
             )
-    rank = described.get("r")
-    if described.get("peft_type") == "LORA" and not isinstance(rank, int):
-        raise CheckpointError(f"{folder}: {ADAPTER_CONFIG} has r: {rank!r}, which is no whole number. Correct it")
+    rank = r if isinstance(r := described.get("r"), int) else None
+    if described.get("peft_type") == "LORA" and rank is None:
+        raise CheckpointError(f"{folder}: {ADAPTER_CONFIG} has r: {r!r}, which is no whole number. Correct it")
     files = read_model_files(folder)
     changed = changed_base(model, files)
     try:
