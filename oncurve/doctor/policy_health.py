@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median, pstdev
+from typing import Any
 
 from oncurve.doctor.case import Case, Curve, Evidence, Finding
 from oncurve.doctor.grading import reward_noise, reward_span, validation_answers, validation_interval
@@ -110,12 +111,14 @@ def _rise(case: Case, values: Sequence[float]) -> float:
 
 
 def not_learning(case: Case) -> Finding | None:
-    """Over 20 steps and more neither reward nor validation has risen beyond chance, although groups have a signal."""
+    """Over 20 steps and more no reward, validation or test has risen beyond chance, although groups have a signal."""
     reward, dead = case.curve("reward/mean"), case.curve("group/zero_signal_fraction")
     if len(reward) < 20 or not dead or dead.mean > 0.6 or case.curve("reward/correct").end > 0.9:
         return None
     validation = validation_answers(case)
     if len(validation) > 1 and validation.values[-1] > validation_interval(case, validation, 0)[1]:
+        return None
+    if any(row["change"] > 0 and (row["p_value"] or 0.0) < 0.05 for _, _, row in _test_changes(case)):
         return None
     noise, trend, span = reward_noise(case, reward.window), kendall_trend(reward.values), reward_span(case)
     room = max(case.curve("reward/max").values, default=math.inf) - reward.end
@@ -325,13 +328,18 @@ def mismatch(case: Case) -> Finding | None:
     )
 
 
-def _test_fall(case: Case) -> tuple[Evidence, ...]:
-    """Evidence that the test problems are answered clearly worse than by the base: by a twentieth and at p < 0.01."""
+def _test_changes(case: Case) -> list[tuple[str, float, Mapping[str, Any]]]:
+    """Rows of the comparison of base and trained model on the test problems, each with its name and its range."""
     rows = [row for row in case.compared.get("rows", ()) if row["name"] == "correct"]
     changes = [("correct on test problems", 1.0, row) for row in rows]
     if not case.compared.get("is_binary", True):
         changes.append(("mean reward on test problems", reward_span(case), case.compared["reward"]))
-    for name, span, row in changes:
+    return changes
+
+
+def _test_fall(case: Case) -> tuple[Evidence, ...]:
+    """Evidence that the test problems are answered clearly worse than by the base: by a twentieth and at p < 0.01."""
+    for name, span, row in _test_changes(case):
         p_value = row["p_value"]
         if p_value is not None and p_value < 0.01 and row["change"] < -0.05 * span:
             before, after = (

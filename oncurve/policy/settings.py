@@ -12,6 +12,8 @@ from oncurve.section import NonNegative, Section
 
 SEEN_AT_ONCE = 1.5
 """Updates from which on it is worth saying how long rounding to the nearest hides them."""
+TRIAL_UPDATES = 10
+"""A run of fewer tries a recipe, whose warm-up may be longer."""
 USUAL_RATES = ((20_000_000, 1e-4), (300_000_000, 1e-5))
 """Up to so many trained weights, the learning rate of AdamW to begin with; above them 1e-6."""
 
@@ -62,10 +64,17 @@ class OptimizerSettings(Section):
         """Options of torch's Muon, before the schedule."""
         return {"lr": self.learning_rate, "weight_decay": self.weight_decay}
 
-    def slow_warning(self, weights: int, *, is_adapter: bool) -> str | None:
-        """A warning of a rate at which so few weights hardly move; None from a tenth of the usual rate on."""
+    def slow_warning(self, weights: int, *, is_adapter: bool, updates: int) -> str | None:
+        """A warning of a rate at which so few weights hardly move, or that a run of so many updates never reaches; None
+        from a tenth of the usual rate on, and for a trial of a recipe."""
         if self.learning_rate == 0:
             return "warning: optimizer.learning_rate is 0: no weight moves, and the model stays as it is"
+        if TRIAL_UPDATES < updates <= self.warmup_updates:
+            return (
+                f"warning: optimizer.warmup_updates={self.warmup_updates} and the run has {updates} updates: its last "
+                f"has a rate of {self.rate(updates - 1, updates):.3g}, and optimizer.learning_rate="
+                f"{self.learning_rate:g} is never reached. Shorten the warm-up, or train longer"
+            )
         if self.type == "muon":
             return None
         usual = 1e-5 if is_adapter else next((rate for most, rate in USUAL_RATES if weights <= most), 0.0)

@@ -126,9 +126,17 @@ def _other_file(source: str) -> str:
 
 
 def parse_tree(
-    text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: Path | None = None
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    source: str = "recipe",
+    folder: Path | None = None,
+    is_of_run: bool = False,
 ) -> dict[str, Any]:
-    """The keys of a recipe's text with overrides, not yet checked."""
+    """The keys of a recipe's text with overrides, not yet checked.
+
+    In the recipe of a run, which earlier versions wrote with both lengths, its steps count.
+    """
     try:
         raw: Any = _parse(text)
     except ConfigError as error:
@@ -146,6 +154,8 @@ def parse_tree(
     tree = cast("dict[str, Any]", raw)
     if folder is not None:
         find_beside(tree, folder)
+    if is_of_run:
+        prefer_length(tree, {"run": tree.get("run")})
     refuse_glued(tree, source=source)
     apply_overrides(tree, overrides)
     refuse_two_lengths(tree, source)
@@ -314,10 +324,11 @@ def read_run_config(text: str, overrides: Sequence[str] = (), *, source: str) ->
     the version that wrote it.
     """
     try:
-        return validate_tree(parse_tree(text, overrides, source=source), source=source, overrides=overrides)
+        tree = parse_tree(text, overrides, source=source, is_of_run=True)
+        return validate_tree(tree, source=source, overrides=overrides)
     except ConfigError:
         try:
-            validate_tree(parse_tree(text, source=source), source=source)
+            validate_tree(parse_tree(text, source=source, is_of_run=True), source=source)
         except ConfigError as error:
             raise ConfigError(
                 f"{error}\nThe run was made by {_writer(Path(source).parent)}, and this is oncurve {__version__}. Read "

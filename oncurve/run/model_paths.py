@@ -143,7 +143,8 @@ def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
     weights = sum(
         policy.backend.full_shape(parameter).numel() for parameter in trained_parameters(policy.model).values()
     )
-    return config.optimizer.slow_warning(weights, is_adapter=config.policy.lora is not None)
+    is_adapter = config.policy.lora is not None
+    return config.optimizer.slow_warning(weights, is_adapter=is_adapter, updates=policy.total_updates)
 
 
 def foresee_paths(config: Config, model_config: PreTrainedConfig) -> str:

@@ -162,6 +162,8 @@ SICK: dict[str, list[Case]] = {
 }
 """For each check, runs on which it must speak."""
 
+TESTED = {"name": "correct", "change": 0.48, "p_value": 1e-9}
+"""The row of a comparison in which the test problems are answered better than before."""
 AT_ONCE = [
     0.16, 0.31, 0.41, 0.44, 0.61, 0.88, 0.86, 0.83, 0.69, 0.73, 0.8, 0.52, 0.45, 0.48, 0.52, 0.72, 0.62, 0.59, 0.64,
     0.77, 0.61, 0.81, 0.66, 0.73, 0.48, 0.78, 0.53, 0.53, 0.47, 0.77,
@@ -334,6 +336,7 @@ NEARLY: dict[str, list[Case]] = {
         case({**FLAT, "reward/mean": 0.3, "reward/correct": 0.3}, steps=19),
         case({"reward/mean": 0.3, "reward/correct": 0.3}),  # validation rises
         case({**FLAT, "reward/mean": 0.91, "reward/correct": 0.85}),  # no room
+        replace(case({**FLAT, "reward/mean": 0.3, "reward/correct": 0.3}), compared={"rows": [TESTED]}),
         case({**FLAT, "reward/mean": lambda x: 0.3 + 0.05 * x, "reward/std": 2.0, "reward/correct": 0.3}),  # a trend
         case(
             {**FLAT, "reward/mean": lambda x: AT_ONCE[round(29 * x)], "reward/std": 0.646, "reward/correct": 0.5},

@@ -282,6 +282,8 @@ def test_the_typed_length_of_a_supervised_stage_counts_and_two_are_refused() -> 
         )
     ]
     assert lengths == [(7, None), (7, None), (100, 3), (100, 2)]
+    earlier = read_run_config(text + "run: {steps: 7}", source="config.yaml")
+    assert (earlier.run.steps, earlier.sft and earlier.sft.epochs) == (7, None)
     for both in (message(text + "run: {steps: 7}"), message(text, "run.steps=7", "sft.epochs=2")):
         assert "run.steps=7 and sft.epochs=2 both set the length" in both
 

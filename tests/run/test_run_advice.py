@@ -60,9 +60,16 @@ def test_a_rate_is_judged_beside_the_number_of_weights(name: str) -> None:
     settings, begin = RATES[name]
     weights = 100_000 if any(setting.startswith("policy.lora") for setting in settings) else 1_700_000
     optimizer = load_config(find_recipe("word_problems"), settings).optimizer
-    said = optimizer.slow_warning(weights, is_adapter="adapter" in name)
+    said = optimizer.slow_warning(weights, is_adapter="adapter" in name, updates=70)
     assert (said is not None) == (begin is not None)
     assert begin is None or begin in str(said)
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told() -> None:
+    optimizer = OptimizerSettings(learning_rate=1e-4, warmup_updates=80)
+    said = [optimizer.slow_warning(1_700_000, is_adapter=False, updates=updates) for updates in (10, 70, 81)]
+    assert "a rate of 8.64e-05, and optimizer.learning_rate=0.0001 is never reached" in str(said.pop(1))
+    assert said == [None, None], "a trial, and a run that is long enough"
 
 
 @pytest.mark.parametrize("name", gate(RATES, "low"))
@@ -83,7 +90,8 @@ def test_a_learning_rate_of_large_models_for_a_small_one(name: str, tmp_path: Pa
 def test_weights_of_which_each_process_has_a_part_count_as_a_whole(weights: int, is_said: bool) -> None:
     empty = torch.nn.Linear(1, 1, bias=False)
     empty.weight.data = torch.empty(0)  # as ZeRO leaves it between passes
-    policy: Any = SimpleNamespace(model=empty, backend=SimpleNamespace(full_shape=lambda weight: torch.Size([weights])))
+    backend = SimpleNamespace(full_shape=lambda weight: torch.Size([weights]))
+    policy: Any = SimpleNamespace(model=empty, backend=backend, total_updates=1)
     optimizer = OptimizerSettings(learning_rate=1e-6)
     config: Any = SimpleNamespace(optimizer=optimizer, policy=SimpleNamespace(lora=None))
     assert (model_paths.slow_rate(policy, config) is not None) == is_said
