@@ -252,8 +252,11 @@ def _refuse_no_names(path: Path, names: list[str], located: Sequence[Located]) -
             f"{path}: has one column by commas, and every line has {mark!r} equally often. Separate columns by commas, "
             f"semicolons or tabs."
         )
-    values = [name for name in names if _is_value(name, [row[name] for row in rows])]
-    if 2 * len(values) >= len(names) and names != [str(index) for index in range(len(names))]:
+    columns = {name: [row[name] for row in rows] for name in names}
+    values = [name for name, column in columns.items() if _is_value(name, column)]
+    often = [name for name, column in columns.items() if column.count(name) >= max(1, OFTEN * len(column))]
+    is_row = values and 2 * len({*values, *often}) >= len(names)
+    if is_row and names != [str(index) for index in range(len(names))]:
         raise DataError(
             f"{path}: the first line must name the columns, and looks like a row: it has {values[0]!r:.60}. Write a "
             f"line with {counted(len(names), 'name')} above it, such as 'question' and 'answer'."
@@ -273,10 +276,10 @@ _NUMERIC = re.compile(r"[-+]?\d[\d.,]*")
 
 
 def _is_value(name: str, column: Sequence[str]) -> bool:
-    """The name of a column is what its rows hold: a sentence, a number above numbers, or a value that comes often."""
+    """The name of a column is what its rows hold: a sentence, or a number above numbers."""
     is_number = bool(_NUMERIC.fullmatch(name)) and all(_NUMERIC.fullmatch(value.strip()) for value in column)
     is_sentence = len(name) > MAX_NAME_CHARACTERS or name.endswith((".", "?", "!"))
-    return is_number or is_sentence or column.count(name) >= max(1, OFTEN * len(column))
+    return is_number or is_sentence
 
 
 MAKERS = {
