@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean, pvariance
 
+from oncurve.core.records import EQUAL_WITHIN
 from oncurve.doctor.case import Case, Curve, Evidence, Finding
 from oncurve.rewards.answer_locations import marked_answer
 from oncurve.rewards.grammar.equality import exact_number
@@ -33,12 +34,9 @@ def grader_errors(case: Case) -> Finding | None:
 
 
 def reward_constant(case: Case) -> Finding | None:
-    """Lowest and highest reward are equal in nearly every step, while the answers are not known to be all equal."""
+    """Lowest and highest reward of all steps are equal, while the answers are not known to be all equal."""
     low, high = case.curve("reward/min"), case.curve("reward/max")
-    spans = [b - a for a, b in zip(low.values, high.values, strict=False)]
-    if len(spans) < 3 or sum(span < 1e-9 for span in spans) < 0.9 * len(spans):
-        return None
-    if max(high.values) - min(low.values) > 1e-9:
+    if min(len(low), len(high)) < 3 or max(high.values) - min(low.values) >= EQUAL_WITHIN:
         return None
     right, wrong, rewards = _explicit(case)
     forms, correct = case.curve("reward/format"), case.curve("reward/correct")
@@ -47,11 +45,16 @@ def reward_constant(case: Case) -> Finding | None:
         return None
     if correct and (correct.mean < 0.02 or correct.mean > 0.98) and not is_known_unequal:
         return None
+    do = "Correct the reward function: it must distinguish right from wrong answers. Test it with `oncurve check`."
+    if max(high.values) > min(low.values):
+        do = (
+            f"Scale the reward up, to a range near 1: rewards that differ by less than {EQUAL_WITHIN:g} count as equal."
+        )
     return Finding(
         severity="severe",
         what="Every completion of every step earns the same reward, so nothing can be learned",
         evidence=(low.over_all(), high.over_all(), *(_audit_evidence(right, wrong) if is_known_unequal else ())),
-        do="Correct the reward function: it must distinguish right from wrong answers. Test it with `oncurve check`.",
+        do=do,
     )
 
 

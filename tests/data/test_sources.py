@@ -233,7 +233,10 @@ def test_csv_is_read_with_its_first_line_as_columns(tmp_path: Path) -> None:
         ("", "there are no rows"),
         ("question|answer\n1+1?|2\n", r"every line has '\|' equally often"),
         ("1+1,2\n1+2,3\n", "must name the columns, and looks like a row: it has '2'"),
-        ("A fine film,good\nA dull film,bad\nA long film,good\n", "If that line is a row, write a line of names above it"),
+        (
+            "A fine film,good\nA dull film,bad\nA long film,good\n",
+            "If that line is a row, write a line of names above it",
+        ),
         ("Who was it?,Ada\nWhat was it?,An engine\n", "it has 'Who was it\\?'. Write a line with 2 names"),
         ("0,1\nWho?,Ada\nWhat?,An engine\n", "there is no column 'answer'.*If that line is a row"),
         ("question,answer\n1+1?,2\nquestion,answer\n", "line 3: names the columns once more"),

@@ -54,7 +54,8 @@ SICK: dict[str, list[Case]] = {
     "environments_fail": [case({"episode/failed_fraction": 0.2})],
     "grader_errors": [case({"reward/error_fraction": 0.02}), case({"evaluation/error_fraction": 0.06})],
     "reward_constant": [
-        case({"reward/min": 1.0, "reward/max": 1.0, "reward/std": 0.0, "reward/correct": None, "reward/format": None})
+        case({"reward/min": 1.0, "reward/max": 1.0, "reward/std": 0.0, "reward/correct": None, "reward/format": None}),
+        case({"reward/min": 0.0, "reward/max": 1e-9, "reward/std": 0.0, "reward/correct": None, "reward/format": None}),
     ],
     "grader_inverted": [case(examples=paid(right=0.0, wrong=1.0))],
     "reward_blind": [case(examples=paid(right=1.0, wrong=1.0)), case(examples=COIN)],
@@ -173,7 +174,7 @@ BROKEN = "s: " + ", ".join(f"not a finite number @{step}-{step}" for step in ran
 TOLD: dict[str, list[str]] = {
     "environments_fail": ["s: 0.2 @1-8, 0.2 @33-40"],
     "grader_errors": ["w: 0.02 @1-40", "s: 0.06 @0-40"],
-    "reward_constant": ["s: 1 @1-40, 1 @1-40"],
+    "reward_constant": ["s: 1 @1-40, 1 @1-40", "s: 0 @1-40, 1e-09 @1-40"],
     "grader_inverted": ["s: 0, 1"],
     "reward_blind": ["s: 1, 1", "s: 0.5, 0.5"],
     "reward_exploited": [
@@ -240,7 +241,10 @@ TOLD: dict[str, list[str]] = {
 NEARLY: dict[str, list[Case]] = {
     "environments_fail": [case({"episode/failed_fraction": 0.005})],
     "grader_errors": [case({"reward/error_fraction": 0.009})],
-    "reward_constant": [case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0})],
+    "reward_constant": [
+        case({"reward/min": 0.0, "reward/max": lambda x: 0.0 if x < 0.8 else 1.0}),
+        case({"reward/min": 0.0, "reward/max": 1e-6, "reward/correct": None, "reward/format": None}),
+    ],
     "grader_inverted": [
         replace(case(examples=paid(right=0.0, wrong=1.0)), config={"rewards": [{"type": "environment"}]}),
         case(examples=paid(right=0.8, wrong=1.0)),
@@ -441,6 +445,11 @@ def test_test_problems_that_are_answered_worse_than_by_the_base_are_a_collapse(
     found = said(replace(case(), compared={"is_binary": is_binary, "reward": reward, "rows": rows}))
     assert ("learning_rate_high" in found) == is_said
     assert not is_said or str(found["learning_rate_high"].evidence[1]) == "mean reward on test problems, after = 0.6"
+
+
+def test_rewards_that_differ_by_too_little_are_to_be_scaled() -> None:
+    remedies = [said(given)["reward_constant"].do.split()[0] for given in SICK["reward_constant"]]
+    assert remedies == ["Correct", "Scale"]
 
 
 @pytest.mark.proves("D22")
