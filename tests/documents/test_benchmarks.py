@@ -27,11 +27,11 @@ def record(tmp_path: Path) -> Record:
 
 def test_pages_name_benchmarks_and_studies_that_exist() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
-    named = set(re.findall(r"benchmarks/bench\.py ([a-z_]+)", text))
+    named = set(re.findall(r"benchmarks/bench\.py ([a-z_0-9]+)", text))
     assert named >= {"vs_trl", "chart", "study"}
     assert named - {*bench.scripts()} == set()
     studies = (ROOT / "benchmarks" / "learning" / "studies.py").read_text(encoding="utf-8")
-    for name in set(re.findall(r"bench\.py study ([a-z_]+)", text)) | set(re.findall(r"`study ([a-z_]+)`", text)):
+    for name in set(re.findall(r"bench\.py study ([a-z_0-9]+)", text)) | set(re.findall(r"`study ([a-z_0-9]+)`", text)):
         assert f'"{name}": ' in studies, f"there is no study {name}"
     paths = set(re.findall(r"benchmarks/(?:speed|learning|faults|gpu)/\w+\.py", text))
     assert {path for path in paths if not (ROOT / path).is_file()} == set()
