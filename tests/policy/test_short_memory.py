@@ -13,7 +13,15 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.cli import app
-from oncurve.core.errors import OncurveError, SamplerError, Shortage, TrainingError, is_out_of_memory
+from oncurve.core.errors import (
+    OncurveError,
+    SamplerError,
+    Shortage,
+    TrainingError,
+    first_line,
+    is_out_of_memory,
+    single_line,
+)
 from oncurve.core.records import Completion, Prompt, SamplingParams
 from oncurve.policy import trained_policy as policy_module
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -181,6 +189,18 @@ def test_a_shortage_forgives_nothing_else_and_keeps_no_frame() -> None:
         with pytest.raises(type(error)), Shortage():
             fails(error)
     assert not is_out_of_memory(TrainingError("there is not enough memory for a microbatch"))
+    assert not is_out_of_memory(RuntimeError("a shape is wrong"))
+    for text, first in (
+        ("", "ValueError"),
+        (" one\ntwo", "one"),
+        ("a" * 200, "a" * 200),
+        ("a" * 201, "a" * 200),
+        (f"One. Two. {'a' * 200}", "One. Two"),
+    ):
+        assert first_line(ValueError(text)) == first
+    for length, kept in ((300, 300), (301, 300)):
+        assert single_line(ValueError("a" * length)) == f"ValueError: {'a' * kept}"
+    assert single_line(ValueError(" \n")) == "ValueError"
 
 
 def test_an_error_that_was_said_already_is_not_said_again() -> None:
