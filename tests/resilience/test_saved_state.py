@@ -223,6 +223,73 @@ def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., C
     assert sorted(path.name for path in saver.root.iterdir()) == ["step_000002", "step_000004"]
 
 
+def test_a_checkpoint_is_due_at_its_interval_with_score_and_kl_and_is_taken_once(
+    make_saver: Callable[..., Checkpointer],
+) -> None:
+    saver = make_saver(save_every_steps=2, keep_checkpoints=9)
+    assert not saver.save_marked()
+    metrics = {"policy/kl": 0.5, "evaluation/mean_reward": 0.25}
+    for number, more in ((1, {}), (2, {}), (4, {"evaluation/correct_fraction": 0.75}), (6, {})):
+        saver.mark(number)
+        assert (saver.after_step(number, metrics | more).keys() == {"time/save_seconds"}) == (number > 1)
+    taken = saver._thread
+    assert saver.save_marked()
+    assert taken is not None
+    assert not taken.is_alive()
+    found = {path.name: verify(path) for path in sorted(saver.root.iterdir())}
+    assert [(name, facts["score"]) for name, facts in found.items()] == [
+        ("step_000002", 0.25), ("step_000004", 0.75), ("step_000006", 0.25)
+    ]  # fmt: skip
+    assert (found["step_000002"]["kl"], found["step_000002"]["weights"], found["step_000002"]["world_size"]) == (
+        0.5, "whole", 1
+    )  # fmt: skip
+
+
+def test_a_saver_puts_back_what_it_marked_but_what_a_change_made_meaningless(
+    make_saver: Callable[..., Checkpointer],
+) -> None:
+    saver = make_saver()
+    saver.policy.tokens_per_microbatch, saver.guards.num_silent = 77, 4
+    saver.mark(3, pending={"reward/mean": 0.5})
+    step(saver.policy, seed=1)
+    saver.mark(4, pending={"reward/mean": 0.5})
+    saver.save()
+    saver.wait()
+    folder = saver.root / "step_000004"
+    for fresh, tokens in ((frozenset(), 77), (frozenset({"tokens_per_microbatch", "entropy", "curriculum"}), 5)):
+        other = make_saver()
+        other.policy.tokens_per_microbatch = 5
+        state = other.load(folder, verify(folder), fresh=fresh)
+        assert state["pending"] == {"reward/mean": 0.5}
+        assert (other.policy.tokens_per_microbatch, other.guards.num_silent, other.last_saved) == (tokens, 4, 4)
+        assert (other.policy.num_updates, other.policy.num_scheduled) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "interval", "written", "said"),
+    [
+        (2.0, 50, 1.0, "run.save_every_steps=7 is optimal (now 50: a failure costs at most 100 s)"),
+        (2.0, 50, 41.0, "run.save_every_steps=21 is optimal"),
+        (1.2, 50, 1.0, "run.save_every_steps=11 is optimal (now 50: a failure costs at most 60 s)"),
+        (1.19, 50, 1.0, None),
+        (30.0, 2, 60.0, None),
+        (30.0, 2, 61.0, "run.save_every_steps=3 is optimal"),
+        (2.0, 50, 0.0, None),
+        (0.0, 50, 1.0, None),
+    ],
+)
+def test_an_interval_is_proposed_where_it_is_worth_a_word(
+    step_seconds: float, interval: int, written: float, said: str | None, make_saver: Callable[..., Checkpointer]
+) -> None:
+    told: list[str] = []
+    saver = make_saver(save_every_steps=interval, notify=told.append)
+    saver._thread, saver._write_seconds = threading.Thread(), written
+    for _ in range(2):
+        saver._propose(step_seconds, 1e-4)
+    assert [said in text for text in told if said] == ([] if said is None else [True])
+    assert len(told) == (said is not None)
+
+
 def test_the_interval_that_loses_least_time_follows_young() -> None:
     assert best_interval(step_seconds=10, save_seconds=50, failure_every_seconds=3600) == 60
     assert best_interval(step_seconds=1e6, save_seconds=1) == 1
