@@ -16,7 +16,9 @@ from torch import Tensor
 
 from oncurve.core.batch import Batch, Size
 from oncurve.model.packing import Runs
+from oncurve.model.weights import Trust, trust_of
 from oncurve.policy import forward, packed_attention, scoring_path
+from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -242,3 +244,71 @@ def test_packed_attention_refuses_what_it_does_not_compute_and_widths_that_the_k
         config = SimpleNamespace(layer_types=kinds, index_topk=topk)
         model: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda config=config: config))
         assert scoring_path.packing_mismatch(model) == reason
+
+
+def shaken(model: Any, by: Callable[[Tensor, int], Tensor | float]) -> Any:
+    """The model with something added behind its last layer, by its output and the number of the call."""
+    calls = [0]
+
+    def add(_: Any, given: Any, hidden: Tensor) -> Tensor:
+        calls[0] += 1
+        return hidden + by(hidden, calls[0])
+
+    model.model.norm.register_forward_hook(add)
+    return model
+
+
+NOISE = torch.linspace(-1, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("by", "refusal"),
+    [
+        (lambda hidden, call: call * 0.01 * NOISE, "gives other log-probabilities in a second call"),
+        (lambda hidden, call: call * 0.01 * NOISE * (hidden.shape[1] in (8, 27)), "in a second call"),
+        (lambda hidden, call: call * 0.01 * NOISE * (hidden.shape[1] == 8), None),  # one row alone may be rounding
+        (lambda hidden, call: NOISE * (len(hidden) == 9), "gives a row other log-probabilities among 9 of it"),
+        (lambda hidden, call: 1e-7 * NOISE * (len(hidden) == 9), None),
+        (lambda hidden, call: NOISE * (len(hidden) == 9) * (hidden.shape[1] in (8, 27)), "among 9 of it"),
+        (lambda hidden, call: NOISE * (len(hidden) == 9) * (hidden.shape[1] == 8), None),
+        (lambda hidden, call: hidden.mean(1, keepdim=True), "is no causal language model"),
+        (lambda hidden, call: torch.zeros(hidden.shape[1] + 1), "cannot compute a row of 4 short ones: RuntimeError"),
+    ],
+)
+def test_a_model_that_cannot_be_compared_with_is_refused(
+    by: Callable[[Tensor, int], Tensor | float], refusal: str | None, tiny_model: MakeModel
+) -> None:
+    model = shaken(tiny_model("llama"), by)
+    subject: Callable[[], Any] = lambda: scoring_path._Subject(model, has_gradient=False)  # noqa: E731
+    if refusal is None:
+        subject().refuse_company()
+        return
+    with pytest.raises(CheckpointError, match=refusal):
+        subject().refuse_company()
+
+
+def test_the_way_of_a_model_says_which_of_ours_compute_it(tiny_model: MakeModel) -> None:
+    ways = {
+        "packed": ({}, "packed rows through our own layers", True),
+        "padded": ({"packing": False}, "padded rows through the model's modules", False),
+        "in parts": ({"in_parts": True}, "packed rows through the model's modules", True),
+        "padded, in parts": ({"packing": False, "in_parts": True}, "padded rows through the model's modules", False),
+    }
+    for options, method, is_packed in ways.values():
+        model = tiny_model("llama")
+        found = scoring_path.find_scoring_path(model, **options)  # type: ignore[arg-type]
+        assert (found.method, found.is_packed, found.reasons) == (method, is_packed, ())
+        assert str(found) == method
+        assert trust_of(model) == Trust(layers=True, head=True, padding=True)
+        assert (model.config._attn_implementation == "sdpa") is not is_packed
+    broken = tiny_model("llama")
+    torch.nn.init.constant_(broken.model.norm.weight, math.nan)
+    assert not scoring_path.find_scoring_path(broken).is_packed
+    assert str(scoring_path.ScoringPath("a", is_packed=False, reasons=("b", "c"))) == "a, since b; c"
+    assert not scoring_path.has_own_code(tiny_model("llama"))
+
+    class Own(torch.nn.Linear):
+        """Of nobody's library."""
+
+    broken.lm_head = Own(32, 261)
+    assert scoring_path.has_own_code(broken)
