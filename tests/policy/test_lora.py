@@ -140,7 +140,10 @@ def test_named_layers_get_the_adapter_and_strange_names_are_refused(tiny_model: 
     )
     assert unreached(adapter.model) == set()
     settings = LoraSettings(rank=3, alpha=5.0, dropout=0.25, bias="lora_only", target_modules=("k_proj",))
-    given = add_adapter(tiny_model("gpt2"), LoraSettings(), base="b"), add_adapter(tiny_model(), settings, base="c", revision="r")
+    given = (
+        add_adapter(tiny_model("gpt2"), LoraSettings(), base="b"),
+        add_adapter(tiny_model(), settings, base="c", revision="r"),
+    )
     configs = [one.peft_model.peft_config["default"] for one in given]
     assert [(c.fan_in_fan_out, c.base_model_name_or_path, c.revision, c.task_type) for c in configs] == [
         (True, "b", None, "CAUSAL_LM"),

@@ -127,7 +127,9 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "float16 in torch's file": (
         "llama", beside(lambda w: {k: v.half() for k, v in w.items()}, "pytorch_model.bin"), SAME),
     "torch's file alone": ("llama", both(beside(dict, "pytorch_model.bin"), gone(FILE)), SAME),
-    "other torch's file": ("llama", beside(scaled, "pytorch_model.bin"), "two sets of weights: 21 of 21 tensors in pytorch_model.bin"),
+    "other torch's file": (
+        "llama", beside(scaled, "pytorch_model.bin"),
+        "two sets of weights: 21 of 21 tensors in pytorch_model.bin"),
     "other file beside": ("llama", beside(scaled, "model-00001-of-00002.safetensors"), "two sets of weights"),
     "a file of another shape": (
         "llama", beside(lambda w: {k: v[:2] for k, v in w.items()}, "model.old.safetensors"), "two sets of weights"),
@@ -150,7 +152,9 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         "llama", both(beside(dict, "pytorch_model.bin"), gone(FILE), file("pytorch_model.bin", cut=999)), "."),
     "biases": (
         "llama", more("model.layers.0.self_attn.q_proj.bias", 32), "no layer of LlamaForCausalLM takes 1 tensor"),
-    "a norm of keys": ("llama", more("model.layers.1.self_attn.k_norm.weight", 8), "takes 1 tensor of its files, such as model.layers.1.self_attn.k_norm.weight;"),
+    "a norm of keys": (
+        "llama", more("model.layers.1.self_attn.k_norm.weight", 8),
+        "takes 1 tensor of its files, such as model.layers.1.self_attn.k_norm.weight;"),
     "one more layer": ("llama", more("model.layers.2.mlp.up_proj.weight", 64, 32), "no layer"),
     "a head for scores": ("llama", more("score.weight", 1, 32), "no layer"),
     "a value head": ("llama", more("v_head.summary.weight", 1, 32), "no layer"),
@@ -159,25 +163,39 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "an input scale": ("llama", more("model.layers.0.mlp.up_proj.input_scale", 1), "no layer"),
     "a head for other tokens": ("llama", more("model.mtp.0.weight", 32, 32), "no layer"),
     "a LoRA left in": ("llama", more("model.layers.0.self_attn.q_proj.lora_A.default.weight", 4, 32), "no layer"),
-    "old angles": ("llama", more("model.layers.0.self_attn.rotary_emb.inv_freq", 4), "same, and says 1 of them are not used, as the class says: model.layers.0.self_attn.rotary_emb.inv_freq"),
+    "old angles": (
+        "llama", more("model.layers.0.self_attn.rotary_emb.inv_freq", 4),
+        "same, and says 1 of them are not used, as the class says: model.layers.0.self_attn.rotary_emb.inv_freq"),
     "positions": ("llama", more("model.rotary_emb.inv_freq", 4), SAME),
-    "a name of a wrapper": ("llama", renamed("^", "_orig_mod."), "the files hold _orig_mod.lm_head.weight, _orig_mod.model.embed_tokens.weight, _orig_mod.model.layers.0.input_layernorm.weight instead"),
+    "a name of a wrapper": (
+        "llama", renamed("^", "_orig_mod."),
+        "the files hold _orig_mod.lm_head.weight, _orig_mod.model.embed_tokens.weight, "
+        "_orig_mod.model.layers.0.input_layernorm.weight instead"),
     "names of another class": ("llama", renamed("^model.", "transformer."), "the files do not hold"),
     "a name without its prefix": ("llama", renamed("^model.", ""), SAME),
     "twice, with and without prefix": (
         "llama", weights(lambda w: w | {k.removeprefix("model."): 2 * v for k, v in w.items()}), "twice"),
-    "a missing norm": ("llama", without("model.norm"), "1 weight that the files do not hold, such as model.norm.weight, and that would be random. Correct"),
-    "a missing layer": ("llama", without("layers.1."), "9 weights that the files do not hold, such as model.layers.1.input"),
+    "a missing norm": (
+        "llama", without("model.norm"),
+        "1 weight that the files do not hold, such as model.norm.weight, and that would be random. Correct"),
+    "a missing layer": (
+        "llama", without("layers.1."),
+        "9 weights that the files do not hold, such as model.layers.1.input"),
     "no head": ("llama", without("lm_head"), "the files do not hold"),
     "no embedding": ("llama", without("embed_tokens"), "the files do not hold"),
     "float8": ("llama", each("_proj", lambda v: v.to(torch.float8_e4m3fn)), "F8_E4M3"),
     "float8 of the other kind": ("llama", each("_proj", lambda v: v.to(torch.float8_e5m2)), "F8_E5M2"),
-    "int8": ("llama", each("up_proj", lambda v: (40 * v).to(torch.int8)), "2 of 21 tensors are of the type I8, such as model.layers.0.mlp.up"),
+    "int8": (
+        "llama", each("up_proj", lambda v: (40 * v).to(torch.int8)),
+        "2 of 21 tensors are of the type I8, such as model.layers.0.mlp.up"),
     "packed int32": ("llama", each("up_proj", lambda v: (40 * v).to(torch.int32)), "I32"),
     "uint8": ("llama", each("lm_head", lambda v: (40 * v).to(torch.uint8)), "U8"),
     "float16": ("llama", each("", lambda v: v.half()), SAME),
     "bfloat16": ("llama", each("", lambda v: v.bfloat16()), SAME),
-    "types mixed": ("llama", each("norm", lambda v: v.bfloat16()), "same, and says 21 tensors (F32, BF16) in model.safetensors; all are used; 35,296 weights in float32, none made up"),
+    "types mixed": (
+        "llama", each("norm", lambda v: v.bfloat16()),
+        "same, and says 21 tensors (F32, BF16) in model.safetensors; all are used; 35,296 weights in float32, none "
+        "made up"),
     "NaN": ("llama", each("1.mlp.up_proj", with_nan), "NaN or infinity in 1 tensor"),
     "infinity in a norm": ("llama", each("model.norm", lambda v: v / 0), "NaN or infinity"),
     "NaN in the embedding": ("llama", each("embed", with_nan), "NaN or infinity"),
@@ -188,7 +206,9 @@ CASES: dict[str, tuple[str, Edit, str]] = {
         "says the same numbers twice: model.layers.0.mlp.down_proj.weight and model.layers.1.mlp.down_proj.weight"),
     "a row of zeros": (
         "llama", each("1.mlp.up_proj", lambda v: v * (torch.arange(len(v)) != 3)[:, None]), "says rows of one number"),
-    "half of a matrix": ("llama", each("1.mlp.up_proj", lambda v: v[:16]), "1 tensor of another shape .* with \\[16, 32\\] in the file and \\[64, 32\\] in Llama"),
+    "half of a matrix": (
+        "llama", each("1.mlp.up_proj", lambda v: v[:16]),
+        "1 tensor of another shape .* with \\[16, 32\\] in the file and \\[64, 32\\] in Llama"),
     "a matrix that lies": ("llama", each("up_proj", lambda v: v.T), "another shape"),
     "a larger vocabulary": ("llama", each("embed_tokens", lambda v: v.repeat(2, 1)), "another shape"),
     "config: more layers": ("llama", config(num_hidden_layers=3), "the files do not hold"),
@@ -199,20 +219,32 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "config: another width": ("llama", config(intermediate_size=65), "another shape"),
     "config: another vocabulary": ("llama", config(vocab_size=300), "another shape"),
     "config: more keys": ("llama", config(num_key_value_heads=4), "another shape"),
-    "config: tied": ("llama", config(tie_word_embeddings=True), "one matrix for model.embed_tokens.weight and lm_head.weight"),
-    "config: attentions": ("llama", config(output_attentions=True), "same, and says 2 layers; switched off, and left out where the model is saved: output_attentions=True"),
+    "config: tied": (
+        "llama", config(tie_word_embeddings=True),
+        "one matrix for model.embed_tokens.weight and lm_head.weight"),
+    "config: attentions": (
+        "llama", config(output_attentions=True),
+        "same, and says 2 layers; switched off, and left out where the model is saved: output_attentions=True"),
     "config: hidden states": ("llama", config(output_hidden_states=True), SAME),
     "config: tuples": ("llama", config(return_dict=False), "same, and says return_dict=False"),
     "config: no cache": ("llama", config(use_cache=False), "same, and says config='LlamaForCausalLM, 2 layers'"),
-    "config: dropout": ("llama", config(attention_dropout=0.1), "same, and says not applied in training: attention_dropout=0.1"),
+    "config: dropout": (
+        "llama", config(attention_dropout=0.1),
+        "same, and says not applied in training: attention_dropout=0.1"),
     "config: a text": ("llama", config(num_attention_heads="4"), "Field 'num_attention_heads' expected int"),
     "config: another text": ("llama", config(rms_norm_eps="1e-6"), "rms_norm_eps"),
     "config: a list": ("llama", config(hidden_size=[32]), "hidden_size"),
     "config: null": ("llama", config(hidden_size=7), "The hidden size .7. is not a multiple"),
-    "config: an activation": ("llama", config(hidden_act="no_such"), "config.json has hidden_act: 'no_such', which transformers does not know"),
+    "config: an activation": (
+        "llama", config(hidden_act="no_such"),
+        "config.json has hidden_act: 'no_such', which transformers does not know"),
     "config: a rope": ("llama", config(rope_parameters="x"), "rope_parameters"),
-    "config: a rope of no type": ("llama", config(rope_parameters={"rope_type": "no_such", "rope_theta": 1.0}), "config.json has rope_type: 'no_such', which"),
-    "config: another class": ("llama", config(architectures=["MistralForCausalLM"]), "class MistralForCausalLM in architectures, and its model_type llama is that of LlamaForCausalLM"),
+    "config: a rope of no type": (
+        "llama", config(rope_parameters={"rope_type": "no_such", "rope_theta": 1.0}),
+        "config.json has rope_type: 'no_such', which"),
+    "config: another class": (
+        "llama", config(architectures=["MistralForCausalLM"]),
+        "class MistralForCausalLM in architectures, and its model_type llama is that of LlamaForCausalLM"),
     "config: a class of nobody": ("llama", config(architectures=["LLaMAForCausalLM"]), SAME),
     "config: no class": ("llama", config(architectures=None), SAME),
     "config: another type": ("llama", config(model_type="qwen3"), "4 weights that the files do not hold"),
@@ -220,7 +252,9 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "config: a type of nobody": ("llama", config(model_type="llama9"), "knows .model_type: 'llama9'"),
     "config: no JSON": ("llama", file("config.json", b"{"), "its config.json is not valid JSON. Download it again"),
     "config: a list of things": ("llama", file("config.json", b"[1]"), "config.json"),
-    "tied": ("qwen2", both(), "same, and says 262 tokens for 261 rows of the embedding; 1 token without a row, such as '<|endoftext|>'"),
+    "tied": (
+        "qwen2", both(),
+        "same, and says 262 tokens for 261 rows of the embedding; 1 token without a row, such as '<|endoftext|>'"),
     "tied, head in the file": (
         "qwen2", weights(lambda w: w | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}), SAME),
     "tied, another head": (
@@ -228,17 +262,25 @@ CASES: dict[str, tuple[str, Edit, str]] = {
     "tied, only the head": ("qwen2", renamed("model.embed_tokens", "lm_head"), SAME),
     "untied, no head": ("qwen2", config(tie_word_embeddings=False), "Qwen2ForCausalLM with 1 weight that"),
     "qwen2 without a bias": ("qwen2", without("0.self_attn.q_proj.bias"), "the files do not hold"),
-    "qwen2 called llama": ("qwen2", config(model_type="llama", architectures=None), "takes 6 tensors of its files, such as model.layers.0.self_attn.k_proj.bias, model.layers.0.self_attn.q_proj.bias, model.layers.0.self_attn.v_proj.bias;"),
+    "qwen2 called llama": (
+        "qwen2", config(model_type="llama", architectures=None),
+        "takes 6 tensors of its files, such as model.layers.0.self_attn.k_proj.bias, "
+        "model.layers.0.self_attn.q_proj.bias, model.layers.0.self_attn.v_proj.bias;"),
     "gpt2": ("gpt2", both(), SAME),
-    "gpt2 with masks": ("gpt2", more("transformer.h.0.attn.bias", 1, 1, 8, 8, dtype=torch.uint8), "same, and says 29 tensors (F32, U8) in model.safetensors; 1 of them are not used"),
+    "gpt2 with masks": (
+        "gpt2", more("transformer.h.0.attn.bias", 1, 1, 8, 8, dtype=torch.uint8),
+        "same, and says 29 tensors (F32, U8) in model.safetensors; 1 of them are not used"),
     "gpt2 with a strange mask": ("gpt2", more("transformer.h.0.attn.mask", 8, 8), "no layer"),
     "parts": ("parts", both(), SAME),
     "a part is missing": ("parts", gone("model-00002-of-00003.safetensors"), "1 of them are not there"),
-    "an index that knows more": ("parts", index(lambda m: m | {"a.weight": next(iter(m.values()))}), "same, and says names 1 tensor that no file has, such as a.weight"),
+    "an index that knows more": (
+        "parts", index(lambda m: m | {"a.weight": next(iter(m.values()))}),
+        "same, and says names 1 tensor that no file has, such as a.weight"),
     "an index that knows less": ("parts", index(lambda m: {k: v for k, v in m.items() if "norm" not in k}), SAME),
     "an index of nothing": ("parts", index(lambda m: {}), "no weight_map"),
     "an index of another generation": (
-        "parts", index(lambda m: {k: v.replace("of-00003", "of-00004") for k, v in m.items()}), "names 3 files, and 3 of them are not there"),
+        "parts", index(lambda m: {k: v.replace("of-00003", "of-00004") for k, v in m.items()}),
+        "names 3 files, and 3 of them are not there"),
     "a part twice": (
         "parts", lambda folder: shutil.copy(
             folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors"), "hold the same"),
@@ -247,20 +289,30 @@ CASES: dict[str, tuple[str, Edit, str]] = {
             folder, scaled(load_file(folder / "model-00001-of-00003.safetensors")), "model-00001-of-00002.safetensors"),
         "two sets of weights"),
     "one file and old parts": (
-        "parts", lambda folder: write(folder, scaled(load_file(folder / "model-00001-of-00003.safetensors"))), "7 of 7 tensors in model-00001-of-00003.safetensors are others"),
-    "generation settings": ("llama", put("generation_config.json", temperature=0.6, top_p=0.9, do_sample=True), "same, and says \"not applied, since the recipe's sampling counts: temperature=0.6, top_p=0.9\""),
+        "parts", lambda folder: write(folder, scaled(load_file(folder / "model-00001-of-00003.safetensors"))),
+        "7 of 7 tensors in model-00001-of-00003.safetensors are others"),
+    "generation settings": (
+        "llama", put("generation_config.json", temperature=0.6, top_p=0.9, do_sample=True),
+        "same, and says \"not applied, since the recipe's sampling counts: temperature=0.6, top_p=0.9\""),
     "an end outside": ("llama", put("generation_config.json", eos_token_id=999), SAME),
     "adapter": ("adapter", both(), "same, and says /edited, all used'"),
-    "adapter: half": ("adapter", without("layers.1", ADAPTER_FILE), "4 of the 8 tensors that adapter_config.json describes are in no file"),
+    "adapter: half": (
+        "adapter", without("layers.1", ADAPTER_FILE),
+        "4 of the 8 tensors that adapter_config.json describes are in no file"),
     "adapter: no B": ("adapter", without("0.self_attn.q_proj.lora_B", ADAPTER_FILE), "1 of the 8 tensors"),
     "adapter: fewer targets": ("adapter", put("adapter_config.json", target_modules=["q_proj"]), "no layer takes 4"),
     "adapter: more targets": (
         "adapter", put("adapter_config.json", target_modules=["q_proj", "v_proj", "o_proj"]), "4 of the 12 tensors"),
     "adapter: one layer": ("adapter", put("adapter_config.json", layers_to_transform=[0]), "no layer takes 4"),
-    "adapter: another rank": ("adapter", put("adapter_config.json", r=8), "8 of its weights have another shape, .*_proj.lora_A.default.weight, .4, 32. in the file and .8, 32. by the base"),
+    "adapter: another rank": (
+        "adapter", put("adapter_config.json", r=8),
+        "8 of its weights have another shape, .*_proj.lora_A.default.weight, .4, 32. in the file and .8, 32. by "
+        "the base"),
     "adapter: another kind": ("adapter", put("adapter_config.json", peft_type="LOHA"), "are in no file"),
     "adapter: no kind": ("adapter", put("adapter_config.json", peft_type=None), "does not fit"),
-    "adapter: dropout": ("adapter", put("adapter_config.json", lora_dropout=0.05), "same, and says an adapter of rank 4, 8 tensors in"),
+    "adapter: dropout": (
+        "adapter", put("adapter_config.json", lora_dropout=0.05),
+        "same, and says an adapter of rank 4, 8 tensors in"),
     "adapter: replication": (
         "adapter", put("adapter_config.json", layer_replication=[[0, 2], [1, 2]]), "layer_replication"),
     "adapter: only after tokens": ("adapter", put("adapter_config.json", alora_invocation_tokens=[1]), "alora"),

@@ -321,7 +321,10 @@ def test_what_arrives_is_counted_in_the_trained_matrices_alone() -> None:
     with torch.no_grad():
         model[1].weight.copy_(-1.0 - small)  # type: ignore[operator]
     shown = found.measure(before)  # half of the 4,096 weights are looked at, and stand for all
-    assert shown == {"policy/arrived": Mean(4096 * small**2, 4096 * small**2), "policy/moved_fraction": Mean(4096, 4096)}
+    assert shown == {
+        "policy/arrived": Mean(4096 * small**2, 4096 * small**2),
+        "policy/moved_fraction": Mean(4096, 4096),
+    }
     assert found.measure(found.copies())["policy/moved_fraction"] == Mean(0, 4096)
     for dtype, half_step in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
         matrix = nn.Linear(2, 3)

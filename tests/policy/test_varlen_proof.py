@@ -200,7 +200,10 @@ def test_the_first_rollouts_are_compared_in_the_longest_row_that_is_trained_and_
     [
         (math.nan, "(a row of 16 tokens)"),
         (1.99, "nats a token, chance is 4.0"),
-        (2.0, "chance is 4.0: so does a model that never learned to write prompts, or whose weights or tokens are misplaced"),
+        (
+            2.0,
+            "so does a model that never learned to write prompts, or whose weights or tokens are misplaced",
+        ),
     ],
 )
 def test_a_model_that_reads_prompts_as_badly_as_chance_is_told_of(prompt: float, said: str) -> None:
@@ -227,7 +230,13 @@ def test_packed_attention_refuses_what_it_does_not_compute_and_widths_that_the_k
     for key, value in (("sliding_window", 4), ("softcap", 30.0), ("s_aux", torch.zeros(1))):
         with pytest.raises(NotImplementedError, match="caps nothing"):
             packed_attention._check({key: value})
-    for size, value_size, is_fit in ((64, 64, True), (256, 256, True), (264, 264, False), (12, 12, False), (64, 32, False)):
+    for size, value_size, is_fit in (
+        (64, 64, True),
+        (256, 256, True),
+        (264, 264, False),
+        (12, 12, False),
+        (64, 32, False),
+    ):
         query, value = torch.zeros(1, 1, 1, size), torch.zeros(1, 1, 1, value_size)
         assert packed_attention.fits(query, value) is is_fit, size
     cpu, cuda = torch.device("cpu"), torch.device("cuda")

@@ -108,8 +108,10 @@ def test_weights_are_cut_as_the_recipe_says_where_several_processes_can(
 
 def test_arithmetic_is_narrow_on_a_gpu_and_as_asked_elsewhere() -> None:
     asked, left_open = PolicySection(compute_type="float16"), PolicySection()
-    found = [own_compute_type(section, torch.device(kind)) for section in (asked, left_open) for kind in ("cpu", "cuda")]
+    found = [
+        own_compute_type(section, torch.device(kind)) for section in (asked, left_open) for kind in ("cpu", "cuda")
+    ]
     assert found == ["float16", "float16", "float32", "bfloat16"]
     assert make_device("cpu") == CPU
-    with pytest.raises(ConfigError, match="policy.device is 'abacus', which this machine"):
+    with pytest.raises(ConfigError, match=r"policy\.device is 'abacus', which this machine"):
         make_device("abacus")

@@ -67,11 +67,21 @@ def test_each_fact_is_compared_and_named(key: str, was: Any, now: Any, said: lis
 
 
 def test_a_machine_is_told_of_and_changes_nothing() -> None:
-    was = {"device": "cpu", "threads": 1, "versions": {"torch": "1", "oncurve": "2"}, "environment": {"A": "", "B": "x"}}
+    was = {
+        "device": "cpu",
+        "threads": 1,
+        "versions": {"torch": "1", "oncurve": "2"},
+        "environment": {"A": "", "B": "x"},
+    }
     told: list[str] = []
     warn_of_machine(was, was, warn=told.append)
     assert told == []
-    now = {"device": "cuda", "threads": 1, "versions": {"torch": "3", "oncurve": "2"}, "environment": {"A": "y", "B": "z"}}
+    now = {
+        "device": "cuda",
+        "threads": 1,
+        "versions": {"torch": "3", "oncurve": "2"},
+        "environment": {"A": "y", "B": "z"},
+    }
     warn_of_machine(was, now, warn=told.append)
     assert [text.split(". ")[0].split(", and")[0] for text in told] == [
         "device: cpu when it was saved, cuda now",

@@ -118,7 +118,9 @@ def test_a_run_is_extended_as_decided(
     path.write_text(text.replace("1.0e-2", "1.0e-2, schedule: linear"), encoding="utf-8")
     saved: list[int] = []
     save = Checkpointer.save
-    monkeypatch.setattr(Checkpointer, "save", lambda self, *given: (saved.append(self._marked[0]), save(self, *given))[1])
+    monkeypatch.setattr(
+        Checkpointer, "save", lambda self, *given: (saved.append(self._marked[0]), save(self, *given))[1]
+    )
     kept: list[bool] = []
     monkeypatch.setattr(builder, "keep_freed_memory", lambda *, always: kept.append(always))
     result = oncurve.Trainer.from_recipe(str(path)).train()
@@ -139,7 +141,12 @@ def test_a_run_is_extended_as_decided(
     assert [row["step"] for row in read_metrics(Path("run"))] == [0, 1, 2]
     assert status() == {"step": 2, "phase": "finished"}
     facts = read_manifest(Path("run/checkpoints/step_000002"))
-    assert (facts["step"], facts["weights"], facts["device"], facts["threads"]) == (2, "whole", "cpu", torch.get_num_threads())
+    assert (facts["step"], facts["weights"], facts["device"], facts["threads"]) == (
+        2,
+        "whole",
+        "cpu",
+        torch.get_num_threads(),
+    )
     assert (facts["rank"], facts["world_size"], facts["environment"], facts["data"]["num_prompts"]) == (0, 1, {}, 22)
     assert facts["columns"].keys() == {"question", "answer"}
     assert facts["code"].keys() == {"reward custom: reward.py"}
