@@ -62,8 +62,6 @@ TESTS: dict[str, tuple[str, ...]] = {
         "run",
         "resilience/test_saved_state.py",
         "resilience/test_guards.py",
-        "resilience/test_damaged_checkpoints.py",
-        "interface/test_trainer.py",
         "interface/test_verbs.py",
         "policy/test_muon.py",
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +17,7 @@ from tiny_models import make_trained_policy
 from torch import Tensor
 
 from oncurve.core.batch import Batch, collate
-from oncurve.core.errors import TrainingError
+from oncurve.core.errors import SamplerError, Shortage, TrainingError, first_line, is_out_of_memory, single_line
 from oncurve.core.policy import OneProcess, compute_context
 from oncurve.core.records import Group, Mean
 from oncurve.model.forward_backward import LayerPass
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 MakePolicy = Callable[..., TrainedPolicy]
 MakeModel = Callable[..., "PreTrainedModel"]
 RandomGroups = Callable[..., list[Group]]
+MakeBatch = Callable[[str], Batch]
+SAID = "CUDA out of memory. Tried to allocate 3.00 GiB"
 
 
 @pytest.fixture
@@ -455,3 +459,73 @@ def test_every_update_uses_the_rate_of_its_number(make_policy: MakePolicy, batch
     ] * 3
     assert policy.last_rate == made[-1]["policy/learning_rate"]
     assert policy.backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_pass_without_gradients_goes_on_in_smaller_parts(
+    make_policy: MakePolicy, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = make_batch("ragged")
+    limit = int(batch.row_lengths.max()) + 1
+    tight, roomy = make_policy(packing=False), make_policy(packing=False)
+    expected = roomy.annotate(batch, old=True, entropy=True, reference=False)
+    right = trained_policy.completion_logprobs
+
+    def choking(model: Any, part: Batch, **options: Any) -> Any:
+        found = right(model, part, **options)
+        if int(part.row_lengths.sum()) > limit:
+            raise torch.OutOfMemoryError(SAID)
+        return found
+
+    monkeypatch.setattr(trained_policy, "completion_logprobs", choking)
+    found = tight.annotate(batch, old=True, entropy=True, reference=False)
+    assert tight.tokens_per_microbatch < roomy.tokens_per_microbatch
+    assert "OUT OF MEMORY in a pass without gradients" in caplog.text
+    assert "set policy.tokens_per_microbatch" in caplog.text
+    for name in ("old_logprobs", "old_entropy"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_does_not_fit_into_a_pass_without_gradients_ends_in_one_message(
+    make_policy: MakePolicy, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choking(*given: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError(SAID)
+
+    policy = make_policy(packing=False)
+    monkeypatch.setattr(trained_policy, "completion_logprobs", choking)
+    with pytest.raises(TrainingError, match=r"a single completion of .* Lower rollouts\.max_completion_tokens"):
+        policy.annotate(make_batch("ragged"), old=True, entropy=False, reference=False)
+
+
+def test_a_shortage_forgives_nothing_else_and_keeps_no_frame() -> None:
+    class Held:
+        """Something large."""
+
+    held: list[weakref.ref[Held]] = []
+
+    def fails(error: Exception) -> None:
+        large = Held()
+        held.append(weakref.ref(large))
+        raise error
+
+    with Shortage() as shortage:
+        fails(torch.OutOfMemoryError(f"{SAID}\nmore"))
+    assert shortage.reason == SAID
+    assert held[0]() is None
+    assert sys.exc_info() == (None, None, None)
+    for error in (ValueError("out of memory"), SamplerError("there is not enough memory to sample")):
+        with pytest.raises(type(error)), Shortage():
+            fails(error)
+    assert not is_out_of_memory(TrainingError("there is not enough memory for a microbatch"))
+    assert not is_out_of_memory(RuntimeError("a shape is wrong"))
+    for text, first in (
+        ("", "ValueError"),
+        (" one\ntwo", "one"),
+        ("a" * 200, "a" * 200),
+        ("a" * 201, "a" * 200),
+        (f"One. Two. {'a' * 200}", "One. Two"),
+    ):
+        assert first_line(ValueError(text)) == first
+    for length, kept in ((300, 300), (301, 300)):
+        assert single_line(ValueError("a" * length)) == f"ValueError: {'a' * kept}"
+    assert single_line(ValueError(" \n")) == "ValueError"
