@@ -58,7 +58,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "core": ("algorithm", "sample", "policy", "rewards", "data", "run/test_run.py", "test_batch.py", "test_records.py"),
     "data": ("data", "test_batch.py"),
-    "run": ("run", "resilience/test_saved_state.py", "resilience/test_guards.py"),
+    "run": (
+        "run",
+        "resilience/test_saved_state.py",
+        "resilience/test_guards.py",
+        "interface/test_verbs.py",
+        "policy/test_muon.py",
+    ),
     "sample": ("sample", "episodes/test_waiting_rows.py"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""

@@ -13,9 +13,11 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from oncurve.core.records import (
+    NOT_APPLICABLE,
     RAW_ANSWER,
     SOURCE_ROW,
     Completion,
+    DecodeCall,
     FinishReason,
     Group,
     Mean,
@@ -23,6 +25,7 @@ from oncurve.core.records import (
     Reward,
     SamplingParams,
     Segment,
+    html_table,
     mean_of,
     packed,
 )
@@ -149,3 +152,25 @@ def test_sampling_says_what_it_leaves_out_and_how_much_room_is_left() -> None:
     for tokens, least in ((3, 3), (4, 4), (5, 4)):
         limited = params.limited_to(tokens)
         assert (limited.max_completion_tokens, limited.min_completion_tokens) == (tokens, least)
+
+
+def test_prompts_are_held_for_the_rows_that_run_and_for_as_many_that_come() -> None:
+    call = DecodeCall(num_prompts=7, group_size=3, prompt_tokens=1, completion_tokens=1)
+    assert call.rows == 21
+    assert [(rows, call.groups(rows), call.prompts(rows)) for rows in (1, 3, 4, 6, 7, 9, 10)] == [
+        (1, 1, 3), (3, 1, 3), (4, 2, 5), (6, 2, 5), (7, 3, 7), (9, 3, 7), (10, 4, 7)
+    ]  # fmt: skip
+    assert replace(call, is_open=True).prompts(9) == 9
+
+
+def test_a_table_of_a_notebook_shows_text_as_it_is() -> None:
+    assert html_table(("<a", "b"), [("1 < 2", 3)], is_styled=False) == (
+        "<table><tr><th>&lt;a</th><th>b</th></tr><tr><td>1 &lt; 2</td><td>3</td></tr></table>"
+    )
+    assert html_table((), [(1,)]).count('<td style="text-align: left;') == 1
+
+
+def test_a_reward_that_does_not_apply_is_no_failure_and_a_prompt_has_room_for_what_is_left() -> None:
+    cases = [Reward(1.0), Reward(None, error=NOT_APPLICABLE), Reward(None, error="timeout")]
+    assert [reward.is_failure for reward in cases] == [False, False, True]
+    assert [Reward(value).value for value in (9.9e14, -9.9e14)] == [9.9e14, -9.9e14]

@@ -24,6 +24,7 @@ from oncurve.policy.backend import make_adamw
 from oncurve.policy.final_model import write_model
 from oncurve.policy.half_precision import halve_frozen_matrices
 from oncurve.policy.lora import Adapter, Quantization, add_adapter, open_adapter
+from oncurve.policy.lora_targets import describe, unreached
 from oncurve.policy.model_folder import load_model, merge_adapter, save_model
 from oncurve.policy.settings import LoraSettings, OptimizerSettings
 from oncurve.policy.trained_policy import TrainedPolicy
@@ -100,6 +101,11 @@ def test_a_fresh_adapter_changes_nothing_and_is_all_that_is_trained(
     before = logits(model)
     adapter = add_adapter(model, LoraSettings(rank=4), base="")
     assert adapter.model is model
+    assert not adapter.has_dropout
+    assert not any(part.training for part in model.modules())
+    with adapter.dropping_out():
+        assert {name.partition(".lora_")[1] for name, part in model.named_modules() if part.training} == {".lora_", ""}
+        assert not any(part.training for name, part in model.named_modules() if "base_layer" in name)
     assert torch.equal(logits(model), before)
     assert all(".lora_" in name for name in trained(model))
     policy = make_policy(model, adapter=adapter)
@@ -128,6 +134,24 @@ def test_named_layers_get_the_adapter_and_strange_names_are_refused(tiny_model: 
     adapter = add_adapter(tiny_model(), LoraSettings(rank=2, target_modules=("q_proj", "v_proj")), base="")
     layers = {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in trained(adapter.model)}
     assert layers == {"q_proj", "v_proj"}
+    assert describe(adapter.model) == (
+        "adapters on q_proj (2), v_proj (2); none on model.embed_tokens (1), self_attn.k_proj (2), self_attn.o_proj "
+        "(2), mlp.gate_proj (2), mlp.up_proj (2), mlp.down_proj (2)"
+    )
+    assert unreached(adapter.model) == set()
+    settings = LoraSettings(rank=3, alpha=5.0, dropout=0.25, bias="lora_only", target_modules=("k_proj",))
+    given = (
+        add_adapter(tiny_model("gpt2"), LoraSettings(), base="b"),
+        add_adapter(tiny_model(), settings, base="c", revision="r"),
+    )
+    configs = [one.peft_model.peft_config["default"] for one in given]
+    assert [(c.fan_in_fan_out, c.base_model_name_or_path, c.revision, c.task_type) for c in configs] == [
+        (True, "b", None, "CAUSAL_LM"),
+        (False, "c", "r", "CAUSAL_LM"),
+    ]
+    chosen = configs[1]
+    assert (chosen.r, chosen.lora_alpha, chosen.lora_dropout, chosen.bias) == (3, 5.0, 0.25, "lora_only")
+    assert [one.has_dropout for one in given] == [False, True]
     with pytest.raises(ConfigError, match=r"q_projection.*q_proj"):
         add_adapter(tiny_model(), LoraSettings(target_modules=("q_projection",)), base="")
     for end in ("lm_head", "embed_tokens"):

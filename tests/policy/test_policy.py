@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -15,11 +17,15 @@ from tiny_models import make_trained_policy
 from torch import Tensor
 
 from oncurve.core.batch import Batch, collate
-from oncurve.core.errors import TrainingError
-from oncurve.core.records import Group
+from oncurve.core.errors import SamplerError, Shortage, TrainingError, first_line, is_out_of_memory, single_line
+from oncurve.core.policy import OneProcess, compute_context
+from oncurve.core.records import Group, Mean
 from oncurve.model.forward_backward import LayerPass
+from oncurve.policy import trained_policy
+from oncurve.policy.distributed import ALONE
 from oncurve.policy.settings import OptimizerSettings
-from oncurve.policy.trained_policy import TrainedPolicy
+from oncurve.policy.sharding import Sharding, ZeroSettings
+from oncurve.policy.trained_policy import Parallelism, TrainedPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 MakePolicy = Callable[..., TrainedPolicy]
 MakeModel = Callable[..., "PreTrainedModel"]
 RandomGroups = Callable[..., list[Group]]
+MakeBatch = Callable[[str], Batch]
+SAID = "CUDA out of memory. Tried to allocate 3.00 GiB"
 
 
 @pytest.fixture
@@ -210,6 +218,12 @@ def test_the_reference_stays_where_it_was(make_policy: MakePolicy, tiny_model: M
     assert second is not None
     assert torch.equal(first, second)
     assert not torch.allclose(first, policy.logprobs(batch)[0], atol=1e-3)
+    assert policy.reference is not None
+    start, end = weights(policy.reference), weights(policy.model)
+    for share, moved in ((0.0, 0.0), (0.25, 0.25), (1.0, 1.0)):
+        policy.move_reference(share)
+        for name, weight in policy.reference.named_parameters():
+            torch.testing.assert_close(weight.detach(), torch.lerp(start[name], end[name], moved))
 
 
 def test_a_reference_that_does_not_exist_is_asked_for_in_vain(make_policy: MakePolicy, batch: Batch) -> None:
@@ -226,6 +240,71 @@ def test_microbatches_are_cut_by_tokens_and_hold_every_row(make_policy: MakePoli
         assert sum(len(part) for part in parts) == len(batch)
         assert sum(int(part.mask.sum()) for part in parts) == batch.size.num_tokens
         assert {part.size for part in parts} == {batch.size}
+
+
+class OneOfTwo(OneProcess):
+    """The first of two processes, of which the other has two microbatches more."""
+
+    count = 2
+
+    def all_gather(self, value: Any) -> list[Any]:
+        return [value, value + 2]
+
+
+def test_one_of_several_processes_makes_as_many_passes_and_counts_an_update_by_its_share(
+    make_policy: MakePolicy, batch: Batch
+) -> None:
+    policy = make_policy(tokens_per_microbatch=40)
+    own = len(list(policy.microbatches(batch)))
+    policy.processes = OneOfTwo()
+    assert len(list(policy.microbatches(batch))) == own
+    policy.backend.is_lockstep = True
+    *parts, first, second = policy.microbatches(batch)
+    assert len(parts) == own
+    for idle in (first, second):
+        assert idle.row_lengths.tolist() == [int(batch.row_lengths.min())]
+        assert not idle.mask.any()
+        assert idle.advantages.tolist() == [0.0]
+    assert policy.update()["policy/loss"] == Mean(0, 0.5)
+
+
+def test_a_backend_is_told_when_passes_are_over_and_when_weights_are_published(
+    make_policy: MakePolicy, tiny_model: MakeModel, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, told = make_policy(reference=tiny_model("qwen2").requires_grad_(False)), []
+    policy.backend.after_scoring = told.append  # type: ignore[method-assign]
+    policy.backend.publish = lambda: told.append("published")  # type: ignore[method-assign]
+    policy.annotate(batch, old=False, entropy=True, reference=True)
+    policy.publish()
+    assert told == [policy.model, policy.reference, "published"]
+    given_back: list[int] = []
+    monkeypatch.setattr(trained_policy, "give_back", lambda: given_back.append(1))
+    step(policy, batch)
+    assert given_back == [1]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "counts"),
+    [
+        (None, (False, False)),
+        (Sharding(), (False, True)),
+        (ZeroSettings({}), (False, False)),
+        (ZeroSettings({"zero_optimization": {"stage": 3}}), (True, True)),
+    ],
+    ids=["whole", "fsdp", "ZeRO-2", "ZeRO-3"],
+)
+def test_weights_are_cut_where_each_process_is_to_have_a_part(sharding: Any, counts: tuple[bool, bool]) -> None:
+    assert tuple(Parallelism(replace(ALONE, count=count), sharding).cuts_weights for count in (1, 2)) == counts
+
+
+def test_full_width_types_compute_as_they_are_and_greedy_sampling_is_trained_at_temperature_one(
+    make_policy: MakePolicy,
+) -> None:
+    for name, is_narrowed in (("float32", False), ("float64", False), ("bfloat16", True), ("float16", True)):
+        with compute_context(torch.device("cpu"), name):  # type: ignore[arg-type]
+            assert torch.is_autocast_enabled("cpu") is is_narrowed, name
+            assert not is_narrowed or str(torch.get_autocast_dtype("cpu")) == f"torch.{name}"
+    assert [make_policy(temperature=at).temperature for at in (0.0, 0.6)] == [1.0, 0.6]
 
 
 @pytest.mark.proves("F39", "D9")
@@ -308,11 +387,11 @@ def test_without_a_gradient_nothing_moves(make_policy: MakePolicy, batch: Batch)
     policy = make_policy()
     step(policy, batch)
     before = weights(policy.model)
-    metrics = policy.update()
-    assert metrics["policy/skipped_updates"].value == 1
-    assert "policy/gradient_norm" not in metrics
+    assert policy.update() == {
+        "policy/skipped_updates": Mean(1, 1), "policy/nonfinite_updates": Mean(0, 1), "policy/loss": Mean(0, 1)
+    }  # fmt: skip
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.model.named_parameters())
-    assert policy.num_updates == 1
+    assert (policy.num_updates, policy.num_scheduled) == (1, 2)
 
 
 def test_weights_that_are_frozen_stay_and_have_no_optimizer_state(
@@ -349,13 +428,104 @@ def test_a_cosine_schedule_passes_half_in_the_middle() -> None:
 
 
 def test_a_warm_up_longer_than_the_run_is_no_division_by_zero() -> None:
-    assert OptimizerSettings(learning_rate=1.0, warmup_updates=20, schedule="linear").rate(25, 10) >= 0.0
+    settings = OptimizerSettings(learning_rate=1.0, warmup_updates=20, schedule="linear")
+    assert [settings.rate(update, 10) for update in (19, 20, 21, 25)] == [20 / 21, 1.0, 0.0, 0.0]
+    assert settings.rate(21, 22) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"extension": "hold"}, [1 - n / 10 for n in range(10)]),
+        ({"extension": "restart"}, [1 - n / 10 for n in range(10)]),
+        ({"planned_updates": (4,)}, [1 - n / 10 for n in range(10)]),
+        ({"planned_updates": (4,), "extension": "hold"}, [1, 0.75, 0.5, *[0.25] * 7]),
+        ({"planned_updates": (4,), "extension": "restart"}, [1, 0.75, 0.5, 0.25, *(1 - n / 6 for n in range(6))]),
+        ({"planned_updates": (2, 6), "extension": "restart"}, [1, 0.5, 1, 0.75, 0.5, 0.25, 1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_an_extended_schedule_goes_on_as_it_was_decided(settings: dict[str, Any], expected: list[float]) -> None:
+    assert rates(schedule="linear", **settings)[:10] == pytest.approx(expected)
 
 
 @pytest.mark.proves("F32", "F118", "D42")
 def test_every_update_uses_the_rate_of_its_number(make_policy: MakePolicy, batch: Batch) -> None:
     settings = OptimizerSettings(learning_rate=0.1, warmup_updates=1, schedule="linear")
     policy = make_policy(optimizer=settings, total_updates=3)
-    used = [step(policy, batch)["policy/learning_rate"] for _ in range(3)]
-    assert used == pytest.approx([0.05, 0.1, 0.05])
+    made = [step(policy, batch) for _ in range(3)]
+    assert [one["policy/learning_rate"] for one in made] == pytest.approx([0.05, 0.1, 0.05])
+    assert [(one["policy/skipped_updates"], one["policy/nonfinite_updates"], one["policy/loss"]) for one in made] == [
+        (0, 0, 0)
+    ] * 3
+    assert policy.last_rate == made[-1]["policy/learning_rate"]
     assert policy.backend.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_pass_without_gradients_goes_on_in_smaller_parts(
+    make_policy: MakePolicy, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = make_batch("ragged")
+    limit = int(batch.row_lengths.max()) + 1
+    tight, roomy = make_policy(packing=False), make_policy(packing=False)
+    expected = roomy.annotate(batch, old=True, entropy=True, reference=False)
+    right = trained_policy.completion_logprobs
+
+    def choking(model: Any, part: Batch, **options: Any) -> Any:
+        found = right(model, part, **options)
+        if int(part.row_lengths.sum()) > limit:
+            raise torch.OutOfMemoryError(SAID)
+        return found
+
+    monkeypatch.setattr(trained_policy, "completion_logprobs", choking)
+    found = tight.annotate(batch, old=True, entropy=True, reference=False)
+    assert tight.tokens_per_microbatch < roomy.tokens_per_microbatch
+    assert "OUT OF MEMORY in a pass without gradients" in caplog.text
+    assert "set policy.tokens_per_microbatch" in caplog.text
+    for name in ("old_logprobs", "old_entropy"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_does_not_fit_into_a_pass_without_gradients_ends_in_one_message(
+    make_policy: MakePolicy, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choking(*given: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError(SAID)
+
+    policy = make_policy(packing=False)
+    monkeypatch.setattr(trained_policy, "completion_logprobs", choking)
+    with pytest.raises(TrainingError, match=r"a single completion of .* Lower rollouts\.max_completion_tokens"):
+        policy.annotate(make_batch("ragged"), old=True, entropy=False, reference=False)
+
+
+def test_a_shortage_forgives_nothing_else_and_keeps_no_frame() -> None:
+    class Held:
+        """Something large."""
+
+    held: list[weakref.ref[Held]] = []
+
+    def fails(error: Exception) -> None:
+        large = Held()
+        held.append(weakref.ref(large))
+        raise error
+
+    with Shortage() as shortage:
+        fails(torch.OutOfMemoryError(f"{SAID}\nmore"))
+    assert shortage.reason == SAID
+    assert held[0]() is None
+    assert sys.exc_info() == (None, None, None)
+    for error in (ValueError("out of memory"), SamplerError("there is not enough memory to sample")):
+        with pytest.raises(type(error)), Shortage():
+            fails(error)
+    assert not is_out_of_memory(TrainingError("there is not enough memory for a microbatch"))
+    assert not is_out_of_memory(RuntimeError("a shape is wrong"))
+    for text, first in (
+        ("", "ValueError"),
+        (" one\ntwo", "one"),
+        ("a" * 200, "a" * 200),
+        ("a" * 201, "a" * 200),
+        (f"One. Two. {'a' * 200}", "One. Two"),
+    ):
+        assert first_line(ValueError(text)) == first
+    for length, kept in ((300, 300), (301, 300)):
+        assert single_line(ValueError("a" * length)) == f"ValueError: {'a' * kept}"
+    assert single_line(ValueError(" \n")) == "ValueError"

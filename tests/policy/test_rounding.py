@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from oncurve.algorithm import precision
 from oncurve.algorithm.precision import KERNELS, dithered, dithered_casts, key_of, narrow, saved_name, use_dither
 from oncurve.core.batch import collate
+from oncurve.core.records import Mean
 from oncurve.policy.arrivals import Arrivals
 from oncurve.policy.final_model import write_model
 from oncurve.policy.forward import completion_logprobs
@@ -281,6 +282,55 @@ def test_a_scale_of_the_loss_is_halved_at_an_overflow_and_doubled_after_many_upd
     assert scale.adapt(is_finite=False)
     assert scale.value == 1
     assert not scale.adapt(is_finite=False)  # at 1 the gradient itself is to blame
-    for _ in range(GROWTH_UPDATES):
-        assert not scale.adapt(is_finite=True)
-    assert scale.value == 2
+    for finite, value in ((GROWTH_UPDATES - 1, 1), (1, 2), (GROWTH_UPDATES - 1, 2), (1, 4), (1, 4)):
+        for _ in range(finite):
+            assert not scale.adapt(is_finite=True)
+        assert scale.value == value
+    scale.adapt(is_finite=False)
+    for _ in range(GROWTH_UPDATES - 1):
+        scale.adapt(is_finite=True)
+    assert (scale.value, scale.num_finite) == (2, GROWTH_UPDATES - 1)
+
+
+def test_a_scaled_loss_moves_the_weights_as_the_loss_itself_and_an_overflow_is_the_scales(
+    make_policy: Callable[..., TrainedPolicy], batch: Batch
+) -> None:
+    policy = make_policy(compute_type="float16", packing=False)
+    loss = -policy.logprobs(batch)[0].sum()
+    policy.backward(loss)
+    assert policy.loss_scale is not None
+    assert policy.loss_scale.value == 4096
+    scaled = torch.cat([weight.grad.flatten() for weight in policy.model.parameters() if weight.grad is not None])
+    metrics = policy.update()
+    assert metrics["policy/gradient_norm"].value == pytest.approx(float(scaled.norm()) / 4096, rel=1e-4)
+    assert metrics["policy/loss_scale"] == Mean(4096, 1)
+    assert metrics["policy/moved_fraction"].count > 0
+    policy.backward(policy.logprobs(batch)[0].sum() * torch.inf)
+    metrics = policy.update()
+    assert (metrics["policy/skipped_updates"], metrics["policy/nonfinite_updates"]) == (Mean(1, 1), Mean(0, 1))
+    assert "policy/moved_fraction" not in metrics
+    assert (metrics["policy/loss_scale"], policy.loss_scale.value) == (Mean(4096, 1), 2048)
+
+
+def test_what_arrives_is_counted_in_the_trained_matrices_alone() -> None:
+    model = nn.Sequential(nn.Embedding(4, 64), nn.Linear(64, 64), nn.Linear(8, 2).requires_grad_(False))
+    nn.init.constant_(model[1].weight, -1.0)  # type: ignore[arg-type]
+    found = Arrivals(model, torch.bfloat16)
+    assert [sample.matrix for sample in found.samples] == [model[1].weight]
+    before, small = found.copies(), 2.0**-7
+    with torch.no_grad():
+        model[1].weight.copy_(-1.0 - small)  # type: ignore[operator]
+    shown = found.measure(before)  # half of the 4,096 weights are looked at, and stand for all
+    assert shown == {
+        "policy/arrived": Mean(4096 * small**2, 4096 * small**2),
+        "policy/moved_fraction": Mean(4096, 4096),
+    }
+    assert found.measure(found.copies())["policy/moved_fraction"] == Mean(0, 4096)
+    for dtype, half_step in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
+        matrix = nn.Linear(2, 3)
+        matrix.weight.data = torch.tensor([[0.0, -1.0], [1.5, 1.0], [0.0, 0.0]])
+        measured = Arrivals(matrix, dtype)
+        assert measured.steps_until_seen(0.5) == 2 * half_step
+        assert measured.steps_until_seen(0.0) is None
+    assert Arrivals(model[2], torch.bfloat16).steps_until_seen(0.5) is None
+    assert Arrivals(model[2], torch.bfloat16).measure([])["policy/moved_fraction"] == Mean(0, 0)

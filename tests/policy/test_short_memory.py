@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,9 +12,11 @@ import torch
 
 from oncurve.algorithm.presets import build
 from oncurve.cli import app
-from oncurve.core.errors import OncurveError, SamplerError, Shortage, TrainingError, is_out_of_memory
+from oncurve.core.errors import (
+    OncurveError,
+    TrainingError,
+)
 from oncurve.core.records import Completion, Prompt, SamplingParams
-from oncurve.policy import trained_policy as policy_module
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run_errors import CheckpointError, memory_error_as
 
@@ -44,42 +45,6 @@ def small_run(make_prompts: Callable[..., list[Prompt]], train_in: Callable[...,
         return train_in(policy, make_prompts(*TEXTS), is_even, algorithm, sampling, **settings)
 
     return start
-
-
-def test_a_pass_without_gradients_goes_on_in_smaller_parts(
-    make_policy: MakePolicy, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    batch = make_batch("ragged")
-    limit = int(batch.row_lengths.max()) + 1
-    tight, roomy = make_policy(packing=False), make_policy(packing=False)
-    expected = roomy.annotate(batch, old=True, entropy=True, reference=False)
-    right = policy_module.completion_logprobs
-
-    def choking(model: Any, part: Batch, **options: Any) -> Any:
-        found = right(model, part, **options)
-        if int(part.row_lengths.sum()) > limit:
-            raise torch.OutOfMemoryError(SAID)
-        return found
-
-    monkeypatch.setattr(policy_module, "completion_logprobs", choking)
-    found = tight.annotate(batch, old=True, entropy=True, reference=False)
-    assert tight.tokens_per_microbatch < roomy.tokens_per_microbatch
-    assert "OUT OF MEMORY in a pass without gradients" in caplog.text
-    assert "set policy.tokens_per_microbatch" in caplog.text
-    for name in ("old_logprobs", "old_entropy"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
-
-
-def test_a_row_that_does_not_fit_into_a_pass_without_gradients_ends_in_one_message(
-    make_policy: MakePolicy, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def choking(*given: Any, **options: Any) -> Any:
-        raise torch.OutOfMemoryError(SAID)
-
-    policy = make_policy(packing=False)
-    monkeypatch.setattr(policy_module, "completion_logprobs", choking)
-    with pytest.raises(TrainingError, match=r"a single completion of .* Lower rollouts\.max_completion_tokens"):
-        policy.annotate(make_batch("ragged"), old=True, entropy=False, reference=False)
 
 
 def test_nothing_of_a_try_that_failed_is_left_when_smaller_parts_are_tried(
@@ -159,28 +124,6 @@ def test_the_command_line_hides_no_other_failure(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(app, "make_app", lambda command: broken)
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         app.main()
-
-
-def test_a_shortage_forgives_nothing_else_and_keeps_no_frame() -> None:
-    class Held:
-        """Something large."""
-
-    held: list[weakref.ref[Held]] = []
-
-    def fails(error: Exception) -> None:
-        large = Held()
-        held.append(weakref.ref(large))
-        raise error
-
-    with Shortage() as shortage:
-        fails(torch.OutOfMemoryError(f"{SAID}\nmore"))
-    assert shortage.reason == SAID
-    assert held[0]() is None
-    assert sys.exc_info() == (None, None, None)
-    for error in (ValueError("out of memory"), SamplerError("there is not enough memory to sample")):
-        with pytest.raises(type(error)), Shortage():
-            fails(error)
-    assert not is_out_of_memory(TrainingError("there is not enough memory for a microbatch"))
 
 
 def test_an_error_that_was_said_already_is_not_said_again() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from oncurve.core.errors import ConfigError
 from oncurve.policy.distributed import ALONE
-from oncurve.policy.from_settings import where_whole
+from oncurve.policy.from_settings import make_device, make_sharding, own_compute_type, where_whole
 from oncurve.policy.half_precision import frozen_copy
+from oncurve.policy.settings import OptimizerSettings, PolicySection
 from oncurve.policy.sharding import Sharding, ZeroSettings
 from oncurve.recipe.load import parse_config
 
@@ -65,3 +67,51 @@ def test_only_who_samples_or_publishes_has_all_weights() -> None:
     assert places("rollouts.type=engine") == ("device", "device")
     assert places(*served) == ("cpu", "none")
     assert places(*served, "rollouts.transfer=nccl") == ("device", "none")
+
+
+ZERO_2 = {"zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "optimizer", "count", "expected"),
+    [
+        ({"parallel": "none"}, "adamw", 1, None),
+        ({"parallel": "ddp"}, "muon", 2, None),
+        ({"parallel": "fsdp"}, "muon", 1, None),
+        ({"parallel": "fsdp"}, "adamw", 2, Sharding(reshard_after_forward=True, offload=False, degree=None)),
+        ({"parallel": "fsdp", "offload": True}, "adamw", 2, Sharding(offload=True)),
+        ({"parallel": "fsdp", "reshard_after_forward": False}, "adamw", 2, Sharding(reshard_after_forward=False)),
+        ({"parallel": "fsdp", "shard_degree": 2}, "adamw", 4, Sharding(degree=2)),
+        ({"parallel": "fsdp", "shard_degree": 2}, "adamw", 2, Sharding(degree=2)),
+        ({"parallel": "fsdp", "shard_degree": 2}, "adamw", 1, None),
+        ({"parallel": "fsdp", "shard_degree": 2}, "adamw", 3, "shard_degree is 2"),
+        ({"parallel": "ddp", "shard_degree": 2}, "adamw", 2, "shard_degree is 2"),
+        ({"parallel": "fsdp", "quantization": "nf4"}, "adamw", 2, "cannot cut weights or moments of few bits"),
+        ({"parallel": "fsdp"}, "adamw_8bit", 2, "cannot cut weights or moments of few bits"),
+        ({"parallel": "deepspeed"}, "adamw", 1, ZeroSettings(ZERO_2)),
+        ({"parallel": "deepspeed", "quantization": "nf4"}, "adamw", 1, ZeroSettings(ZERO_2)),
+        ({"parallel": "deepspeed", "offload": True}, "adamw", 2, ZeroSettings(ZERO_2, offload=True)),
+        ({"parallel": "deepspeed"}, "muon", 1, "needs whole matrices"),
+        ({"parallel": "deepspeed"}, "adamw_8bit", 1, "cannot cut weights or moments of few bits"),
+    ],
+)
+def test_weights_are_cut_as_the_recipe_says_where_several_processes_can(
+    keys: dict[str, Any], optimizer: Any, count: int, expected: object
+) -> None:
+    given = PolicySection(**keys), OptimizerSettings(type=optimizer), replace(ALONE, count=count)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            make_sharding(*given)
+    else:
+        assert make_sharding(*given) == expected
+
+
+def test_arithmetic_is_narrow_on_a_gpu_and_as_asked_elsewhere() -> None:
+    asked, left_open = PolicySection(compute_type="float16"), PolicySection()
+    found = [
+        own_compute_type(section, torch.device(kind)) for section in (asked, left_open) for kind in ("cpu", "cuda")
+    ]
+    assert found == ["float16", "float16", "float32", "bfloat16"]
+    assert make_device("cpu") == CPU
+    with pytest.raises(ConfigError, match=r"policy\.device is 'abacus', which this machine"):
+        make_device("abacus")

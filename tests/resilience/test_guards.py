@@ -200,6 +200,58 @@ def test_the_kl_alarm_comes_once_per_excursion_and_asks_for_a_higher_coefficient
     assert len(alarms([{"policy/kl": kl} for kl in (0.01, math.nan, 5.0)])) == 1, "a jump need not wait for ten records"
 
 
+@pytest.mark.parametrize(
+    ("records", "steps"),
+    [
+        ([0.01, 0.1], []),  # at the limit
+        ([0.01, 0.1001], [2]),
+        ([0.25, 0.375], []),  # at the growth
+        ([0.25, 0.376], [2]),
+        ([0.01, 0.2, 0.1, 0.2], [2, 4]),  # an excursion ends at the limit
+        ([0.01, 0.2, 0.101, 0.2], [2]),
+        ([0.01, *[0.09] * 9, 0.12], [11]),  # ten records ago it was 0.01
+        ([0.01, *[0.09] * 10, 0.12], []),
+    ],
+)
+def test_the_kl_alarm_has_a_limit_a_growth_and_ten_records(records: list[float], steps: list[int]) -> None:
+    said = alarms([{"policy/kl": kl} for kl in records])
+    assert [int(text.split()[2].rstrip(":")) for text in said] == steps
+
+
+@pytest.mark.parametrize(
+    ("norms", "steps"),
+    [
+        ([1.0] * 4 + [99.0], []),
+        ([1.0] * 5 + [5.0], []),
+        ([1.0] * 5 + [5.1], [6]),
+        ([1.0] * 5 + [5.1, 5.0, 5.1], [6, 8]),
+        ([1.0] * 11 + [4.0] * 10 + [6.0], []),  # of the last twenty, ten are 1 and ten are 4
+        ([1.0] * 11 + [4.0] * 9 + [6.0], [21]),
+    ],
+)
+def test_the_gradient_alarm_has_a_growth_and_a_median_of_twenty(norms: list[float], steps: list[int]) -> None:
+    said = alarms([{"policy/gradient_norm": norm} for norm in norms])
+    assert [int(text.split()[2].rstrip(":")) for text in said] == steps
+
+
+@pytest.mark.parametrize(
+    ("mismatches", "is_exact", "is_refused"),
+    [
+        ([], False, False), ([math.nan], False, False), ([0.3], False, False), ([0.1, 0.301], False, True),
+        ([0.0099], True, False), ([0.0101, math.inf], True, True), ([0.301, 0.1], False, True),
+    ],
+)  # fmt: skip
+def test_sampler_and_trainer_may_differ_by_as_much_as_rounding(
+    mismatches: list[float], is_exact: bool, is_refused: bool
+) -> None:
+    guards = Guards(is_exact=is_exact)
+    if not is_refused:
+        guards.before_first_update(mismatches)
+        return
+    with pytest.raises(TrainingError, match=f"differ by {max(m for m in mismatches if m < 1):.2g} nats"):
+        guards.before_first_update(mismatches)
+
+
 def test_a_run_that_is_to_return_ends_at_the_kl_alarm() -> None:
     guards = Guards(returns_on_kl=True)
     guards.after_step(1, {"policy/kl": 0.02})
@@ -217,7 +269,8 @@ def test_the_gradient_alarm_compares_with_the_median_and_comes_once() -> None:
 @pytest.mark.proves("F29")
 def test_a_run_that_learns_nothing_for_long_is_told_once() -> None:
     silent, other = {"group/zero_signal_fraction": 1.0}, {"group/zero_signal_fraction": 0.9}
-    assert len(alarms([silent] * 25)) == 1
+    assert [text.split(":")[0] for text in alarms([silent] * 25)] == ["ALARM step 10"]
+    assert alarms([silent] * 9) == []
     assert alarms([*[silent] * 9, other] * 3) == []
 
 

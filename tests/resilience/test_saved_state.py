@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve.run.checkpointer as saving
 from oncurve.algorithm.presets import build
 from oncurve.data.curriculum import Curriculum
-from oncurve.run.checkpoint_manifest import verify
+from oncurve.run.checkpoint_manifest import (
+    MANIFEST,
+    checkpoints_in,
+    newest_good,
+    prune,
+    quarantine,
+    sweep,
+    verify,
+    write_checkpoint_manifest,
+)
 from oncurve.run.checkpointer import Checkpointer, best_interval
 from oncurve.run.guards import Guards
 from oncurve.run.settings import RunSection
@@ -223,6 +233,73 @@ def test_the_best_checkpoint_by_held_out_score_stays(make_saver: Callable[..., C
     assert sorted(path.name for path in saver.root.iterdir()) == ["step_000002", "step_000004"]
 
 
+def test_a_checkpoint_is_due_at_its_interval_with_score_and_kl_and_is_taken_once(
+    make_saver: Callable[..., Checkpointer],
+) -> None:
+    saver = make_saver(save_every_steps=2, keep_checkpoints=9)
+    assert not saver.save_marked()
+    metrics = {"policy/kl": 0.5, "evaluation/mean_reward": 0.25}
+    for number, more in ((1, {}), (2, {}), (4, {"evaluation/correct_fraction": 0.75}), (6, {})):
+        saver.mark(number)
+        assert (saver.after_step(number, metrics | more).keys() == {"time/save_seconds"}) == (number > 1)
+    taken = saver._thread
+    assert saver.save_marked()
+    assert taken is not None
+    assert not taken.is_alive()
+    found = {path.name: verify(path) for path in sorted(saver.root.iterdir())}
+    assert [(name, facts["score"]) for name, facts in found.items()] == [
+        ("step_000002", 0.25), ("step_000004", 0.75), ("step_000006", 0.25)
+    ]  # fmt: skip
+    assert (found["step_000002"]["kl"], found["step_000002"]["weights"], found["step_000002"]["world_size"]) == (
+        0.5, "whole", 1
+    )  # fmt: skip
+
+
+def test_a_saver_puts_back_what_it_marked_but_what_a_change_made_meaningless(
+    make_saver: Callable[..., Checkpointer],
+) -> None:
+    saver = make_saver()
+    saver.policy.tokens_per_microbatch, saver.guards.num_silent = 77, 4
+    saver.mark(3, pending={"reward/mean": 0.5})
+    step(saver.policy, seed=1)
+    saver.mark(4, pending={"reward/mean": 0.5})
+    saver.save()
+    saver.wait()
+    folder = saver.root / "step_000004"
+    for fresh, tokens in ((frozenset(), 77), (frozenset({"tokens_per_microbatch", "entropy", "curriculum"}), 5)):
+        other = make_saver()
+        other.policy.tokens_per_microbatch = 5
+        state = other.load(folder, verify(folder), fresh=fresh)
+        assert state["pending"] == {"reward/mean": 0.5}
+        assert (other.policy.tokens_per_microbatch, other.guards.num_silent, other.last_saved) == (tokens, 4, 4)
+        assert (other.policy.num_updates, other.policy.num_scheduled) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "interval", "written", "said"),
+    [
+        (2.0, 50, 1.0, "run.save_every_steps=7 is optimal (now 50: a failure costs at most 100 s)"),
+        (2.0, 50, 41.0, "run.save_every_steps=21 is optimal"),
+        (1.2, 50, 1.0, "run.save_every_steps=11 is optimal (now 50: a failure costs at most 60 s)"),
+        (1.19, 50, 1.0, None),
+        (30.0, 2, 60.0, None),
+        (30.0, 2, 61.0, "run.save_every_steps=3 is optimal"),
+        (2.0, 50, 0.0, None),
+        (0.0, 50, 1.0, None),
+    ],
+)
+def test_an_interval_is_proposed_where_it_is_worth_a_word(
+    step_seconds: float, interval: int, written: float, said: str | None, make_saver: Callable[..., Checkpointer]
+) -> None:
+    told: list[str] = []
+    saver = make_saver(save_every_steps=interval, notify=told.append)
+    saver._thread, saver._write_seconds = threading.Thread(), written
+    for _ in range(2):
+        saver._propose(step_seconds, 1e-4)
+    assert [said in text for text in told if said] == ([] if said is None else [True])
+    assert len(told) == (said is not None)
+
+
 def test_the_interval_that_loses_least_time_follows_young() -> None:
     assert best_interval(step_seconds=10, save_seconds=50, failure_every_seconds=3600) == 60
     assert best_interval(step_seconds=1e6, save_seconds=1) == 1
@@ -266,3 +343,71 @@ def test_nothing_is_printed_while_saving(make_saver: Callable[..., Checkpointer]
     saver.save()
     saver.wait()
     assert screen.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../outside"])
+def test_a_manifest_cannot_lead_out_of_its_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "step_000001"
+    folder.mkdir(parents=True)
+    (tmp_path / "outside").write_text("x")
+    (tmp_path / "checkpoints" / "outside").write_text("x")
+    write_checkpoint_manifest(folder, {"step": 1})
+    manifest = json.loads((folder / MANIFEST).read_text())
+    from oncurve.run.checkpoint_manifest import _render
+
+    facts = {key: value for key, value in manifest.items() if key != "sha256"}
+    (folder / MANIFEST).write_text(_render({**facts, "files": {name: {"size": 1, "sha256": "0"}}}))
+    with pytest.raises(CheckpointError, match="outside of the folder"):
+        verify(folder)
+
+
+def test_the_model_before_training_does_not_stand_in_for_broken_checkpoints(tmp_path: Path) -> None:
+    for step in (0, 4):
+        folder = tmp_path / f"step_{step:06d}"
+        folder.mkdir()
+        (folder / "state.json").write_text("{}")
+        write_checkpoint_manifest(folder, {"step": step})
+    (tmp_path / "step_000004" / "state.json").write_text("")
+    with pytest.raises(CheckpointError, match=r"step_000004/state\.json: has 0 bytes"):
+        newest_good(tmp_path, strict=False, warn=lambda text: None)
+    shutil.rmtree(tmp_path / "step_000004")
+    assert newest_good(tmp_path, strict=False, warn=lambda text: None)[0].name == "step_000000"
+
+
+def make_checkpoints(root: Path, scores: dict[int, float | None]) -> None:
+    for step, score in scores.items():
+        folder = root / f"step_{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+        write_checkpoint_manifest(folder, {"step": step, "score": score})
+
+
+@pytest.mark.proves("F123")
+def test_the_newest_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {5: 0.1, 40: 0.7, 200: 0.3, 1000: None, 1_000_000: 0.2})
+    (tmp_path / "step_notes.txt").touch()
+    (tmp_path / "model").mkdir()
+    prune(tmp_path, keep=2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["model", "step_000040", "step_001000", "step_1000000", "step_notes.txt"]
+    assert [step for step, _ in checkpoints_in(tmp_path)] == [40, 1000, 1_000_000]
+
+
+def test_what_a_killed_writer_left_is_swept_and_an_old_folder_gets_its_name_back(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {2: None, 4: None})
+    (tmp_path / "step_000004").rename(tmp_path / ".step_000004.old-77")
+    for name in (".step_000006.partial-77", ".step_000001.deleted-77", ".step_000002.old-78", ".mine"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "step_000002", "step_000004"]
+    assert verify(tmp_path / "step_000004")["step"] == 4
+
+
+def test_checkpoints_of_steps_that_are_done_again_are_set_aside(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {2: None, 4: None, 6: None})
+    quarantine(tmp_path, after=2)
+    assert [step for step, _ in checkpoints_in(tmp_path)] == [2]
+    assert sorted(path.name for path in tmp_path.glob("left*")) == [
+        "left_behind_step_000004",
+        "left_behind_step_000006",
+    ]

@@ -14,10 +14,11 @@ from bits.runs import trained
 from oncurve.core.errors import DataError
 from oncurve.core.records import ENDED_BY_ITSELF, Completion, Group, Prompt, Reward, Segment
 from oncurve.data.check import find_repeats
+from oncurve.data.curriculum import Curriculum
 from oncurve.data.datasets import count_rows
 from oncurve.recipe.load import parse_config
 from oncurve.recipe.schema import Config
-from oncurve.run.first_groups import describe_episode
+from oncurve.run.first_groups import MOST_TURNS, _first_prompts, describe_episode, describe_groups
 from oncurve.run.rendered import describe_validation, refuse_shared, split_rows
 
 Row = dict[str, Any]
@@ -114,3 +115,54 @@ def test_pages_call_the_same_completions_cut_off_as_everybody_else() -> None:
     ends = set(re.findall(r"^  (\w+):|, (\w+): \[", text[: text.index("CUT_OFF")], re.MULTILINE))
     known = {name for pair in ends for name in pair if name}
     assert set(re.findall(r"\w+", listed)) == known - set(ENDED_BY_ITSELF)
+
+
+def test_a_long_episode_is_cut_and_one_that_failed_says_so() -> None:
+    for count, more in ((MOST_TURNS, None), (MOST_TURNS + 1, "  ... and 1 further part")):
+        parts = tuple(Segment(place % 2 == 0, place, place + 1, str(place)) for place in range(count))
+        short = Completion((1,), (1,), "", (0.0,), "done", 0, 0, segments=(Segment(True, 0, 1, "x"),))
+        long = Completion((1,), (1,) * count, "", (0.0,) * count, "done", 0, 1, segments=parts)
+        groups = [Group(Prompt("q", (1,), 0), (short, long))]
+        lines = describe_episode(groups, [[Reward(1.0), Reward(None, error="timeout")]])
+        assert lines[0].endswith("ended by done, not graded (timeout)")
+        assert len(lines) == 2 + MOST_TURNS + (more is not None)
+        assert more is None or lines[-1] == more
+
+
+@pytest.mark.parametrize(
+    ("right", "reason", "said"),
+    [
+        ((0, 0, 0, 0, 0), "stop", "a signal, so GRPO would learn nothing from them. The prompts are too hard"),
+        ((2, 2, 2, 2, 2), "stop", "a signal, so GRPO would learn nothing from them. The prompts are too easy"),
+        ((2, 2, 0, 0, 1), "stop", "of the 10 groups of a step, about 2 would be learned from"),
+        ((2, 2, 2, 0, 0, 0, 1), "stop", "most of the sampling would be wasted at first. The prompts are too hard"),
+        ((2, 2, 2, 2, 0, 0, 1), "stop", "most of the sampling would be wasted at first. The prompts are too easy"),
+        ((2, 0, 0, 0, 0, 0, 1), "length", "wasted at first. Most completions are cut off before their answer"),
+        ((1, 1, 0), "length", "of the 10 groups of a step, about 7 would be learned from"),
+    ],
+)  # fmt: skip
+def test_the_first_groups_say_how_many_could_be_learned_from(
+    right: tuple[int, ...], reason: Any, said: str, tmp_path: Path
+) -> None:
+    config = recipe(tmp_path, SUMS)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"prompts_per_step": 10})})
+    made = [tuple(Completion((n,), (1,), "", (0.0,), reason, 0, k) for k in range(2)) for n in range(len(right))]
+    groups = [Group(Prompt("", (n,), n), completions) for n, completions in enumerate(made)]
+    rewards = [[Reward(float(k < count), parts={"correct": float(k < count)}) for k in range(2)] for count in right]
+    lines = describe_groups(config, groups, rewards, 3.4)
+    signals, total = right.count(1), len(right)
+    assert lines[0].startswith(f"{total} groups of {config.algorithm.group_size} from the untrained model, in 3 s: ")
+    assert f"in 3 s: {signals} have a signal ({signals / total:.0%}, 95 % interval " in lines[0]
+    assert f"mean reward {sum(right) / 2 / total:.3g}, correct {sum(right) / 2 / total:.0%}" in lines[1]
+    assert f"cut off by the limit {float(reason == 'length'):.0%}" in lines[1]
+    assert f"solved by all {right.count(2) / total:.0%}, solved by none {right.count(0) / total:.0%}" in lines[1]
+    assert said in lines[-1]
+    assert len(lines) == (3 if signals == 0 or signals / total >= 0.2 else 4)
+
+
+def test_the_first_prompts_are_those_of_the_first_steps_each_once() -> None:
+    data = Curriculum([Prompt("", (n,), n) for n in range(10)], 4)
+    order = [prompt.index for step in range(5) for prompt in data.at(step)]
+    for count in (1, 4, 5, 10):
+        assert [prompt.index for prompt in _first_prompts(data, count)] == order[:count]
+    assert len(_first_prompts(data, 12)) == 10

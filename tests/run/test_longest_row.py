@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from oncurve.algorithm.presets import build
-from oncurve.core.batch import Batch
+from oncurve.core.batch import Batch, Size, collate
 from oncurve.core.errors import SamplerError, TrainingError
-from oncurve.core.records import Prompt, SamplingParams
+from oncurve.core.records import Completion, Group, Prompt, SamplingParams
 from oncurve.observe.record import read_metrics, read_rollouts
 from oncurve.policy.trained_policy import TrainedPolicy
-from oncurve.run.longest_row import LongestRows
+from oncurve.run.longest_row import LongestRows, stretched
 from oncurve.run.services import Run
 from oncurve.sample.engine import InProcessEngine
 
@@ -112,3 +112,22 @@ def test_memory_that_would_run_out_later_ends_the_run_behind_its_first_step(
         start("short", is_tried=True, change=change)
     assert "20 tokens of a prompt and 40 of a completion, were tried after the first update" in str(raised.value)
     assert "Lower rollouts.max_completion_tokens" in str(raised.value)
+
+
+def test_rows_are_stretched_from_the_longest_completion() -> None:
+    prompts = [Prompt("", (1, 2, 3), 0), Prompt("", (4,), 1)]
+    rows = [((5, 6), (7,)), ((8, 9, 5), (6, 7))]
+    groups = [
+        Group(prompt, tuple(Completion(prompt.prompt_ids, ids, "", (-1.0,) * len(ids), "stop", 0, n)
+                            for n, ids in enumerate(made)))
+        for prompt, made in zip(prompts, rows, strict=True)
+    ]  # fmt: skip
+    batch = collate(groups, torch.tensor([[1.0, -1.0], [0.5, -0.5]]))
+    found = stretched(batch, 5, group_size=2, prompt_tokens=2, completion_tokens=7)
+    assert (found.prompt_ids.tolist(), found.prompt_lengths.tolist()) == ([[4, 4]] * 5, [2] * 5)
+    assert (found.completion_ids.tolist(), found.completion_lengths.tolist()) == ([[8, 9, 5, 8, 9, 5, 8]] * 5, [7] * 5)
+    assert (found.group_ids.tolist(), found.advantages.tolist()) == ([0, 0, 1, 1, 2], [0.5] * 5)
+    assert bool(found.mask.all())
+    assert not found.sampler_logprobs.any()
+    assert found.size == Size(5, 35, 3)
+    assert stretched(batch, 1, group_size=2, prompt_tokens=1, completion_tokens=2).completion_ids.tolist() == [[8, 9]]

@@ -62,7 +62,10 @@ def run(useful: set[int], rounds: int) -> tuple[list[Group], list[list[Reward]],
 
 
 def test_groups_without_a_signal_are_replaced_until_the_step_is_full() -> None:
-    kept, graded, sampler = run(set(range(20)) - {p.index for p in Curriculum(PROMPTS, 4).at(0)[:2]}, rounds=5)
+    first = [prompt.index for prompt in Curriculum(PROMPTS, 4).at(0)]
+    kept, graded, sampler = run(set(range(20)) - set(first[:2]), rounds=5)
+    assert [group.prompt.index for group in kept] == [*first[2:], *sampler.asked[4:]]
+    assert all(one.policy_version == 0 and len(group.completions) == 2 for group in kept for one in group.completions)
     assert len(kept) == 4
     assert all(has_signal(rewards) for rewards in graded)
     assert len(sampler.asked) == 6

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import torch
 from rich.console import Console
 
 from oncurve.algorithm.presets import build
-from oncurve.core.errors import RewardError
+from oncurve.core.errors import RewardError, TrainingError
 from oncurve.core.records import Completion, Group, Mean, Prompt, Reward, SamplingParams
 from oncurve.observe.measure import rollout_metrics
 from oncurve.observe.progress import Progress
@@ -113,8 +115,114 @@ def test_times_of_a_phase_add_up(make_run: Callable[..., Run], groups: list[Grou
         one_step(run, step, groups)
     [row] = read_metrics(run.log.folder.path)
     assert 0 < row["time/sample_seconds"] < row["time/step_seconds"] <= row["time/elapsed_seconds"]
+    assert 0 < row["memory/process_gib"] < 1000
     assert row["memory/sample_gib"] > 0
     assert row["speed/sampled_tokens_per_second"] == pytest.approx(row["tokens/sampled"] / row["time/sample_seconds"])
+
+
+def test_speeds_are_tokens_by_the_seconds_of_their_phase(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    run = make_run(total_steps=1)
+    run.log.begin({"time/save_seconds": 3.0})
+    for phase, seconds in (("sample", 1.0), ("sample", 3.0), ("train", 0.5)):
+        run.log.phase(phase, seconds)
+    run.log.measure(0, groups, graded(groups))
+    run.log.add({"policy/entropy": Mean(1.0, 8)})
+    found = run.log.metrics()
+    assert (found["time/save_seconds"], found["time/sample_seconds"], found["time/train_seconds"]) == (3.0, 4.0, 0.5)
+    assert (found["tokens/trained"], found["speed/trained_tokens_per_second"]) == (8, 16.0)
+    assert found["speed/sampled_tokens_per_second"] == found["tokens/sampled"] / 4
+    assert found["speed/tokens_per_second"] == pytest.approx(found["tokens/sampled"] / found["time/step_seconds"])
+    assert math.isnan(run.log.mean("policy/kl"))
+    run.log.begin({})
+    assert run.log.metrics().keys() == {
+        "tokens/trained", "time/step_seconds", "memory/process_gib", "speed/tokens_per_second"
+    }  # fmt: skip
+
+
+def test_completions_may_be_as_old_as_the_recipe_allows(make_run: Callable[..., Run], groups: list[Group]) -> None:
+    log = make_run().log
+
+    def aged(*versions: int) -> list[Group]:
+        pairs = zip(groups, versions, strict=True)
+        return [
+            replace(group, completions=tuple(replace(one, policy_version=version) for one in group.completions))
+            for group, version in pairs
+        ]
+
+    found = log.check_age(12, aged(12, 9, 3))
+    assert (found["completion/mean_staleness_steps"], found["completion/max_staleness_steps"]) == (4.0, 9.0)
+    for versions, said in (((12, 12, 2), "0 to 10 steps old; at most 9"), ((13, 12, 12), "-1 to 0 steps old")):
+        with pytest.raises(TrainingError, match=said):
+            log.check_age(12, aged(*versions))
+    log.max_staleness_steps = 0
+    assert log.check_age(12, aged(12, 12, 12)) == {
+        "completion/mean_staleness_steps": 0.0, "completion/max_staleness_steps": 0.0
+    }  # fmt: skip
+    assert log.check_age(12, []) == log.check_age(12, aged(12, 12, 12))
+
+
+def test_the_first_failure_of_grading_is_told_and_an_ungraded_run_is_refused(
+    make_run: Callable[..., Run], groups: list[Group]
+) -> None:
+    rewards, log = graded(groups), make_run(max_error_fraction=1.0).log
+    failed = Reward(None, error="crashed", detail="ZeroDivisionError", trace="Traceback: here")
+    with pytest.raises(RewardError, match="step 1"):
+        log.measure(0, groups, [[failed] * 4] * 3)
+    log = make_run(folder="other", max_error_fraction=1.0).log
+    log.measure(0, groups, rewards)
+    for step in (1, 2):
+        log.measure(step, groups, [[failed] * 4, *rewards[1:]])
+    shown = log.progress.console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count("WARNING") == 1
+    assert "step 2: grading failed for 4 of 12 completions" in " ".join(shown.split())
+    written = (log.folder.path / "log.txt").read_text()
+    assert "step 2: grading failed for 4 of 12 completions" in written
+    assert "Traceback: here" in written
+
+
+def test_a_step_says_what_it_does_in_its_order_and_is_shown(
+    make_run: Callable[..., Run], groups: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, str]] = []
+    marks: list[int] = []
+    monkeypatch.setattr(RunFolder, "write_status", lambda self, step, phase: said.append((step, phase)))
+    monkeypatch.setattr(RunFolder, "sync", lambda self: said.append((-1, "sync")))
+
+    class Saver:
+        root = Path("checkpoints")
+
+        def mark(self, step: int, *, pending: object = None) -> None:
+            marks.append(step)
+
+        def after_step(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+            return {"time/save_seconds": float(step)}
+
+        def save_marked(self) -> bool:
+            return marks[-1] == 2
+
+    run = make_run(total_steps=2, every=[(2, lambda step: {"evaluation/x": 1.0})], saver=Saver())
+    shown = []
+    for step in run.steps():
+        with run.timed("sample"):
+            pass
+        one_step(run, step, groups)
+        assert run.last is not None
+        shown.append((repr(run.last), run.last.save()))
+    assert said == [
+        (0, "sample"), (0, "record"), (1, "save"), (-1, "sync"),
+        (1, "sample"), (1, "evaluate"), (1, "record"), (2, "save"), (-1, "sync"),
+    ]  # fmt: skip
+    assert marks == [1, 2]
+    assert shown == [
+        ("<Step 1: mean reward 0.500>", None),
+        ("<Step 2: mean reward 0.500>", Path("checkpoints/step_000002")),
+    ]
+    first, second = read_metrics(run.log.folder.path)
+    assert ("time/save_seconds" in first, second["time/save_seconds"]) == (False, 1.0)
+    table = run.last._repr_html_() if run.last is not None else ""
+    assert table.count("<tr>") == 1 + len(groups)
+    assert table.count(">1<") == table.count(">0<") == len(groups)
+    assert make_run(folder="unsaved").last is None
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(make_run: Callable[..., Run]) -> None:
@@ -244,6 +352,7 @@ def test_metrics_are_exact_over_microbatches(
     """One large microbatch and many small ones give the same numbers, those of the rollouts where they can be told."""
     algorithm = build("dr_grpo", group_size=4, max_completion_tokens=8)
     rows: list[dict[str, float]] = []
+    compared: list[tuple[object, int]] = []
     for tokens in (100_000, 40):
         policy = make_policy(tokens_per_microbatch=tokens)
         run = train_in(
@@ -256,7 +365,10 @@ def test_metrics_are_exact_over_microbatches(
             prompts_per_step=8,
             updates_per_step=updates_per_step,
             folder=f"{tokens} tokens",
+            compare=lambda policy, rows: compared.append((policy, rows.size.num_rows)),
         )
+        assert compared.pop() == (policy, 32 // updates_per_step)
+        assert not compared, "once, before the first update"
         rows += read_metrics(run.log.folder.path)
     whole, parts = rows
     kept = [key for key in whole if not key.startswith(("time/", "speed/", "memory/"))]

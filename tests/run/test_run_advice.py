@@ -15,7 +15,7 @@ from oncurve.cli.app import app
 from oncurve.policy.settings import OptimizerSettings
 from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import load_config
-from oncurve.run import model_paths
+from oncurve.run import builder, model_paths
 
 SHORT = ("run.steps=1", "run.prompts_per_step=2", "algorithm.group_size=2", "evaluation.num_prompts=2", "run.name=one")
 
@@ -95,3 +95,63 @@ def test_weights_of_which_each_process_has_a_part_count_as_a_whole(weights: int,
     optimizer = OptimizerSettings(learning_rate=1e-6)
     config: Any = SimpleNamespace(optimizer=optimizer, policy=SimpleNamespace(lora=None))
     assert (model_paths.slow_rate(policy, config) is not None) == is_said
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_single"),
+    [
+        ([], True), (["rollouts.top_p=0.9"], False), (["rollouts.top_k=3"], False), (["rollouts.min_p=0.1"], False),
+        (["rollouts.temperature=0.5"], True), (["policy.lora={rank: 4}"], True),
+        (["policy.lora={rank: 4, dropout: 0.1}"], False), (["rollouts.type=servers", "rollouts.staleness=1",
+         "rollouts.vllm_servers=1"], False), (["sft={}"], False),
+    ],
+)  # fmt: skip
+def test_sampler_and_trainer_are_one_policy_where_nothing_changes_its_probabilities(
+    changes: list[str], is_single: bool
+) -> None:
+    assert model_paths.has_single_policy(load_config(find_recipe("word_problems"), changes)) is is_single
+
+
+def test_a_row_may_have_what_the_keys_and_the_context_allow() -> None:
+    def longest(context: int | None, *changes: str) -> int:
+        changed = ("rollouts.max_completion_tokens=100", *changes)
+        return builder._longest_tokens(load_config(find_recipe("word_problems"), changed), context)
+
+    assert [longest(context) for context in (None, 4096, 1124, 1123)] == [1124, 1124, 1124, 1123]
+    assert [longest(context, "data.max_prompt_tokens=50") for context in (None, 150, 149)] == [150, 150, 149]
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "has_it", "fast", "slow"),
+    [
+        ("cpu", "float32", "avx512_bf16", True, False), ("cpu", "float32", "amx_bf16", True, False),
+        ("cpu", "float32", "", False, False), ("cuda", "float32", "amx_bf16", False, False),
+        ("cpu", "bfloat16", "amx_bf16", False, False), ("cpu", "bfloat16", "", False, True),
+        ("cpu", "float16", "amx_bf16", False, True), ("cuda", "float16", "", False, False),
+    ],
+)  # fmt: skip
+def test_arithmetic_that_this_processor_does_better_is_named(
+    device: str, kind: str, has_it: str, fast: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has_it: True})
+    monkeypatch.setattr(model_paths, "multiplies_bfloat16", lambda: bool(has_it))
+    policy: Any = SimpleNamespace(device=torch.device(device), compute_type=kind, model=torch.nn.Linear(3, 2))
+    for least, is_large in ((8, True), (9, False)):
+        monkeypatch.setattr(model_paths, "WORTH_SAYING", least)
+        assert (model_paths.faster_arithmetic(policy) is not None) is (fast and is_large)
+    said = model_paths.slow_arithmetic(policy)
+    assert (said is not None) is slow
+    assert said is None or f"policy.compute_type is {kind}" in said
+
+
+def test_weights_that_are_not_trained_are_described_by_their_copies() -> None:
+    model = torch.nn.Linear(2, 2)
+    for kind, number, said in (
+        ("float32", 0.1, "weights: as they are in the files, in float32"),
+        ("bfloat16", 0.5, "weights: as they are in the files; bfloat16 loses none of their digits"),
+        ("bfloat16", 0.1, "weights: copies in bfloat16, rounded to the nearest"),
+    ):
+        torch.nn.init.constant_(model.weight, number)
+        torch.nn.init.constant_(model.bias, 0.1)
+        policy: Any = SimpleNamespace(compute_type=kind, model=model)
+        assert model_paths.describe_weights(policy) == said

@@ -108,6 +108,14 @@ def test_greedy_takes_the_largest_allowed_logit_with_its_log_probability_at_temp
         assert logprob.item() == pytest.approx(torch.log_softmax(LOGITS, dim=0)[expected].item(), abs=1e-6)
 
 
+def test_numbers_are_pinned_so_that_a_resumed_run_draws_them_again() -> None:
+    keys = stream_keys(1, 2, np.array([3, 3, 4]), np.array([4, 5, 4]))
+    assert keys.tolist() == [8223237870565399804, 8887043502526235998, 302619882269711488]
+    found = uniforms(keys, np.array([0, 7, 7])).tolist()
+    assert found == [0.4734541585353439, 0.7214274570367117, 0.8955732806991054]
+    assert stream_keys(-1, 0, np.array([0]), np.array([0])).tolist() == [18159682518515982810]
+
+
 def test_a_row_is_drawn_from_its_own_logits_and_number_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(64, 50, generator=generator)

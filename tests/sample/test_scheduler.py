@@ -14,11 +14,13 @@ from decode_ways import WAYS, take_way
 from lanes import gate
 from sampled_groups import ending
 
+from oncurve.core.decoder import ModuleDecoders
 from oncurve.core.draw import draw, stream_keys, uniforms
-from oncurve.core.records import SamplingParams
-from oncurve.core.requests import Request, Sampled
+from oncurve.core.errors import SamplerError
+from oncurve.core.records import DecodeCall, SamplingParams
+from oncurve.core.requests import BufferSizes, Request, RowState, Sampled
 from oncurve.core.sampler import end_token_ids
-from oncurve.core.scheduler import RowScheduler
+from oncurve.core.scheduler import RowScheduler, _double_until
 from oncurve.model.decode_cuda_graph import RecordedLayers
 from oncurve.model.layer_decoders import LayerDecoders
 from oncurve.model.row_budget import RowBudget
@@ -186,3 +188,128 @@ def test_the_budget_of_positions_holds_for_requests_that_come_later(make_policy:
     assert scheduler._batch.sizes.rows == 4
     scheduler.run()
     assert len(found) == 5
+
+
+def asked(policy: TrainedPolicy, count: int, limit: int, *, text: str = "3 + 4 =", **options: Any) -> Request:
+    """A request whose completions are as long as the limit."""
+    params = replace(PARAMS, max_completion_tokens=limit, min_completion_tokens=99)
+    ids = options.pop("ids", tuple(policy.tokenizer(text)["input_ids"]))
+    keys = stream_keys(7, 0, np.arange(count), np.zeros(count, dtype=np.int64))
+    return Request(ids, keys, params, options.pop("ends", (policy.tokenizer.eos_token_id,)), **options)
+
+
+def running(scheduler: RowScheduler) -> int:
+    assert scheduler._batch is not None
+    return len(scheduler._batch.rows.running)
+
+
+@pytest.mark.parametrize(
+    ("slots", "first", "later", "enters"), [(8, 6, 2, True), (8, 7, 2, False), (8, 7, 1, False), (2, 1, 1, True)]
+)
+def test_waiting_rows_enter_beside_others_when_a_quarter_of_the_slots_is_free(
+    slots: int, first: int, later: int, enters: bool, make_policy: MakePolicy
+) -> None:
+    policy = make_policy()
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(slots)))
+    scheduler.add(asked(policy, first, 4))
+    scheduler.turn()
+    scheduler.add(asked(policy, later, 9, text="7"))
+    scheduler.turn()
+    assert running(scheduler) == first + later * enters
+    for _ in range(3):
+        scheduler.turn()
+    assert running(scheduler) == later, "nobody is left who could be in the way"
+    scheduler.run()
+    assert not scheduler.has_work
+
+
+def test_who_joins_a_batch_and_who_is_cut_off_or_broken(make_policy: MakePolicy) -> None:
+    policy, told = make_policy(), list[tuple[int, int, Sampled]]()
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(8)))
+    assert scheduler.broken() == []
+    assert not scheduler._fits(asked(policy, 1, 4))
+    scheduler.expect(10, 6)
+    first = asked(policy, 2, 4, on_row=lambda index, sampled: told.append((1, index, sampled)))
+    scheduler.add(first)
+    scheduler.turn()
+    assert scheduler._batch is not None
+    sizes = scheduler._batch.sizes
+    assert (sizes.rows, sizes.prompt_tokens, sizes.completion_tokens) == (8, 10, 6)
+
+    def other(limit: int = 4, tokens: int = 3, ends: tuple[int, ...] | None = None, **changes: Any) -> Request:
+        made = asked(policy, 1, limit, ids=(5,) * tokens, **({} if ends is None else {"ends": ends}))
+        made.params = replace(made.params, **changes)
+        return made
+
+    for joining, fits in (
+        (other(), True), (other(limit=6), True), (other(limit=7), False), (other(tokens=10), True),
+        (other(tokens=11), False), (other(temperature=0.5), False), (other(seed=1), False), (other(ends=(1,)), False),
+    ):  # fmt: skip
+        assert scheduler._fits(joining) is fits
+    waiting = asked(policy, 2, 9, on_row=lambda index, sampled: told.append((2, index, sampled)))
+    kept = asked(policy, 1, 4)
+    for request in (waiting, kept):
+        scheduler.add(request)
+    scheduler.cut(lambda request: request is waiting)
+    assert told == [(2, 0, ([], [], "abort")), (2, 1, ([], [], "abort"))]
+    assert scheduler.broken() == [first]
+    assert scheduler.broken() == [kept]
+    assert not scheduler.has_work
+    assert [_double_until(64, needed) for needed in (1, 64, 65, 128, 200)] == [64, 64, 128, 128, 256]
+
+
+def test_a_row_that_goes_on_has_the_stream_of_its_turn_and_hears_of_each_token(make_policy: MakePolicy) -> None:
+    policy, row, found, heard = make_policy(), RowState(), list[Sampled](), list[int]()
+    policy.model.eval()
+    ends = end_token_ids(policy.model, policy.tokenizer)
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(8)))
+    ids: tuple[int, ...] = (5, 6, 7)
+    for turn in range(3):
+        first = asked(
+            policy, 1, 4, ids=ids, rows=(row,), keeps=True, ends=ends,
+            on_row=lambda index, sampled: found.append(sampled), on_tokens=lambda tokens: heard.append(len(tokens)),
+        )  # fmt: skip
+        scheduler.add(first)
+        scheduler.add(asked(policy, 1, 6, text="b", ends=ends))
+        scheduler.run()
+        tokens, logprobs, reason = alone(policy, ids, int(first.keys[0]), first.params)
+        assert (found[turn][0], found[turn][2]) == (tokens, reason)
+        np.testing.assert_allclose(found[turn][1], logprobs, atol=1e-4)
+        ids = (*ids, *tokens, 8 + turn)
+    assert heard == [1, 2, 3, 4] * 3
+
+
+def test_each_token_is_known_by_the_weights_that_sampled_it(make_policy: MakePolicy) -> None:
+    policy = make_policy()
+    scheduler = RowScheduler(policy, LayerDecoders(RowBudget(8)), version="1")
+    first, later = asked(policy, 2, 8), asked(policy, 1, 4, text="7")
+    scheduler.add(first)
+    for _ in range(2):
+        scheduler.turn()
+    scheduler.renew("2")
+    scheduler.turn()
+    for version in ("3", "4"):
+        scheduler.renew(version)
+    scheduler.add(later)
+    scheduler.run()
+    assert first.versions == {row: [(0, "1"), (3, "2"), (4, "4")] for row in (0, 1)}
+    assert (later.versions, later.read_under) == ({0: [(0, "4")]}, "4")
+
+
+def test_decoders_of_the_models_own_pass_halve_their_rows_where_memory_runs_out() -> None:
+    call = DecodeCall(num_prompts=4, group_size=3, prompt_tokens=5, completion_tokens=6)
+    decoders: ModuleDecoders = ModuleDecoders(8)
+    policy: Any = None
+
+    def sizes() -> BufferSizes:
+        return decoders.plan(policy, call, (), is_shared=False, version=None).sizes
+
+    assert sizes() == BufferSizes(8, 4, 5, 6)
+    decoders.shrink(5, "full", call, key="k")
+    assert sizes() == BufferSizes(2, 3, 5, 6)
+    assert (decoders.most_rows, decoders.is_exact) == (8, False)
+    with pytest.raises(SamplerError, match=r"one completion of up to 6 tokens behind a prompt of 5 \(full\)"):
+        decoders.shrink(1, "full", call, key="k")
+    decoders.forget_limit()
+    assert sizes().rows == 8
+    assert ModuleDecoders(40).plan(policy, call, (), is_shared=False, version=None).sizes.rows == 12
