@@ -119,11 +119,9 @@ class Checkpointer:
         step, state = self._marked
         measured = metrics or {}
         score = measured.get("evaluation/correct_fraction", measured.get("evaluation/mean_reward"))
-        facts = {
-            **self.facts,
-            "score": score if score is not None and math.isfinite(score) else None,
-            "kl": (metrics or {}).get("policy/kl"),
-        }
+        numbers = {"score": score, "kl": measured.get("policy/kl")}  # NaN where every completion was cut off and left out
+        known = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
+        facts = {**self.facts, **known}
         snapshot = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
         snapshot = replace(snapshot, ahead=self.ahead(step))
         self.last_saved = step

@@ -239,7 +239,8 @@ def test_a_checkpoint_is_due_at_its_interval_with_score_and_kl_and_is_taken_once
     saver = make_saver(save_every_steps=2, keep_checkpoints=9)
     assert not saver.save_marked()
     metrics = {"policy/kl": 0.5, "evaluation/mean_reward": 0.25}
-    for number, more in ((1, {}), (2, {}), (4, {"evaluation/correct_fraction": 0.75}), (6, {})):
+    unknown = {"policy/kl": math.nan}
+    for number, more in ((1, {}), (2, {}), (4, {"evaluation/correct_fraction": 0.75}), (6, unknown)):
         saver.mark(number)
         assert (saver.after_step(number, metrics | more).keys() == {"time/save_seconds"}) == (number > 1)
     taken = saver._thread
@@ -253,6 +254,7 @@ def test_a_checkpoint_is_due_at_its_interval_with_score_and_kl_and_is_taken_once
     assert (found["step_000002"]["kl"], found["step_000002"]["weights"], found["step_000002"]["world_size"]) == (
         0.5, "whole", 1
     )  # fmt: skip
+    assert found["step_000006"]["kl"] is None
 
 
 def test_a_saver_puts_back_what_it_marked_but_what_a_change_made_meaningless(
