@@ -31,7 +31,7 @@ from oncurve.fleet.weights.delta import Region, _cover, _read, _unpack, _vary, e
 from oncurve.recipe.load import parse_config
 
 PARAMS = SamplingParams(max_completion_tokens=8, seed=3)
-LIMITS = Deadlines(connect_seconds=1.0, push_seconds=5.0, silent_seconds=2.0, heartbeat_seconds=3.0, gone_seconds=5.0)
+LIMITS = Deadlines(connect_seconds=1.0, push_seconds=5.0, silent_seconds=12.0, gone_seconds=5.0)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_request_that_is_none_is_refused(sampling: Any, says: str) -> None:
 
 def test_an_answer_is_read_by_place_with_where_each_version_begins() -> None:
     first = protocol.GeneratedCompletion([5, 6, 7], [-1.0, -2.0, -3.0], "stop", ("a", "b"), (0, 2))
-    empty = protocol.GeneratedCompletion([], [], "length", ())
+    empty = protocol.GeneratedCompletion([], [], "length", ("a",))
     body = protocol.response_body("r", [first, empty])
     spans = [{"version": "a", "start": 0, "end": 2}, {"version": "b", "start": 2, "end": 3}]
     assert body["choices"][0]["weight_versions"] == spans
@@ -410,6 +410,8 @@ def test_a_server_that_was_started_again_is_forgotten(monkeypatch: pytest.Monkey
     pool = ServerPool([], deadlines=LIMITS)
     idle, _ = server_of()
     lost, _ = server_of("down")
+    server.state = "ready"
+    server.take_busy_seconds()
     pool.servers = [server, idle, lost]
     pool._counted_since = now[0]
     now[0] += 4
@@ -423,7 +425,7 @@ def test_a_slow_server_is_left_when_it_was_silent_for_so_long() -> None:
     server, client = server_of(report=ServerSlow("slow"))
     server._last_sign = time.monotonic()
     assert (asyncio.run(server._look()), server.state) == (0.0, "ready")
-    server._last_sign -= 3.0
+    server._last_sign -= 13.0
     assert asyncio.run(server._look()) > 0
     assert (server.state, server.why, server.is_refused) == ("down", "slow", False)
     server, client = server_of(report=SamplerError("token"))
@@ -510,7 +512,8 @@ def test_a_placement_asks_for_the_model_only_where_servers_are_possible(monkeypa
     config = parse_config("{model: embedded, data: {type: word_problems}}", [])
     assert "no environment with vLLM is named" in placement_of(config, Machine("cuda", (8e10,) * 2)).why
     assert trainers_here(4) == 1
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                        "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     assert "2 GPUs, all of which train" in placement_of(config, Machine("cuda", (8e10,) * 2)).why
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
@@ -545,7 +548,7 @@ def test_numbers_of_variable_length_and_the_places_between_tensors() -> None:
 
 def test_stored_groups_are_taken_where_they_are_whole_of_these_tokens_and_not_too_old() -> None:
     def group(index: int, ids: tuple[int, ...] = (1,), size: int = 2, version: int = 3) -> Group:
-        completion = Completion((1,), (2,), "", (-1.0,), "stop", version, 0)
+        completion = Completion(ids, (2,), "", (-1.0,), "stop", version, 0)
         return Group(Prompt("", ids, index), (completion,) * size)
 
     request = SamplingRequest([Prompt("", (1,), 7), Prompt("", (1,), 8), Prompt("", (1,), 8)], 2, step=4)

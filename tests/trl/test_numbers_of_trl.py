@@ -245,7 +245,7 @@ def test_rewards_lengths_and_calls_are_logged_as_in_trl() -> None:
     prompt = Prompt("q", (1, 2), 0, {})
     groups = [Group(prompt, tuple(plain[:2])), Group(prompt, tuple(plain[2:]))]
     rewards = [
-        [Reward(1.0, {"a": 1.0, "b": 2.0}), Reward(2.0, {"a": 3.0})], [Reward(4.0, {"a": 5.0}), Reward(None)],
+        [Reward(1.0, {"a": 1.0, "b": 2.0}), Reward(2.0, {"a": 3.0})], [Reward(4.0, {"a": 5.0}), Reward(None, error="x")],
     ]  # fmt: skip
     logs = rollout_logs(groups, rewards, [("r", "a"), ("r", "b"), ("s", "c")])
     ends = {"mean": 3.5, "min": 2.0, "max": 5.0}
@@ -257,7 +257,7 @@ def test_rewards_lengths_and_calls_are_logged_as_in_trl() -> None:
     )  # fmt: skip
     assert num_tokens(groups) == 28
     called = [completion(1, "stop", None, "timeout"), completion(1, "stop", "malformed", "raised", None)]
-    logs = rollout_logs([Group(prompt, tuple(called))], [[Reward(None), Reward(None)]], [])
+    logs = rollout_logs([Group(prompt, tuple(called))], [[Reward(None, error="x"), Reward(None, error="x")]], [])
     assert (logs["tools/call_frequency"], logs["tools/failure_frequency"]) == (2.0, 0.5)
     assert "reward" not in logs
     logs = rollout_logs([Group(prompt, (completion(3, "length", "malformed"),))], [[Reward(1.0)]], [])
