@@ -106,7 +106,16 @@ def test_pieces_are_learned_from_long_rows_and_the_context_is_twice_the_longest(
 
 
 def test_a_recipe_has_800_updates_in_whole_epochs_of_which_there_are_20_at_most(tmp_path: Path) -> None:
-    for num_rows, epochs in ((None, 1), (12_801, 1), (12_800, 1), (12_799, 2), (640, 20), (639, 20), (673, 20), (680, 19)):
+    for num_rows, epochs in (
+        (None, 1),
+        (12_801, 1),
+        (12_800, 1),
+        (12_799, 2),
+        (640, 20),
+        (639, 20),
+        (673, 20),
+        (680, 19),
+    ):
         recipe = yaml.safe_load(from_data.recipe_of(tmp_path / "rows.jsonl", Path("made"), num_rows))
         assert recipe["sft"] == {"epochs": epochs}
         assert (recipe["model"], recipe["data"]) == ("made", {"path": str(tmp_path / "rows.jsonl")})

@@ -132,7 +132,10 @@ def test_what_a_call_raises_to_end_the_process_is_its_failure_and_posted_events_
         while not calls.is_idle:
             calls.collect(wait=True)
     assert given[1] == "awaited"
-    assert [failure.detail.partition("it ")[2] for failure in given[2:]] == ["called sys.exit(3)", "raised KeyboardInterrupt"]
+    assert [failure.detail.partition("it ")[2] for failure in given[2:]] == [
+        "called sys.exit(3)",
+        "raised KeyboardInterrupt",
+    ]
     assert workers._loop is not None
     workers.close()
     assert workers._loop is None

@@ -37,7 +37,8 @@ LIMITS = Deadlines(connect_seconds=1.0, push_seconds=5.0, silent_seconds=12.0, g
 @pytest.mark.parametrize(
     ("takes_keys", "has_adapter", "more", "sampling", "model"),
     [
-        (True, True, {"stop": ("x",)}, {"include_stop_str_in_output": True, "extra_args": {protocol.KEYS: [7, 8]}}, None),
+        (True, True, {"stop": ("x",)}, {"include_stop_str_in_output": True, "extra_args": {protocol.KEYS: [7, 8]}},
+         None),
         (False, True, {}, {"detokenize": False}, protocol.ADAPTER_MODEL),
         (False, False, {"top_p": 0.5}, {"detokenize": False, "top_p": 0.5}, None),
     ],
@@ -182,7 +183,8 @@ class Session:
         (Session(499), SamplerError, "refuses with 499"), (Session(500), ServerFailed, "answers 500"),
         (Session(429), ServerFailed, "answers 429"), (Session(401), SamplerError, protocol.TOKEN_VARIABLE),
         (Session(403), SamplerError, protocol.TOKEN_VARIABLE), (Session(404), SamplerError, "lacks this route"),
-        (Session(200, "{"), ServerFailed, "answers no JSON"), (Session(0, error=TimeoutError()), ServerSlow, "within 3 s"),
+        (Session(200, "{"), ServerFailed, "answers no JSON"),
+        (Session(0, error=TimeoutError()), ServerSlow, "within 3 s"),
         (Session(0, error=aiohttp.ClientError("no line")), ServerLost, "is lost: no line"),
         (Session(0, error=OSError()), ServerLost, "is lost: OSError"),
     ],
@@ -227,7 +229,10 @@ def test_each_call_of_a_server_is_its_route_with_its_words() -> None:
     told = '{"weight_version": "l", "takes_keys": true, "is_draining": true, "instance": "i"}'
     assert asked("report", text=told)[0] == Report("l", True, "i", True)
     assert asked("report", text="{}")[0] == Report("None", False, None, False)
-    assert asked("model_config", takes_keys=True, text='{"model": {"a": 1}}') == [{"a": 1}, ("/weight_info?model=1", None)]
+    assert asked("model_config", takes_keys=True, text='{"model": {"a": 1}}') == [
+        {"a": 1},
+        ("/weight_info?model=1", None),
+    ]
     assert asked("model_config", takes_keys=False, text='{"results": [{"a": 2}]}') == [
         {"a": 2}, ("/collective_rpc", {"method": "tell_model"}),
     ]  # fmt: skip
@@ -455,7 +460,13 @@ def test_the_server_with_the_least_to_do_is_given_and_earlier_steps_first() -> N
 
 @pytest.mark.parametrize(
     ("mode", "called"),
-    [("abort", ("pause", True)), ("wait", ("pause", False)), ("keep", ("freeze",)), (None, ("pause", True)), ("x", None)],
+    [
+        ("abort", ("pause", True)),
+        ("wait", ("pause", False)),
+        ("keep", ("freeze",)),
+        (None, ("pause", True)),
+        ("x", None),
+    ],
 )
 def test_a_pause_of_our_server_aborts_waits_or_keeps(mode: str | None, called: Any) -> None:
     calls: list[Any] = []

@@ -97,7 +97,7 @@ SAME = (
     (r"(1,2)\cup(1,2]", "(1,2]"), (r"[1,2)\cup(1,2)", "[1,2)"), (r"(1,3)\cap[1,3]", "(1,3)"),
     (r"(0,1)\cup(1,2)\cup\{1\}", "(0,2)"), ("all real numbers except 2", r"\mathbb{R}\setminus\{2\}"),
     ("all real x except 1 and 2", r"\mathbb{R}\setminus\{1,2\}"), ("3 hours 30 minutes", "3.5 hours"),
-    ("5 ft 6 in", "66 inches"), ('5'6"', "66 in"), ("3 dollars and 25 cents", r"\$3.25"), ("2 h 30 min", "150 min"),
+    ("5 ft 6 in", "66 inches"), ("5'6\"", "66 in"), ("3 dollars and 25 cents", r"\$3.25"), ("2 h 30 min", "150 min"),
     ("7 pm", "19:00"), ("12 am", "0:00"), ("3:05 pm", "15:05"), ("0:30", "12:30 am"), ("32°F", "0°C"),
     ("100°C", "212°F"), ("300 K", "26.85°C"), ("90°", r"\frac{\pi}{2}"), ("50%", "0.5"), ("50%", "50"),
     ("0.5%", "0.005"), ("from 3 to 5", "3-5"), ("3 to 5", "3-5"), ("pages 7-12", "7-12"), ("$3-$5", "$3 to $5"),
@@ -229,7 +229,15 @@ def test_references_are_described_by_type_with_the_first_that_cannot_be_read() -
         5)),
         ("1 4/5", Fraction(9, 5)), ("50%", Fraction(1, 2)), ("1.2e-3", Fraction(12, 10_000)), (r"0.1\overline{6}",
         Fraction(1, 6)),
-        ("3 million", 3_000_000), ("five", 5), ("18 eggs", 18),
+        ("3 million", 3_000_000), ("five", 5), ("18 eggs", 18), ("minus five", -5), ("negative 3", -3), ("a dozen", 12),
+        ("half", Fraction(1, 2)), ("a half", Fraction(1, 2)), ("half an hour", Fraction(1, 2)), ("$10k", 10_000),
+        ("5 and a half", Fraction(11, 2)), ("2 hundred and five", 205), ("three hundred and five", 305),
+        ("two thirds", Fraction(2, 3)), ("one third", Fraction(1, 3)), ("two and a half", Fraction(5, 2)),
+        ("three and a quarter", Fraction(13, 4)), ("one and one half", Fraction(3, 2)), ("nineteen", 19), ("zero", 0),
+        ("eleven hundredths", Fraction(11, 100)), ("twenty-one", 21), ("ninety-nine", 99), ("one hundred", 100),
+        ("two thousand three hundred and forty-five", 2345), ("one million two thousand", 1_002_000),
+        ("two million five", 2_000_005), ("twelve hundred", 1200), ("a hundred", 100), ("$3M", 3_000_000), ("7th", 7),
+        ("five squared", 25), ("two cubed", 8), ("two dozen", 24), ("1.5 thousand", 1500), ("- five", -5),
     ],
 )  # fmt: skip
 def test_a_number_is_read_exactly(text: str, number: Fraction | int) -> None:
@@ -237,7 +245,30 @@ def test_a_number_is_read_exactly(text: str, number: Fraction | int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "1/0", "1 2", "18 or 19", "2x", "5!", "1,00", "(1,2)", "--5", "1e999", "1" * 400]
+    "text",
+    [
+        "",
+        "x",
+        "1/0",
+        "1 2",
+        "18 or 19",
+        "2x",
+        "5!",
+        "1,00",
+        "(1,2)",
+        "--5",
+        "1e999",
+        "1" * 400,
+        "one thirds",
+        "hundred",
+        "twenty twenty",
+        "ten five",
+        "five ten",
+        "3 hundred and 5",
+        "half of 5",
+        "two point five",
+        "3 k",
+    ],
 )
 def test_what_is_no_single_number_is_none(text: str) -> None:
     assert exact_number(text) is None
@@ -293,10 +324,12 @@ def test_a_quantity_keeps_its_unit() -> None:
 NONE, LARGE = exact.NotExactError, exact.TooLargeError
 EXACT: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
     # a call, its arguments, what it gives
-    (exact._power, (0, 1), 0), (exact._power, (0, 0), NONE), (exact._power, (0, -1), NONE), (exact._power, (2, -3), 1 / 8),
+    (exact._power, (0, 1), 0), (exact._power, (0, 0), NONE), (exact._power, (0, -1), NONE),
+    (exact._power, (2, -3), 1 / 8),
     (exact._power, (-1, 10**9), 1), (exact._power, (-1, 10**9 + 1), -1), (exact._power, (1, -(10**9)), 1),
     (exact._power, (4, 0.5), 2), (exact._power, (8, Fraction(2, 3)), 4), (exact._power, (Fraction(4, 9), -0.5), 1.5),
-    (exact._power, (2, 199_998), 2**199_998), (exact._power, (2, 199_999), LARGE), (exact._power, (2, 200_001), LARGE),
+    (exact._power, (2, 133_333), 2**133_333), (exact._power, (2, 133_334), LARGE), (exact._power, (2, -133_334), LARGE),
+    (exact._power, (2**60, 3_333), 2**199_980), (exact._power, (2**60, 3_334), LARGE),
     (exact._root, (32, 5), 2), (exact._root, (1, 100), 1), (exact._root, (1, 101), NONE), (exact._root, (1, 0), NONE),
     (exact._root, (-8, 3), -2), (exact._root, (-4, 2), NONE), (exact._root, (2, 2), NONE), (exact._root, (0, 3), 0),
     (exact._root, (Fraction(8, 27), 3), Fraction(2, 3)), (exact._root, (10**60, 5), 10**12), (exact._root, (5, 1), 5),

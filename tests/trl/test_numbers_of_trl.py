@@ -106,7 +106,8 @@ USUAL = draft_of({}).values
           "vllm_importance_sampling_clip_min": 0.5},
          MASKED | {"algorithm.correction_low": 0.5, "algorithm.correction_high": 4.0}, []),
         ({**SERVERS, "vllm_importance_sampling_clip_max": 5.0, "vllm_importance_sampling_mode": "token_truncate"},
-         MASKED | {"algorithm.correction": "truncate", "algorithm.correction_level": "-", "algorithm.correction_high": 5.0},
+         MASKED | {"algorithm.correction": "truncate", "algorithm.correction_level": "-",
+          "algorithm.correction_high": 5.0},
          []),
         ({**SERVERS, "importance_sampling_level": "sequence", "vllm_importance_sampling_mode": "token_mask"},
          SERVED | {"algorithm.type": "gspo", "algorithm.normalize": "token_mean", "algorithm.clip_low": 0.2},
@@ -245,7 +246,8 @@ def test_rewards_lengths_and_calls_are_logged_as_in_trl() -> None:
     prompt = Prompt("q", (1, 2), 0, {})
     groups = [Group(prompt, tuple(plain[:2])), Group(prompt, tuple(plain[2:]))]
     rewards = [
-        [Reward(1.0, {"a": 1.0, "b": 2.0}), Reward(2.0, {"a": 3.0})], [Reward(4.0, {"a": 5.0}), Reward(None, error="x")],
+        [Reward(1.0, {"a": 1.0, "b": 2.0}), Reward(2.0, {"a": 3.0})], [Reward(4.0, {"a": 5.0}), Reward(None,
+         error="x")],
     ]  # fmt: skip
     logs = rollout_logs(groups, rewards, [("r", "a"), ("r", "b"), ("s", "c")])
     ends = {"mean": 3.5, "min": 2.0, "max": 5.0}
@@ -319,10 +321,13 @@ def test_ready_rewards_have_the_numbers_of_their_papers() -> None:
     assert get_repetition_penalty_reward()(completion_ids=ids) == [-0.25, 0, 0, -0.5]
     assert get_repetition_penalty_reward(2, -0.5)(completion_ids=ids[:1]) == pytest.approx([-0.2])
     assert get_repetition_penalty_reward(3, 0.0)(completion_ids=ids[:1]) == [0]
-    with pytest.raises(ConfigError, match="max_penalty is 0.5"):
+    with pytest.raises(ConfigError, match=r"max_penalty is 0\.5"):
         get_repetition_penalty_reward(max_penalty=0.5)
     paid = get_cosine_scaled_reward(10)
-    for text, values in (("The answer is $4$", [1.0, 0.75, 0.5, 0.5]), ("The answer is $5$", [-1.0, -0.75, -0.5, -0.5])):
+    for text, values in (
+        ("The answer is $4$", [1.0, 0.75, 0.5, 0.5]),
+        ("The answer is $5$", [-1.0, -0.75, -0.5, -0.5]),
+    ):
         ids = [[0] * length for length in (0, 5, 10, 20)]
         assert paid([text] * 4, ["4"] * 4, completion_ids=ids) == pytest.approx(values)
     texts = ["<think>a</think>b", " <think></think>", "x<think>a</think>", "<think>a<think>b</think>", "<think>a"]
@@ -382,7 +387,9 @@ def test_a_configuration_answers_as_that_of_transformers() -> None:
     assert (args.train_batch_size, args.eval_batch_size, args.n_gpu, args.device.type) == (8, 4, 0, "cpu")
     assert (args.world_size, args.process_index, args.local_process_index) == (1, 0, 0)
     assert (args.should_log, args.should_save, args.parallel_mode.value) == (True, True, "not_parallel")
-    levels = [GRPOConfig(use_cpu=True, log_level=name).get_process_log_level() for name in ("passive", "debug", "error")]
+    levels = [
+        GRPOConfig(use_cpu=True, log_level=name).get_process_log_level() for name in ("passive", "debug", "error")
+    ]
     assert levels == [30, 10, 40]
     assert args.to_dict()["hub_token"] == "<HUB_TOKEN>"
     assert args.to_dict()["per_device_train_batch_size"] == 8
