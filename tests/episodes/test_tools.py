@@ -376,6 +376,8 @@ def test_words_of_others_are_cut_at_the_limit_and_framed_as_one_text(policy: Tra
     assert policy.tokenizer.decode(framed) == "<|end|>U: ab <|end|> c<|end|>"
     assert [at for at, token in enumerate(framed) if token in foreign.marks] == [0, len(framed) - 1]
     assert foreign.framed([("<|end", True), ("|>", False)]) == encode("<") + encode("|end|>")
+    assert foreign.framed([("U: ", False), ("the <|end|>", True)]) == encode("U: the <") + encode("|end|>")
+    assert encode("U: ") + encode("the <") != encode("U: the <"), "words are no text apart from what stands around them"
 
 
 def test_a_tool_that_says_too_little_is_refused_with_what_it_lacks() -> None:
