@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 from typer.testing import CliRunner
 
 from oncurve.cli.app import app
 from oncurve.coldstart import from_data
 from oncurve.core.errors import ConfigError, DataError, OncurveError
+from oncurve.core.records import SOURCE_ROW
 from oncurve.observe.record import read_metrics
 from oncurve.policy.model_folder import load_model
 from oncurve.recipe.load import load_config
@@ -75,7 +78,16 @@ def test_messages_bring_a_chat_template_and_a_model_may_be_like_another(
     run("coldstart", "--data", "chats.jsonl", *again, *SHORT, "sft.epochs=1")
     model, same = load_model("runs/like")
     assert model.config.num_hidden_layers == 1
-    assert from_data._like("runs/chat", 2, 0)[0].config.num_hidden_layers == 2, "all that it has"
+    assert len(model.config.layer_types) == 1
+    stream = torch.random.get_rng_state()
+    one, again, other = (from_data._like("runs/chat", 2, seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert one.config.num_hidden_layers == 2, "all that it has"
+    weights = [made.model.layers[1].mlp.up_proj.weight for made in (one, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    with pytest.raises(ConfigError, match="--layers 3: runs/chat has 2"):
+        from_data._like("runs/chat", 3, 0)
     assert same.get_vocab() == tokenizer.get_vocab()
 
 
@@ -84,9 +96,40 @@ def test_pieces_are_learned_from_long_rows_and_the_context_is_twice_the_longest(
     short, long = "reversed words " * 8, "reversed words " * 30
     assert len(from_data._small([{}], [[short]], size, 0)[1].encode(short)) == len(short), "each character is a token"
     assert len(from_data._small([{}], [[long]], size, 0)[1].encode(long)) < len(long) / 3
+    border = "ab" * 128
+    for text, is_in_pieces in ((border, False), (border + "a", True)):
+        _, tokenizer = from_data._small([{}], [[text[:100], text[100:]]], size, 0)
+        assert (len(tokenizer.encode(text)) < len(text)) == is_in_pieces
     for characters, context in ((128, 512), (254, 512), (255, 1024)):  # with two more for each text
         model, _ = from_data._small([{}], [["a" * characters]], size, 0)
         assert model.config.max_position_embeddings == context
+
+
+def test_a_recipe_has_800_updates_in_whole_epochs_of_which_there_are_20_at_most(tmp_path: Path) -> None:
+    for num_rows, epochs in (
+        (None, 1),
+        (12_801, 1),
+        (12_800, 1),
+        (12_799, 2),
+        (640, 20),
+        (639, 20),
+        (673, 20),
+        (680, 19),
+    ):
+        recipe = yaml.safe_load(from_data.recipe_of(tmp_path / "rows.jsonl", Path("made"), num_rows))
+        assert recipe["sft"] == {"epochs": epochs}
+        assert (recipe["model"], recipe["data"]) == ("made", {"path": str(tmp_path / "rows.jsonl")})
+    for name in ("", "rows.parquet", "rows.arrow"):
+        assert "type: huggingface" in from_data.recipe_of(tmp_path / name, Path("made"))
+
+
+def test_a_folder_with_a_train_file_is_read_and_only_what_is_written_is_learned(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", [{"prompt": "Reverse ab\n", "completion": "ba"}] * 700)
+    size = {"size": "nano", "like": None, "layers": None, "seed": 0, "overrides": []}
+    recipe = yaml.safe_load(from_data.write_from_data(tmp_path / "made", tmp_path, **size))
+    assert recipe["sft"]["epochs"] == 19
+    row = {"prompt": "a", "messages": [{"role": "user", "content": "b"}], SOURCE_ROW: {"prompt": "c"}, "tokens": ["d"]}
+    assert list(from_data._texts(row)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +138,8 @@ def test_pieces_are_learned_from_long_rows_and_the_context_is_twice_the_longest(
         (["--data", "none.jsonl"], DataError, "there is no such file"),
         (["--data", "bare.jsonl"], DataError, "shows nothing to learn"),
         (["--data", "asked.jsonl"], DataError, "a prompt without a completion.*data.columns: {completion: "),
+        (["--data", "."], DataError, r"is a folder without a train.jsonl .* such as asked.jsonl"),
+        (["--data", "asked.jsonl", "--like", "embedded", "--layers", "0"], ConfigError, "1 or more"),
         (["--data", "bare.jsonl", "--size", "huge"], ConfigError, "Use one of nano, tiny, small"),
         (["--data", "bare.jsonl", "--layers", "2"], ConfigError, "--like"),
         (["--data", "bare.jsonl", "--size", "tiny", "--like", "embedded"], ConfigError, "exclude each other"),
@@ -108,6 +153,7 @@ def test_what_cannot_be_begun_is_refused_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("bare.jsonl"), [{"question": "2+3?"}, {"question": "3+4?"}])
+    Path("a note").touch()
     write_rows(Path("asked.jsonl"), [{"prompt": "2+3?", "reply": "5"}])
     with pytest.raises(error, match=message):
         CliRunner().invoke(app, ["coldstart", "--output", "runs/base", *words], catch_exceptions=False)

@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 
@@ -79,6 +81,22 @@ def test_the_model_has_its_size_and_ties_its_embeddings(learned):
     assert 1.6e6 < sum(weight.numel() for weight in model.parameters()) < 1.9e6
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.model.layers[0].mlp.up_proj.weight.std().item() == pytest.approx(0.06, rel=0.05)
+    config = model.config
+    assert (config.hidden_size, config.intermediate_size, config.max_position_embeddings) == (192, 512, 512)
+    assert (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads) == (4, 4, 2)
+    assert config.rope_parameters["rope_theta"] == 10_000
+    for heads, shared in ((1, 1), (2, 1), (6, 3)):
+        made = tiny_model(learned, seed=0, hidden_size=24, num_layers=1, num_heads=heads, mlp_size=8)
+        assert made.config.num_key_value_heads == shared
+
+
+def test_so_many_pieces_are_learned_and_none_of_a_tag(learned):
+    words = " ".join("".join(letters) for letters in product("abcdefgh", repeat=3))
+    assert len(tiny_tokenizer([words])) == 256 + 400 + 2 + len(TAGS)
+    assert not learned.clean_up_tokenization_spaces
+    assert not any(learned.added_tokens_decoder[learned.encode(tag)[0]].normalized for tag in TAGS)
+    few = tiny_tokenizer(["<think>ab</think> <x>ab<x>"], num_merges=1, more_tags=["<x>"])
+    assert few.tokenize("ab<x>") == ["ab", "<x>"]
 
 
 def test_a_saved_model_loads_with_its_logits_and_generates_greedily_up_to_the_end_token(learned, saved):

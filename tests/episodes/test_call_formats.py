@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncurve.episodes.call_formats import FORMATS, learned_format
+from oncurve.episodes.call_formats import FORMATS, learned_format, read_tagged
 from oncurve.episodes.tools import Tool
 
 
@@ -104,3 +104,77 @@ def test_a_form_that_nobody_named_is_learned_from_one_call() -> None:
     assert broken.name is None
     assert learned_format("CALL probe WITH nothing", "probe", {"text": "x"}) is None
     assert learned_format("no call", "probe", {"text": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "turn", "calls"),
+    [
+        ("gemma", "<|tool_call>call: f{a:[1,<|\"|>b,<|\"|>,],c:{d:true,e:x y}}<tool_call|>",
+         [("f", {"a": [1, "b,"], "c": {"d": True, "e": "x y"}})]),
+        ("gemma", "<|tool_call>call:f{}<tool_call|>", [("f", {})]),
+        ("gemma", "<|tool_call>call:f{a:1}", "is not call:name"),
+        ("gemma", "<|tool_call>f<tool_call|>", "is not call:name"),
+        ("python", "<|tool_call_start|>[f(a=true, b=[null]), g()]<|tool_call_end|>", "is not"),
+        ("python", "<|tool_call_start|>f(a=true, b=null), g(c='false')<|tool_call_end|>",
+         [("f", {"a": True, "b": None}), ("g", {"c": "false"})]),
+        ("python", "<|tool_call_start|>f(a=1)", "is not"),
+        ("python", "<|tool_call_start|>[f(1)]<|tool_call_end|>", "is not"),
+        ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {}}[TOOL_CALLS]["x", {"name": "g"}]',
+         [("f", {}), (None, {}), ("g", {})]),
+        ("mistral", "[TOOL_CALLS]f[ARGS][1]", "arguments of f are not a JSON object"),
+        ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "the call has no end"),
+        ("deepseek", "<｜tool▁call▁begin｜>" + "f" * 70 + "<｜tool▁sep｜><｜tool▁call▁end｜>",
+         "of " + "f" * 60 + " are"),
+        ("hermes", '<tool_call>{"name": "f"}', "the call has no </tool_call>"),
+        ("hermes", '<tool_call>{"name": 1}</tool_call>', "is not an object"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": 1}</tool_call>', "the arguments are not an object"),
+        ("hermes", "<tool_call>" + "x" * 200 + "</tool_call>", "the call is not JSON: Expecting value"),
+        ("functions", "<function=f><parameter=a>1</parameter>", "the call has no </function>"),
+        ("functions", "<function=f><parameter=a>1</parameter><parameter=b>[x</parameter></function>",
+         [("f", {"a": 1, "b": "[x"})]),
+        ("functions", "<function=search><parameter=query>1</parameter></function>", [("search", {"query": "1"})]),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "[" * 100_000 + "</arg_value></tool_call>",
+         [("f", {"a": "[" * 100_000})]),
+        ("invoke", '<invoke name="f"><parameter name="a">1</parameter>', "the call has no end"),
+        ("bare", '<|python_tag|> {"name": "f"}', [("f", {})]), ("bare", '{"called": "f"}', []),
+        ("bare", '{"name": "f"', "the call is not JSON"),
+        ("harmony", "to=functions.f<|message|>{}<|call|>", [("f", {})]),
+        ("harmony", "to=f<|message|>{<|call|>", "arguments of f are not"),
+    ],
+)  # fmt: skip
+def test_each_form_is_read_to_its_end_or_says_its_fault(form: str, turn: str, calls: Any) -> None:
+    read = FORMATS[form](turn, TOOLS)
+    if isinstance(calls, str):
+        [call] = read
+        assert call.name is None
+        assert calls in call.problem
+        assert call.written in turn
+    else:
+        assert [(call.name, call.arguments) for call in read] == calls
+
+
+def test_a_call_in_python_is_read_up_to_20000_characters() -> None:
+    for length, name in ((20_000, "f"), (20_001, None)):
+        [call] = FORMATS["python"](f"<|tool_call_start|>f(a='{'x' * (length - 7)}')<|tool_call_end|>", {})
+        assert call.name == name
+
+
+def test_a_tag_holds_the_one_argument_of_the_one_tool_or_json() -> None:
+    def double(number: int) -> int:
+        """Double.
+
+        Args:
+            number: Any.
+        """
+        return 2 * number
+
+    one, two = {"double": Tool.of(double)}, {"double": Tool.of(double), **TOOLS}
+    named = '<tool> {"name": "double", "arguments": {"number": 2}}</tool>'
+    for turn, tools, calls in (
+        ("<tool> 12 </tool>x<tool>a</tool>", one, [("double", {"number": 12}), ("double", {"number": "a"})]),
+        (named, one, [("double", {"number": 2})]), (named, two, [("double", {"number": 2})]),
+        ("<tool>12</tool>", two, [(None, {})]), ("<tool>a</tool>", TOOLS, [(None, {})]),
+        ("<tool>12", one, [(None, {})]),
+        ("12", one, []),
+    ):  # fmt: skip
+        assert [(call.name, call.arguments) for call in read_tagged(turn, tools)] == calls

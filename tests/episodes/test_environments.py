@@ -23,7 +23,15 @@ from oncurve.core.grading import grade
 from oncurve.core.records import Group, Prompt, Reward, SamplingParams
 from oncurve.core.sampler import SamplingRequest
 from oncurve.episodes.dialects import TagDialect
-from oncurve.episodes.environments import Environment, Kind, methods_as_tools, reward_of
+from oncurve.episodes.environments import (
+    Environment,
+    Kind,
+    answer_of,
+    first_observation,
+    is_step,
+    methods_as_tools,
+    reward_of,
+)
 from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.episode_setup import EpisodeSetup
 from oncurve.episodes.settings import EpisodeSection
@@ -99,6 +107,43 @@ def test_methods_are_tools_and_the_environment_scores(policy: TrainedPolicy, mak
     assert completion.environment.count == 2
     sampler.close()
     assert len(Counter.closed) == 2
+
+
+def test_environments_stay_open_until_grading_is_over_and_measured_ones_until_the_next_sampling(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    sampler = make_sampler(policy, counting, environments={"counter": Counter})
+    Counter.closed.clear()
+    params = SamplingParams(max_completion_tokens=200)
+    assert sampler.staleness == 0
+    for staleness, step, closed in (
+        (0, 1, 0), (0, None, 0), (0, 1, 1), (0, 2, 3), (0, None, 3), (1, 3, 4), (1, 4, 5), (1, 2, 6),
+    ):  # fmt: skip
+        sampler.staleness = staleness
+        sampler.sample(SamplingRequest(make_prompts("q"), 1, params=None if step else params, step=step or 0))
+        assert len(Counter.closed) == closed, (staleness, step)
+    assert sampler.sample(SamplingRequest([], 1)) == []
+    sampler.close()
+    assert len(Counter.closed) == 8
+
+
+def test_an_environment_gets_a_seed_of_its_prompt_and_step_that_its_group_shares(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    class Seeded(Echoing):
+        seeds: ClassVar[list[int | None]] = []
+
+        def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            self.seeds.append(seed)
+            return super().reset(seed)
+
+    sampler = make_sampler(policy, lambda read: "y<|end|>", environments={"echo": Seeded})
+    for step in (1, 1, 2):
+        sampler.sample(SamplingRequest(make_prompts("q", "r"), 2, step=step))
+    seeds = [sorted(Seeded.seeds[at : at + 4]) for at in (0, 4, 8)]  # type: ignore[type-var]
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert seeds == [[35791686] * 2 + [1494663151] * 2] * 2 + [[1044003161] * 2 + [1539859419] * 2]
+    sampler.close()
 
 
 def test_the_whole_turn_is_an_action_where_an_environment_has_steps(
@@ -507,6 +552,75 @@ def test_steps_of_gym_and_gymnasium_plain_and_async(make: Any) -> None:
     step(environment, "end")
     assert environment.is_done
     assert environment.earned == 2.0
+
+
+class Named:
+    """What OpenEnv's step gives."""
+
+    def __init__(self, **names: Any) -> None:
+        vars(self).update(names)
+
+
+@pytest.mark.parametrize(
+    ("returned", "text", "earned", "is_done"),
+    [
+        (("a", 1, False), "a", 1.0, False), (["a", 1, True], "a", 1.0, True), (("a", 1, True, {}), "a", 1.0, True),
+        (("a", 1, False, {"x": 1}), "a", 1.0, False), (("a", 1, False, True, {}), "a", 1.0, True),
+        (("a", 1, False, False, {"x": 1}), "a", 1.0, False), (("a", None, False), "a", None, False),
+        ({"observation": "a", "reward": 2, "done": True}, "a", 2.0, True),
+        ({"observation": "a", "reward": 2, "terminated": False, "truncated": True}, "a", 2.0, True),
+        (Named(observation="a", reward=0, done=False), "a", 0.0, False),
+        (([{"role": "user", "content": "x"}, {"role": "user", "content": "y"}], 1, False), "x\ny", 1.0, False),
+        (([{"role": "user"}], 1, False), '[{"role": "user"}]', 1.0, False), (([], 1, False), "[]", 1.0, False),
+        ((None, 1, False), "", 1.0, False),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_step_is_read(returned: Any, text: str, earned: float | None, is_done: bool) -> None:
+    class Stepping(OldGym):
+        def step(self, action: str) -> Any:
+            return returned
+
+    environment = Environment(Kind.of("e", Stepping), Stepping())
+    assert environment.is_paid is None
+    assert environment.step("go") == text
+    assert (environment.reward(list), environment.is_done) == (earned, is_done)
+    returned = ("a", 0.5, False)
+    environment.step("go")
+    assert (environment.reward(list), environment.is_done) == ((earned or 0.0) + 0.5, is_done)
+    returned = ("a", None, False)
+    environment.step("go")
+    assert environment.reward(list) == (earned or 0.0) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (("a", 1), "step gave 2 values"), (("a",) * 6, "step gave 6 values"), (("a", "1", False), "the reward '1'"),
+        (("a", 1, False, {}, {}), "the end {}"), (("a", 1, "no"), "the end 'no'"), ({"observation": "a"}, "gave dict"),
+    ],
+)  # fmt: skip
+def test_what_is_no_step_is_named(returned: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        Environment(Kind.of("e", OldGym), OldGym())._stepped(returned)
+
+
+def test_reset_gets_the_columns_that_it_takes_and_a_seed_where_the_row_has_none() -> None:
+    row = {"a": 1, "b": 2}
+    assert answer_of(lambda **row: row, row, 7) == row
+    assert answer_of(lambda a: a, row, 7) == 1
+    assert answer_of(lambda a, seed: (a, seed), row, 7) == (1, 7)
+    assert answer_of(lambda seed, **row: (seed, row), {**row, "seed": 3}, 7) == (3, row)
+    for returned, text in (
+        (("a", {}), "a"), ((), "[]"), ({"observation": "a", "info": 1}, "a"), ({"x": 1}, '{"x": 1}'), (None, ""),
+        (Named(observation="a"), "a"), ("a", "a"),
+    ):  # fmt: skip
+        assert first_observation(returned) == text
+    takes = [is_step(method) for method in (lambda: 0, lambda a: 0, lambda a, b: 0, lambda a, b=1, *c, **d: 0)]
+    assert takes == [False, True, False, True]
+    with pytest.raises(TypeError):
+        reward_of([1.0])
+    assert reward_of(2) == Reward(2.0)
+    assert reward_of({"reward": 0.5, "part": 2}) == Reward(0.5, {"part": 2.0})
 
 
 def test_a_step_that_gives_something_else_says_what_to_return() -> None:

@@ -8,19 +8,24 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 from hanging import Hanging
 from scripted import HOSTILE, make_sampler, one
 
-from oncurve.core.errors import ConfigError
+from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.records import Prompt, SamplingParams
 from oncurve.core.sampler import SamplingRequest
+from oncurve.episodes.calculator import evaluate
+from oncurve.episodes.call_formats import read_tagged
+from oncurve.episodes.dialects import ForeignText
+from oncurve.episodes.episode_sampler import EpisodeSampler
 from oncurve.episodes.tools import Tool, answer_text, calculator, sandboxed_tool
 from oncurve.policy.trained_policy import TrainedPolicy
 
@@ -274,6 +279,105 @@ def test_limits_end_an_episode_each_with_a_reason_of_its_own(policy: TrainedPoli
         assert reason(max_turns=50) == "context"
     finally:
         policy.model.config.max_position_embeddings = 100_000
+
+
+def test_no_token_is_read_or_written_beyond_either_limit_and_none_less(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    prompts = make_prompts("q")
+
+    def episode(tokens: int, context: int) -> Completion:
+        params = SamplingParams(max_completion_tokens=tokens)
+        sampler = make_sampler(policy, lambda read: "<tool>1+2</tool>", tools=[calculator], params=params, max_turns=3)
+        sampler.setup = replace(sampler.setup, context_tokens=context)
+        found = one(sampler, prompts)
+        sampler.close()
+        return found
+
+    whole = episode(500, 10_000)
+    turn, told = whole.segments[:2]
+    assert (whole.finish_reason, [part.is_policy for part in whole.segments]) == ("turns", [True, False] * 2 + [True])
+    for room in (turn.end - 1, turn.end, told.end - 1, told.end, told.end + 1, told.end + 2):
+        found = episode(500, len(prompts[0].prompt_ids) + room)
+        assert found.finish_reason == "context"
+        assert len(found.token_ids) == (turn.end if turn.end < room <= told.end else room)
+    for tokens in (1, turn.end - 1, turn.end, turn.end + 1, 2 * turn.end):
+        found = episode(tokens, 10_000)
+        assert (found.finish_reason, found.num_tokens, len(found.calls)) == ("length", tokens, tokens // turn.end)
+        assert found.token_ids == whole.token_ids[: len(found.token_ids)]
+
+
+def test_sixteen_calls_of_a_turn_are_answered_and_each_malformed_one_counts(
+    policy: TrainedPolicy, make_prompts: MakePrompts
+) -> None:
+    said: list[str] = []
+    sampler = make_sampler(
+        policy, lambda read: "<tool>{</tool>" if len(said) < 9 and not said.append(read) else "fine<|end|>",
+        tools=[calculator], params=SamplingParams(max_completion_tokens=500, stop=("x", "</tool>")),
+        max_malformed_calls=3, max_turns=9,
+    )  # fmt: skip
+    with pytest.raises(SamplerError, match="no weights yet"):
+        EpisodeSampler(sampler.sampler, sampler.params, sampler.setup).sample(SamplingRequest(make_prompts("q"), 1))
+    found = one(sampler, make_prompts("q"))
+    assert (found.finish_reason, len(found.calls), found.num_turns) == ("malformed", 3, 3)
+    assert [call.turn for call in found.calls] == [0, 1, 2]
+    assert sampler.sampler.opened[0].stop == ("x", "</tool>")
+    sampler._dialect.read = lambda text, tools: read_tagged(text * 17, tools) if "<tool>" in text else []
+    said[:] = "12345678"
+    found = one(sampler, make_prompts("q"))
+    assert len(found.calls) == 16
+    assert found.waiting_seconds == pytest.approx(sum(call.seconds for call in found.calls))
+    sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("7//2", "3"), ("7%4", "3"), ("-5+2", "-3"), ("+5*3", "15"), ("1.5-1", "0.5"), ("9/4", "2.25"),
+        ("2**-2", "0.25"),
+        ("10**60", "1" + "0" * 60), ("10**61", None), ("10**60+1", None), ("1/10**60", "1e-60"), ("1/10**60/2", None),
+        ("1**60", "1"), ("1**61", None), ("1**-60", "1"), ("1**-61", None), ("4**0.5", None), ("True", None),
+        ("1/0", None),
+        ("1" + "+1" * 99 + " ", "100"), ("1" + "+1" * 100, None), ("a", None), ("(1", None), ("1<2", None),
+        ("~1", None),
+    ],
+)  # fmt: skip
+def test_the_calculator_is_exact_within_its_borders(expression: str, value: str | None) -> None:
+    if value is not None:
+        assert evaluate(expression) == value
+        return
+    with pytest.raises(ValueError, match=r"expression|digits|exponent|division by zero"):
+        evaluate(expression)
+
+
+class Wide:
+    """A tokenizer with one token for 64 characters."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {9: "<m>"}
+    all_special_ids: ClassVar[list[int]] = [8]
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [1] * -(-len(text) // 64)
+
+
+def test_words_of_others_are_cut_at_the_limit_and_framed_as_one_text(policy: TrainedPolicy) -> None:
+    wide, foreign = ForeignText(Wide()), ForeignText(policy.tokenizer)  # type: ignore[arg-type]
+    assert [wide.cut("a" * length, 4) for length in (64, 128, 129)] == [[1], [1, 1], [1, 1, 1]]
+    assert wide.marks == {8, 9}
+    assert (wide.holds_mark("a<m>"), wide.holds_mark("a<m")) == (True, False)
+    encode = partial(policy.tokenizer.encode, add_special_tokens=False)
+    mark = encode(" [cut]")
+    for length in (len(mark) + 3, len(mark), 2, 0):
+        assert foreign.cut("z" * length, length) == encode("z" * length)
+        assert foreign.cut("z" * (length + 1), length) == encode("z" * max(0, length - len(mark))) + mark[:length]
+    parts = [("<|end|>U: a", False), ("b <|end|> c", True), ("<|end|>", False)]
+    framed = foreign.framed(parts)
+    assert policy.tokenizer.decode(framed) == "<|end|>U: ab <|end|> c<|end|>"
+    assert [at for at, token in enumerate(framed) if token in foreign.marks] == [0, len(framed) - 1]
+    assert foreign.framed([("<|end", True), ("|>", False)]) == encode("<") + encode("|end|>")
+    assert foreign.framed([("U: ", False), ("the <|end|>", True)]) == encode("U: the <") + encode("|end|>")
+    assert encode("U: ") + encode("the <") != encode("U: the <"), "words are no text apart from what stands around them"
 
 
 def test_a_tool_that_says_too_little_is_refused_with_what_it_lacks() -> None:

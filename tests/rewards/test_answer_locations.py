@@ -124,8 +124,17 @@ def test_the_answer_tag_is_cut_at_the_first_closing_tag_after_the_last_opening_o
         ("2 + 3 = 5", "2 + 3 = 5"),
         ("nothing", None),
         ("", None),
+        ("36, not 35", "36"), ("It is not 20", None), ("not 19 but 20", "20"), ("20?", None), ("about 20", None),
+        ("not $20$", None), ("$20$?", None), ("could be 5", None), ("exceed 5", None), ("It is [3] 20", "20"),
+        ("| a | 20 |", "20"), ("so 5 in step 3", "5"), ("equation 4 gives 7", "7"), ("see equation 4", None),
+        ("(step 5)", None), ("answer 5. step 6", "5"), ("4+5=9 in the 40 minutes", "4+5=9"), ("1 2 3 4 5", None),
+        ("1 2 3 4", "1 2 3 4"), ("1 out of 4", None), ("twenty-one eggs", "twenty-one"), ("three eggs and five", None),
+        ("$12$ percent", "12 percent"), ("7 pm.", "7 pm"), ("20 km", "20"), ("(4,9", "4,9"), ("4,9)", "4,9"),
+        ("answer:42", "42"), ("= 42", "42"), ("the sum 3 + 4", None), ("on May 17, 2024", "May 17, 2024"), ("a 5", "5"),
+        ("I 5", "5"), (r"\begin{align}x&=1\end{align}", r"\begin{align}x&=1\end{align}"),
+        (r"\begin{align}x&=1\end{align} so 3", "3"), (r"\(a\), \(b\) and \(c\)", "a, b, c"), ("5;", "5"),
     ],
-)
+)  # fmt: skip
 def test_the_last_expression_is_taken_whole(text: str, expression: str | None) -> None:
     assert last_expression(text) == expression
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from random import Random
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from reward_records import STEADY
 
 from oncurve.rewards.answer_locations import find_answer
+from oncurve.rewards.grammar import exact
 from oncurve.rewards.grammar.equality import equal, exact_number, read, read_reference
 from oncurve.rewards.grammar.lexemes import Unreadable
 from oncurve.rewards.grammar.lexer import tokenize
@@ -76,7 +79,50 @@ SAME = (
     (r"3 \pmod 1", r"3 \pmod 1"), (r"x \equiv 3 \pmod 7", r"10 \bmod 7"), (r"3, 4 \pmod 7", r"4, 3 \pmod 7"),
     ("cost=5", "price=5"), (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}+1", "-1"),
     (r"2\begin{vmatrix}1&2\\3&4\end{vmatrix}", "-4"),
-    ("2^{3xy}", "2^{3yx}"), ("2abcdef", "2fedcba"),
+    ("2^{3xy}", "2^{3yx}"), ("2abcdef", "2fedcba"), ("5 (for all real x)", "5"), ("x+1 (for all real x)", "x+1"),
+    ("2n (where n is an integer)", "2k, k integer"),
+    ("|x-2|<3", "(-1,5)"), (r"|x-2|\le3", "[-1,5]"), ("|x-2|>3", r"(-\infty,-1)\cup(5,\infty)"),
+    (r"|x-2|\ge3", r"(-\infty,-1]\cup[5,\infty)"), (r"|x-2|\ne3", r"(-\infty,-1)\cup(-1,5)\cup(5,\infty)"),
+    ("x^2<4", "(-2,2)"), (r"x^2\le4", "[-2,2]"), ("x^2>4", r"(-\infty,-2)\cup(2,\infty)"),
+    (r"x^2\ge4", r"(-\infty,-2]\cup[2,\infty)"), (r"x^2\ne4", r"(-\infty,-2)\cup(-2,2)\cup(2,\infty)"),
+    (r"x^2\ge0", r"\mathbb{R}"), ("x^2<0", r"\emptyset"), (r"x^2\le0", r"\{0\}"), ("x^2>0", r"x\ne0"),
+    ("-x^2+3x-2>0", "(1,2)"), (r"-x^2+3x-2\ge0", "[1,2]"), ("-x^2+3x<2", r"(-\infty,1)\cup(2,\infty)"),
+    (r"2x^2-6x+4\le 0", "[1,2]"), ("x^2+1>0", r"\mathbb{R}"), ("x^2+x+1<0", r"\emptyset"),
+    (r"x^2-2x\ne0", r"\mathbb{R}\setminus\{0,2\}"), ("2x>6", "x>3"), ("-2x>6", "x<-3"), (r"2x+1\le 7", r"x\le3"),
+    ("3-x<1", "x>2"), ("1>x", "x<1"), ("1<2x<3", r"(\frac12,\frac32)"), (r"-1\le x+1<3", "[-2,2)"),
+    (r"3>1-x\ge0", "(-2,1]"), (r"[\sqrt2,\sqrt3]", r"\sqrt2\le x\le\sqrt3"), (r"(1,2)\cup(\sqrt2,3)", "(1,3)"),
+    (r"\{2,1\}", r"\{1,2\}"), (r"\{x\in\mathbb{R}\mid x\ge2\}", r"[2,\infty)"), (r"[1,+\infty)", r"[1,\infty)"),
+    (r"(-\infty,1]\cap[0,\infty)", "[0,1]"), (r"(0,3)\setminus[1,2]", r"(0,1)\cup(2,3)"),
+    (r"(0,3)\setminus(1,2)", r"(0,1]\cup[2,3)"), (r"\mathbb{R}\setminus(0,\infty)", r"x\le0"),
+    (r"(0,1)\cup[1,2]", "(0,2]"), (r"(0,3)\cup[1,2]", "(0,3)"), (r"[1,2]\cup(0,3)", "(0,3)"),
+    (r"(1,2)\cup(1,2]", "(1,2]"), (r"[1,2)\cup(1,2)", "[1,2)"), (r"(1,3)\cap[1,3]", "(1,3)"),
+    (r"(0,1)\cup(1,2)\cup\{1\}", "(0,2)"), ("all real numbers except 2", r"\mathbb{R}\setminus\{2\}"),
+    ("all real x except 1 and 2", r"\mathbb{R}\setminus\{1,2\}"), ("3 hours 30 minutes", "3.5 hours"),
+    ("5 ft 6 in", "66 inches"), ("5'6\"", "66 in"), ("3 dollars and 25 cents", r"\$3.25"), ("2 h 30 min", "150 min"),
+    ("7 pm", "19:00"), ("12 am", "0:00"), ("3:05 pm", "15:05"), ("0:30", "12:30 am"), ("32°F", "0°C"),
+    ("100°C", "212°F"), ("300 K", "26.85°C"), ("90°", r"\frac{\pi}{2}"), ("50%", "0.5"), ("50%", "50"),
+    ("0.5%", "0.005"), ("from 3 to 5", "3-5"), ("3 to 5", "3-5"), ("pages 7-12", "7-12"), ("$3-$5", "$3 to $5"),
+    ("1:2:3", "2:4:6"), ("2:4", "1:2"), (r"3 \pmod 7", r"10 \pmod 7"), ("3, 4 mod 7", "11, 10 mod 7"),
+    (r"x\equiv -1 \pmod 5", r"x\equiv 4\pmod 5"), (r"A\cup B", r"B\cup A"),
+    (r"\overline{A\cup B}", r"\overline{A}\cap\overline{B}"), (r"A\setminus B", r"A\cap \overline{B}"),
+    (r"p\Rightarrow q", r"\neg p\lor q"), (r"p\Leftrightarrow q", r"(p\Rightarrow q)\land(q\Rightarrow p)"),
+    (r"p\Rightarrow q\Rightarrow r", r"p\Rightarrow(q\Rightarrow r)"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "[[1,2],[3,4]]"),
+    (r"2\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}2&4\\6&8\end{pmatrix}"),
+    (r"-\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}-1\\-2\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}^T", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
+    (r"2\hat{i}+3\hat{j}", r"\begin{pmatrix}2\\3\end{pmatrix}"), ("x=2, 3", "x=2, x=3"), ("(x,y)=(1,2)", "x=1, y=2"),
+    ("7 (seven)", "7"), ("seven (7)", "7"), ("yes, because it is even", "yes"), ("The answer is: 5", "5"),
+    ("There are 5", "5"), (r"\frac13 \approx 0.333", r"\frac13"), (r"-\frac13 \approx -0.333", r"-\frac13"),
+    (r"x = \frac12 = 0.5", "0.5"), ("2+3=5", "5"), ("5 = x", "5"), ("x_1=2, x_2=3", "2, 3"), ("5 below zero", "-5"),
+    (r"1 \pm \sqrt2", r"1+\sqrt2, 1-\sqrt2"), (r"x=\pm2", "2, -2"), ("110_2", "110_2"),
+    (r"\frac{\pi}{2}+k\pi, k\in\mathbb{Z}", r"\frac{\pi}{2}+n\pi, n\in\mathbb{Z}"),
+    ("2n where n is an integer", "2k, k integer"), ("x^2 + C", "x^2 + K"), ("doesn't exist", "DNE"),
+    ("all real numbers", r"\mathbb{R}"), ("no solution", r"\emptyset"), ("∠ABC", "∠CBA"), ("triangle ABC", "△ABC"),
+    ("1 m", "100 cm"), ("2 dozen", "24"), ("1.5 million", "1500000"), ("three hundred and five", "305"),
+    ("twenty-one", "21"), ("half", "0.5"), ("May 3, 2024", "3 May 2024"), ("2024-05-03", "May 3, 2024"),
+    ("5/3/2024", "May 3, 2024"), (r"\begin{cases}x=1\\y=2\end{cases}", "x=1, y=2"),
+    (r"60\text{ km/h}", r"\frac{50}{3}\text{ m/s}"), (r"180^\circ", r"\pi"),
 )  # fmt: skip
 """Answers and references with the same value, each at the edge of a rule."""
 OTHER = (
@@ -88,6 +134,19 @@ OTHER = (
     ("ab=5", "cd=5"), ("sinxyz", r"\sin(xyz)"),
     ("cos=5", "pri=5"), ("2024-13-01", "January 13, 2024"), ("0/1/2024", "January 1, 2024"), ("abcdef", "fedcba"),
     ("2^{3xy}", "2^{3xz}"),
+    (r"(\infty,5)", r"(-\infty,5)"), (r"(1,-\infty)", r"(1,\infty)"),
+    ("(1,2)", "[1,2)"), (r"[1,\infty]", r"[1,\infty)"), ("x^2<4", "[-2,2]"), ("|x|<3", "[-3,3]"), (r"x\le3", "x<3"),
+    (r"(1,2)\cup(2,3)", "(1,2)"), ("5 ft 6 in", "67 inches"), ("7 pm", "7 am"), ("12 am", "12 pm"), ("13 pm", "1 pm"),
+    ("3:60 pm", "4 pm"), ("24:01", "0:01"), ("33°F", "0°C"), ("50%", "5"), ("1%", "1.1"), ("from 3 to 5", "3 to 6"),
+    ("1:2:3", "1:2"), ("2:3", "3:2"), (r"3 \pmod 7", r"4 \pmod 7"), (r"3 \pmod 7", r"3 \pmod 8"),
+    (r"A\cup B", r"A\cap B"), (r"A\setminus B", r"B\setminus A"), (r"p\Rightarrow q", r"q\Rightarrow p"),
+    (r"p\Rightarrow q\Rightarrow r", r"(p\Rightarrow q)\Rightarrow r"), (r"p\Leftrightarrow q", r"p\Rightarrow q"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"), ("7 (eight)", "7"),
+    ("yes, but no", "yes"), (r"\frac13 \approx 0.334", r"\frac13"), (r"\frac13 \approx 3", r"\frac13"), ("2+3=6", "6"),
+    ("about 5", "5"), ("at least 5", "5"), ("twice 5", "5"), ("5 squared", "5"), ("half of 5", "5"), ("not 5", "5"),
+    ("5?", "5"), ("5 or more", "5"), ("either 5", "5"), ("isn't 5", "5"), ("5 if x>0", "5"),
+    ("31/02/2024", "May 3, 2024"), ("∠ABC", "∠BAC"), ("x^2+C", "x^2"), ("60 km/h", "60 m/s"), ("1 m", "1 cm"),
+    ("2n where n is an integer", "2n+1, n integer"), ("x=2, 3", "2, 4"),
 )  # fmt: skip
 """Pairs beside them, of different values or of none."""
 
@@ -172,7 +231,15 @@ def test_references_are_described_by_type_with_the_first_that_cannot_be_read() -
         5)),
         ("1 4/5", Fraction(9, 5)), ("50%", Fraction(1, 2)), ("1.2e-3", Fraction(12, 10_000)), (r"0.1\overline{6}",
         Fraction(1, 6)),
-        ("3 million", 3_000_000), ("five", 5), ("18 eggs", 18),
+        ("3 million", 3_000_000), ("five", 5), ("18 eggs", 18), ("minus five", -5), ("negative 3", -3), ("a dozen", 12),
+        ("half", Fraction(1, 2)), ("a half", Fraction(1, 2)), ("half an hour", Fraction(1, 2)), ("$10k", 10_000),
+        ("5 and a half", Fraction(11, 2)), ("2 hundred and five", 205), ("three hundred and five", 305),
+        ("two thirds", Fraction(2, 3)), ("one third", Fraction(1, 3)), ("two and a half", Fraction(5, 2)),
+        ("three and a quarter", Fraction(13, 4)), ("one and one half", Fraction(3, 2)), ("nineteen", 19), ("zero", 0),
+        ("eleven hundredths", Fraction(11, 100)), ("twenty-one", 21), ("ninety-nine", 99), ("one hundred", 100),
+        ("two thousand three hundred and forty-five", 2345), ("one million two thousand", 1_002_000),
+        ("two million five", 2_000_005), ("twelve hundred", 1200), ("a hundred", 100), ("$3M", 3_000_000), ("7th", 7),
+        ("five squared", 25), ("two cubed", 8), ("two dozen", 24), ("1.5 thousand", 1500), ("- five", -5),
     ],
 )  # fmt: skip
 def test_a_number_is_read_exactly(text: str, number: Fraction | int) -> None:
@@ -180,7 +247,30 @@ def test_a_number_is_read_exactly(text: str, number: Fraction | int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "1/0", "1 2", "18 or 19", "2x", "5!", "1,00", "(1,2)", "--5", "1e999", "1" * 400]
+    "text",
+    [
+        "",
+        "x",
+        "1/0",
+        "1 2",
+        "18 or 19",
+        "2x",
+        "5!",
+        "1,00",
+        "(1,2)",
+        "--5",
+        "1e999",
+        "1" * 400,
+        "one thirds",
+        "hundred",
+        "twenty twenty",
+        "ten five",
+        "five ten",
+        "3 hundred and 5",
+        "half of 5",
+        "two point five",
+        "3 k",
+    ],
 )
 def test_what_is_no_single_number_is_none(text: str) -> None:
     assert exact_number(text) is None
@@ -231,3 +321,60 @@ def test_a_quantity_keeps_its_unit() -> None:
     value = read(r"3\sqrt{2}\text{ cm}")
     assert isinstance(value, Quantity)
     assert dict(value.unit.dimensions) == {"m": 1}
+
+
+NONE, LARGE = exact.NotExactError, exact.TooLargeError
+EXACT: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
+    # a call, its arguments, what it gives
+    (exact._power, (0, 1), 0), (exact._power, (0, 0), NONE), (exact._power, (0, -1), NONE),
+    (exact._power, (2, -3), 1 / 8),
+    (exact._power, (-1, 10**9), 1), (exact._power, (-1, 10**9 + 1), -1), (exact._power, (1, -(10**9)), 1),
+    (exact._power, (4, 0.5), 2), (exact._power, (8, Fraction(2, 3)), 4), (exact._power, (Fraction(4, 9), -0.5), 1.5),
+    (exact._power, (2, 133_333), 2**133_333), (exact._power, (2, 133_334), LARGE), (exact._power, (2, -133_334), LARGE),
+    (exact._power, (2**60, 3_333), 2**199_980), (exact._power, (2**60, 3_334), LARGE),
+    (exact._root, (32, 5), 2), (exact._root, (1, 100), 1), (exact._root, (1, 101), NONE), (exact._root, (1, 0), NONE),
+    (exact._root, (-8, 3), -2), (exact._root, (-4, 2), NONE), (exact._root, (2, 2), NONE), (exact._root, (0, 3), 0),
+    (exact._root, (Fraction(8, 27), 3), Fraction(2, 3)), (exact._root, (10**60, 5), 10**12), (exact._root, (5, 1), 5),
+    (exact._root, (7**30 + 1, 3), NONE), (exact._root, (7**30, 3), 7**10), (exact._root, (4, 1.5), NONE),
+    (exact._factorial, (5, "!"), 120), (exact._factorial, (6, "!!"), 48), (exact._factorial, (7, "!!"), 105),
+    (exact._factorial, (0, "!"), 1), (exact._factorial, (-1, "!"), LARGE), (exact._factorial, (3_001, "!"), LARGE),
+    (exact._factorial, (3_000, "!!"), math.prod(range(3_000, 0, -2))), (exact._factorial, (0.5, "!"), NONE),
+    (exact._called, ("mod", [7, 3]), 1), (exact._called, ("mod", [-1, 3]), 2), (exact._called, ("mod", [7, 0]), NONE),
+    (exact._called, ("max", [1, 2, 3]), 3), (exact._called, ("min", [1, 2, 3]), 1), (exact._called, ("max", [1]), NONE),
+    (exact._called, ("lcm", [4, 6, 10]), 60), (exact._called, ("gcd", [2**1000, 2]), LARGE),
+    (exact._called, ("gcd", [2**999, 2]), 2), (exact._called, ("sin", [0]), 0), (exact._called, ("cos", [0]), 1),
+    (exact._called, ("sin", [1]), NONE), (exact._called, ("ln", [1]), 0), (exact._called, ("floor", [-0.5]), -1),
+    (exact._binomial, (6, 2), 15), (exact._binomial, (2, 3), 0), (exact._binomial, (-1, 0), NONE),
+    (exact._binomial, (0, -1), NONE), (exact._binomial, (10**6, 1), 10**6), (exact._binomial, (10**6 + 1, 1), LARGE),
+    (exact._logarithm, (8, 4), 1.5), (exact._logarithm, (0.125, 2), -3), (exact._logarithm, (8, 0.5), -3),
+    (exact._logarithm, (3, 2), NONE), (exact._logarithm, (0, 2), NONE), (exact._logarithm, (2, 1), NONE),
+    (exact._logarithm, (2, 2**12), Fraction(1, 12)), (exact._logarithm, (2, 2**13), NONE),
+    (exact._logarithm, (-1, 2), NONE), (exact._logarithm, (2, -1), NONE),
+    (exact._determinant, ([[1, 2], [3, 4]],), -2), (exact._determinant, ([[1, 2]],), NONE),
+    (exact._determinant, ([[Fraction(i == j) for i in range(5)] for j in range(5)],), 1),
+    (exact._determinant, ([[Fraction(i == j) for i in range(6)] for j in range(6)],), NONE),
+    (exact.factored, (12,), {2: 2, 3: 1}), (exact.factored, (1,), {}), (exact.factored, (10_007,), {10_007: 1}),
+    (exact.factored, (9_973**2,), {9_973: 2}), (exact.factored, (10_007**2,), None), (exact.factored, (49,), {7: 2}),
+    (exact._times, ((1, 2), (3, 4)), (exact.PRIME - 5, 10)), (exact._raised, ((0, 1), 2), (exact.PRIME - 1, 0)),
+    (exact._raised, ((2, 1), 0), (1, 0)), (exact._raised, ((3, 0), 5), (243, 0)), (exact._raised, ((0, 0), -1), NONE),
+    (lambda *pair: exact._times(pair, exact._raised(pair, -1)), (3, 5), (1, 0)),
+    (lambda *pair: exact._times(exact._raised(pair, 2), exact._raised(pair, -2)), (3, 5), (1, 0)),
+    (lambda *half: exact._times(exact._residue(*half), (2, 0)), (Fraction(1, 2),), (1, 0)),
+    (lambda prime: exact._raised(exact._prime_root(prime), 2)[0] in (prime, exact.PRIME - prime), (2,), True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", range(len(EXACT)))
+def test_arithmetic_is_exact_up_to_its_limits(row: int) -> None:
+    call, arguments, expected = EXACT[row]
+    exactly = [Fraction(one) if isinstance(one, (int, float)) else one for one in arguments]
+    if call in (exact._binomial, exact.factored, exact._raised) or call.__name__ == "<lambda>":
+        exactly = list(arguments)
+    if call is exact._called:
+        exactly[1] = [Fraction(value) for value in arguments[1]]
+    if isinstance(expected, type):
+        with pytest.raises(expected) as caught:
+            call(*exactly)
+        assert caught.type is expected
+    else:
+        assert call(*exactly) == expected

@@ -9,7 +9,7 @@ import pytest
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import Reward
-from oncurve.rewards import custom, llm_judge, mathematics, probes, strict_json, tool_calls
+from oncurve.rewards import custom, llm_judge, mathematics, probes, statement, strict_json, tool_calls
 from oncurve.rewards.languages import language_of
 from oncurve.rewards.references import MAX_PROSE_WORDS, marked_reference
 from oncurve.rewards.shaping import CosineLength, LengthWindow, Overlong, Repetition, correctness_format_length
@@ -66,6 +66,22 @@ VALUES: list[tuple[Callable[..., Any], dict[Any, Any]]] = [
     (lambda words: bool(marked_reference(" ".join(["word"] * words) + " 5")), {MAX_PROSE_WORDS: True}),
     (lambda words: bool(marked_reference(" ".join(["Word"] * words) + " is 5.")), {3: True}),
     (lambda size: is_computation("1" * (size - 2) + "+1"), {200: True, 201: False}),
+    (is_computation,
+     {"5 + 7": True, "3/4": False, "-3/4": False, r"6 \times 10^3": False, r"2 \cdot 3": True,
+      r"2\cdot 3\cdot x": False,
+      "2^3": False, r"3\pi": False, r"-1\cdot 5": False, r"2\cdot\sqrt{3}": False, "x+1": False, "5": False}),
+    (statement.stated_answer,
+     {"The answer is one two three four five six": "one two three four five six",
+      "The answer is one two three four five six seven": None, "Answer: 12. No, it is 13.": None,
+      "The answer is 12. (Check: 12 - 7 = 5.)": "12", "Answer: red, because it is": "red", "The answer is clear": None,
+      "Answer: 36, not 35": "36", "The answer is 5 + 7": None, "The answer is": None, "no statement": None,
+      "The answer is 12\nbut wait": None, "The answer is red. 5 more": None, "answer: $x$": "$x$",
+      "The answer is 3. The answer is 4.": "4", "The answer is 5ではない": None, "The answer to it is **7**.": "7",
+      "answer: 5" + " " * (statement.MAX_CLAUSE_CHARACTERS - 9): "5",
+      "answer: 5" + " " * (statement.MAX_CLAUSE_CHARACTERS - 8): None}),
+    (statement.formulas,
+     {r"$$a$$ \(b\) \[c\]": [(0, 5, "a"), (6, 11, "b"), (12, 17, "c")], "$5 cm$": [], r"\$5$x$": [(3, 6, "x")],
+      r"$5\text{ cm}$": [(0, 13, r"5\text{ cm}")]}),
     (lambda count: language_of("я" * 8 + "a" * count), {2: None}),
     (lambda count: language_of("한" * 8 + "a" * count), {2: "ko", 3: None}),
     (lambda count: language_of("漢" * 20 + "の" * count), {1: "ja", 0: "zh"}),
@@ -91,3 +107,37 @@ def test_the_last_value_is_allowed_and_the_next_refused(row: int) -> None:
 def test_values_on_both_sides_of_a_limit(row: int) -> None:
     call, expected = VALUES[row]
     assert {argument: call(argument) for argument in expected} == expected
+
+
+RIGHT = {"correct": 1.0}
+JUDGED: list[tuple[float, list[float], dict[str, Any], str | None]] = [
+    # the mean of the reference answers and those of probes, more of the results, what is said
+    (1.0, [1.0, 1.0], {}, "error: the reward does not tell right from wrong: all 2"),
+    (1.0, [1.0, 1.5], {}, "error: the reward does not tell right from wrong"),
+    (1.0, [1.0, 0.9], {}, "warning: 2 of 2 probes earn more than 20% of"),
+    (0.0, [0.0, 0.0], {}, "error: the reward pays every completion the same (0): all 2"),
+    (0.0, [0.0], {}, None),
+    (0.0, [0.0, 0.1], {}, "warning: 1 of 2 probes earn more than what the reference"),
+    (-1.0, [-1.0, -0.5], {}, "warning: 1 of 2 probes earn more than what"),
+    (1.0, [0.2, 0.0], {}, None),
+    (1.0, [0.21, 0.0], {}, "warning: 1 of 2 probes earn more than 20% of"),
+    (1.0, [0.2, 0.0], {"parts": RIGHT}, "error: every completion counts as correct, all 2"),
+    (1.0, [0.2], {"parts": RIGHT}, None),
+    (1.0, [0.2, 0.0], {"parts": {"correct": 0.9}}, None),
+    (1.0, [0.3] * 4, {}, "(a, a, a, a; marked"),
+    (1.0, [0.3] * 5, {}, "(a, a, a, a, ...; marked"),
+    (1.0, [0.0, 0.0], {"num_failed": 2, "num_tried": 4, "failure": "no"},
+     "warning: the reward function fails on 4 of 8"),
+    (1.0, [float("nan"), 1.0], {}, "error: the reward does not tell right from wrong: all 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", range(len(JUDGED)))
+def test_a_reward_is_judged_by_what_probes_earn_beside_reference_answers(row: int) -> None:
+    gold, means, more, said = JUDGED[row]
+    made = [probes.ProbeResult("a", mean, mean, "text", **more) for mean in (gold, *means)]
+    verdicts = [f"{severity}: {text}" for severity, text in probes.judge_probes(made[1:], made[0])]
+    assert (said is None and verdicts == []) or (said is not None and len(verdicts) == 1 and said in verdicts[0])
+    blind = probes.judge_probes(made[1:], made[0], has_right_answer=False)
+    is_flat = len(means) > 1 and set(means) == {gold}
+    assert len(blind) == bool(more.get("num_failed")) + is_flat

@@ -73,6 +73,7 @@ def test_callbacks_hear_everything_in_order(rows: Rows) -> None:
     ]  # fmt: skip
     measured = next(row for row in trainer.state.log_history if "eval_reward" in row)
     assert measured["eval_reward"] == measured["eval_rewards/length/mean"]
+    assert not Path("out/completions").exists(), "nothing asks for log_completions"
 
 
 def test_a_callback_can_stop_the_run_and_the_model_can_be_saved(rows: Rows) -> None:
