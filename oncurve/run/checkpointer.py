@@ -119,7 +119,7 @@ class Checkpointer:
         step, state = self._marked
         measured = metrics or {}
         score = measured.get("evaluation/correct_fraction", measured.get("evaluation/mean_reward"))
-        numbers = {"score": score, "kl": measured.get("policy/kl")}  # NaN where every completion was cut off and left out
+        numbers = {"score": score, "kl": measured.get("policy/kl")}  # NaN where all completions were left out
         known = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
         facts = {**self.facts, **known}
         snapshot = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
