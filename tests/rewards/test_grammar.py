@@ -238,7 +238,8 @@ def test_references_are_described_by_type_with_the_first_that_cannot_be_read() -
         ("three and a quarter", Fraction(13, 4)), ("one and one half", Fraction(3, 2)), ("nineteen", 19), ("zero", 0),
         ("eleven hundredths", Fraction(11, 100)), ("twenty-one", 21), ("ninety-nine", 99), ("one hundred", 100),
         ("two thousand three hundred and forty-five", 2345), ("one million two thousand", 1_002_000),
-        ("two million five", 2_000_005), ("twelve hundred", 1200), ("a hundred", 100), ("$3M", 3_000_000), ("7th", 7),
+        ("two million five", 2_000_005), ("twelve hundred", 1200), ("a hundred", 100), ("$3M", 3_000_000),
+        ("$2.5 bn", 2_500_000_000), ("7th", 7),
         ("five squared", 25), ("two cubed", 8), ("two dozen", 24), ("1.5 thousand", 1500), ("- five", -5),
     ],
 )  # fmt: skip

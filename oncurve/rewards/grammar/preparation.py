@@ -130,7 +130,8 @@ def _figures(tokens: Sequence[Token], index: int) -> tuple[Fraction, int]:
         factor *= _FACTORS[_word(tokens, end)]
         end += 1
     is_money = index > 0 and tokens[index - 1].is_sign("$", "€", "£")
-    is_short = end < len(tokens) and tokens[end].kind in ("name", "word") and not tokens[end].has_space
+    is_short = end < len(tokens) and tokens[end].kind in ("name", "word")
+    is_short = is_short and (not tokens[end].has_space or len(tokens[end].text) > 1)  # `$5 m` may be a symbol
     is_last = end + 1 == len(tokens) or (tokens[end + 1 : end + 2] and tokens[end + 1].kind != "number")
     if factor == 1 and is_money and is_short and is_last and tokens[end].text in _SHORT_FACTORS:
         factor, end = _SHORT_FACTORS[tokens[end].text], end + 1
