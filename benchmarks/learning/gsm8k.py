@@ -1,7 +1,7 @@
 """GSM8K with Qwen2.5-Coder-0.5B-Instruct: the cells of the study, and what is measured of each trained model.
 
     python benchmarks/bench.py study gsm8k --seeds 0 1 --threads 2 --detach
-    python benchmarks/bench.py study gsm8k --seeds 0 --cells base --threads 2
+    python benchmarks/bench.py study gsm8k --seeds 0 --cells float32 LoRA --threads 2
 
 Rows are those of `gsm8k_train.jsonl`, `gsm8k_test.jsonl` and `math500.jsonl` in the folder of the variable
 ONCURVE_BENCHMARK_DATA, or in shared/data beside the repository. The weights come from `bench.py fetch_models`.
@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fetch_models import PLACE
-from real_model import difference
+from real_model import answers_of, difference, evaluation_of, run_record
 from record import ROOT
-from study import Cell, Runs, Study, oncurve, shares, steps_of
-
-from oncurve.observe.record import read_rows
+from study import Cell, Runs, Study, oncurve, shares
 
 DATA = Path(os.environ.get("ONCURVE_BENCHMARK_DATA", ROOT.parent / "shared" / "data"))
 MODEL = PLACE / "qwen2.5-coder-0.5b-instruct"
@@ -31,7 +29,6 @@ TRAINING = (
 """Rows of this disk in the place of the hub's. What a model learned is measured by ``measured``."""
 CONTROL = ("run.save_every_steps=20", "sft.epochs=null", "run.steps={updates}", *TRAINING)
 TESTS = {"gsm8k": "gsm8k_test.jsonl", "math500": "math500.jsonl"}
-PARTS = ("sample", "grade", "train")
 IN_TYPES = {
     "float32": ("policy.compute_type=float32",),
     "dither": ("policy={compute_type: bfloat16, rounding: dither}",),
@@ -48,29 +45,19 @@ def measured(runs: Runs, model: Path, name: str) -> dict[str, Any]:
             "trained": runs.folder / "evaluations" / f"{name}-{test}",
         }
         for place, asked in zip(places.values(), (MODEL, model), strict=True):
-            if not (place / "evaluations" / f"{test}.json").is_file():
+            if not evaluation_of(place).is_file():
                 words = ("--benchmark", test, "--output", str(place), f"data.path={DATA / rows}", TOKENS)
                 oncurve(runs.folder, runs.threads, "evaluate", str(asked), *words, *runs.overrides)
-        answers = (read_rows(place / "evaluations" / f"{test}.jsonl") for place in places.values())
-        found[test] = {side: shares(place, test) for side, place in places.items()} | difference(*answers)
+        answers = (answers_of(evaluation_of(place)) for place in places.values())
+        found[test] = {side: shares(place, "evaluation") for side, place in places.items()} | difference(*answers)
     tested, other = (found[test] for test in TESTS)
     return {**tested, "transfer": other}
 
 
 def course(run: Path) -> dict[str, Any]:
-    """Step by step: rewards, groups without a signal, tokens and seconds; and the seconds of the parts together."""
-    keys = ("reward/mean", "group/zero_signal_fraction", "completion/mean_tokens", "completion/truncated_fraction")
-    keys += ("policy/entropy", "policy/arrived", "time/step_seconds")
-    steps = steps_of(run)
-    parts = {part: round(sum(row.get(f"time/{part}_seconds", 0.0) for row in steps), 1) for part in PARTS}
-    return {
-        "steps": len(steps),
-        "grpo_seconds": round(sum(row["time/step_seconds"] for row in steps), 1),
-        "part_seconds": parts,
-        "sampled_tokens": int(sum(row.get("tokens/sampled", 0) for row in steps)),
-        "trained_tokens": int(sum(row.get("tokens/trained", 0) for row in steps)),
-        "course": {key: [round(row[key], 4) for row in steps if key in row] for key in keys},
-    }
+    """The course of a run, its seconds and tokens; the driver reads the seconds of its steps by their name."""
+    record = run_record(run)
+    return {**record, "grpo_seconds": record["seconds"]}
 
 
 def study() -> Study:

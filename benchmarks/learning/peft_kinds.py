@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import warnings
 import zlib
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
 
-from record import ROOT, Record
+import trl_beside
+from record import Record
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ROAD": {"group_size": 32}, "VBLORA": {"vector_length": 32, "num_vectors": 16}, "ADALORA": {"total_step": 2},
@@ -42,7 +41,8 @@ def bench(asked: argparse.Namespace, record: Record) -> None:
     if asked.child:
         one_side(asked)
         return
-    theirs, ours = (apart(asked, side) for side in SIDES)
+    words = ["--beta", str(asked.beta), *(["--only", asked.only] if asked.only else [])]
+    theirs, ours = (trl_beside.in_child("peft_kinds", side, words) for side in SIDES)
     for kind, trl in theirs.items():
         here = ours[kind]
         row = {"kind": kind, "trl": trl.get("said", "trains"), "oncurve": here.get("said", "trains")}
@@ -58,21 +58,7 @@ def difference(theirs: list[float], ours: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(theirs, ours, strict=True))
 
 
-def apart(asked: argparse.Namespace, side: str) -> dict[str, dict[str, Any]]:
-    """All kinds under one side, in a process of its own."""
-    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "bench.py"), "peft_kinds", "--child", side]
-    command += ["--beta", str(asked.beta), *(["--only", asked.only] if asked.only else [])]
-    with tempfile.TemporaryDirectory() as place:
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=3600)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("KINDS ")]
-    if done.returncode or not lines:
-        raise SystemExit(f"{side}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found: dict[str, dict[str, Any]] = json.loads(lines[-1].removeprefix("KINDS "))
-    return found
-
-
 def one_side(asked: argparse.Namespace) -> None:
-    import trl_beside
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     warnings.filterwarnings("ignore")
@@ -86,7 +72,7 @@ def one_side(asked: argparse.Namespace) -> None:
         for kind, make in PEFT_TYPE_TO_CONFIG_MAPPING.items()
         if asked.only in (None, kind.value)
     }
-    sys.stdout.write("\nKINDS " + json.dumps(found) + "\n")
+    sys.stdout.write(f"\n{trl_beside.FOUND}" + json.dumps(found) + "\n")
 
 
 def trained(kind: str, make: Any, asked: argparse.Namespace) -> dict[str, Any]:

@@ -53,7 +53,10 @@ SUPERVISED_CHOICES = ((5e-5, 1), (1e-4, 1), (2e-4, 1), (2e-4, 2))
 """Learning rate and passes over the rows."""
 GRPO_CHOICES = (5e-6, 1e-5, 2e-5)
 """Learning rates."""
-COURSE = ("reward/mean", "group/zero_signal_fraction", "completion/mean_tokens", "policy/entropy", "time/step_seconds")
+COURSE = (
+    "reward/mean", "group/zero_signal_fraction", "completion/mean_tokens", "completion/truncated_fraction",
+    "policy/entropy", "time/step_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

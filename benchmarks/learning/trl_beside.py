@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from statistics import median
@@ -47,6 +48,8 @@ args = GRPOConfig(
 trainer = GRPOTrainer(model=MODEL, reward_funcs=[correct, short], args=args, train_dataset=Dataset.from_list(rows))
 trainer.train()
 """
+FOUND = "FOUND "
+"""What a process of one side prints before its result."""
 LOSSES = (("dapo", 0.0), ("grpo", 0.04), ("dr_grpo", 0.0), ("bnpo", 0.04))
 
 
@@ -77,16 +80,21 @@ def bench(asked: argparse.Namespace, record: Record) -> None:
 
 
 def apart(asked: argparse.Namespace, side: str, loss: str, beta: float) -> list[dict[str, float]]:
-    """One run of a side in a process of its own: a row for each step."""
-    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "bench.py")]
-    command += ["trl_beside", "--child", side, "--loss", loss]
-    command += ["--beta", str(beta), "--steps", str(asked.steps), *(["--sampled"] if asked.sampled else [])]
+    """One run of a side: a row for each step."""
+    words = ["--loss", loss, "--beta", str(beta), "--steps", str(asked.steps)]
+    rows: list[dict[str, float]] = in_child("trl_beside", side, words + ["--sampled"] * asked.sampled)
+    return rows
+
+
+def in_child(name: str, side: str, words: Sequence[str]) -> Any:
+    """What a benchmark prints of one side behind ``FOUND``, in a process of its own. Raises SystemExit if it fails."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "bench.py"), name, "--child", side, *words]
     with tempfile.TemporaryDirectory() as place:
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=1800)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("ROWS ")]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=3600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(FOUND)]
     if done.returncode or not lines:
         raise SystemExit(f"{side}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return json.loads(lines[-1].removeprefix("ROWS "))
+    return json.loads(lines[-1].removeprefix(FOUND))
 
 
 def beside(loss: str, beta: float, runs: dict[str, list[Any]]) -> dict[str, Any]:
@@ -138,7 +146,7 @@ def run_side(asked: argparse.Namespace, stack: ExitStack) -> None:
     spent = [b - a for a, b in pairwise(marks)]
     keys = ("reward", "loss", "grad_norm", "learning_rate")
     rows = [{**{key: row[key] for key in keys}, "seconds": s} for row, s in zip(logged, spent, strict=True)]
-    sys.stdout.write("\nROWS " + json.dumps(rows) + "\n")
+    sys.stdout.write(f"\n{FOUND}" + json.dumps(rows) + "\n")
 
 
 def forced(prompt_ids: tuple[int, ...], place: int, step: int, end: int) -> list[int]:

@@ -152,8 +152,8 @@ def add_adapter(
         peft_model.unload()
         peft_model = _with_adapter(model, settings, seed, left_out=apart | lost)
     log.info("LoRA: %s", describe(model))
-    _lora_config(peft_model).base_model_name_or_path = base
-    _lora_config(peft_model).revision = revision
+    _settings(peft_model).base_model_name_or_path = base
+    _settings(peft_model).revision = revision
     return _finished(peft_model)
 
 
@@ -262,12 +262,12 @@ def _set_dropout(peft_model: PeftModel, dropout: float) -> None:
     """Let an adapter of LoRA drop this share of its inputs in training, and its files say so."""
     from peft.tuners.lora import LoraLayer
 
-    if _lora_config(peft_model).peft_type != "LORA":
+    if _settings(peft_model).peft_type != "LORA":
         return
     for part in peft_model.modules():
         if isinstance(part, LoraLayer) and "default" in part.lora_dropout:
             part.lora_dropout["default"] = nn.Dropout(dropout) if dropout else nn.Identity()
-    _lora_config(peft_model).lora_dropout = dropout
+    _settings(peft_model).lora_dropout = dropout
 
 
 def around(model: nn.Module) -> Adapter | None:
@@ -303,7 +303,7 @@ def _outside(peft_model: PeftModel) -> str | None:
 def lora_section(model: nn.Module) -> dict[str, object] | None:
     """The recipe's section for an adapter that a program made with peft; None for an ordinary model, and for an adapter
     of another kind, which no recipe can say."""
-    if around(model) is None or (config := _lora_config(model)).peft_type != "LORA":  # type: ignore[arg-type]
+    if around(model) is None or (config := _settings(model)).peft_type != "LORA":  # type: ignore[arg-type]
         return None
     targets = config.target_modules
     return {
@@ -319,7 +319,7 @@ def is_trained(model: nn.Module | None) -> bool:
     """Whether a model that a program made with peft has an adapter that already changes something."""
     if model is None or (adapter := around(model)) is None:
         return False
-    config = _lora_config(adapter.peft_model)
+    config = _settings(adapter.peft_model)
     if config.peft_type != "LORA" or config.modules_to_save or config.trainable_token_indices:  # which may be any
         return True
     return any(".lora_B." in name and bool(part.any()) for name, part in model.named_parameters())
@@ -342,7 +342,8 @@ def _finished(peft_model: PeftModel) -> Adapter:
     return Adapter(peft_model)
 
 
-def _lora_config(peft_model: PeftModel) -> LoraConfig:
+def _settings(peft_model: PeftModel) -> LoraConfig:
+    """The settings of the adapter; of another kind than LoRA they have those attributes alone that every kind has."""
     return peft_model.peft_config["default"]  # type: ignore[return-value]
 
 

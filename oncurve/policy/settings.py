@@ -64,9 +64,9 @@ class OptimizerSettings(Section):
         """Options of torch's Muon, before the schedule."""
         return {"lr": self.learning_rate, "weight_decay": self.weight_decay}
 
-    def slow_warning(self, weights: int, *, is_adapter: bool, updates: int) -> str | None:
-        """A warning of a rate at which so few weights hardly move, or that a run of so many updates never reaches; None
-        from a tenth of the usual rate on, and for a trial of a recipe."""
+    def rate_warning(self, weights: int, *, is_adapter: bool, updates: int) -> str | None:
+        """A warning of a rate below a tenth of what is usual for so many weights, or of a warm-up that is longer than a
+        run of so many updates; None for other rates, and of the warm-up in a trial of a recipe."""
         if self.learning_rate == 0:
             return "warning: optimizer.learning_rate is 0: no weight moves, and the model stays as it is"
         if TRIAL_UPDATES < updates <= self.warmup_updates:

@@ -139,12 +139,12 @@ def lost_updates(policy: TrainedPolicy, config: Config) -> str | None:
 
 
 def slow_rate(policy: TrainedPolicy, config: Config) -> str | None:
-    """A warning of a learning rate at which so few weights hardly move; None where it is at least a tenth of usual."""
+    """A warning of a learning rate that is low for so few weights, or that the run never reaches; else None."""
     weights = sum(
         policy.backend.full_shape(parameter).numel() for parameter in trained_parameters(policy.model).values()
     )
     is_adapter = config.policy.lora is not None
-    return config.optimizer.slow_warning(weights, is_adapter=is_adapter, updates=policy.total_updates)
+    return config.optimizer.rate_warning(weights, is_adapter=is_adapter, updates=policy.total_updates)
 
 
 def foresee_paths(config: Config, model_config: PreTrainedConfig) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncurve.cli.plan import plan_recipe
 from oncurve.plan.find_shape import find_shape
+from oncurve.plan.hardware import load_devices
 from oncurve.plan.layout import DeviceLayout
 from oncurve.plan.planned_run import PlannedRun
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.token_lengths import TokenLengths
+from oncurve.recipe.files import find_recipe
 from oncurve.recipe.load import parse_config
 
 RECIPE = """
@@ -21,6 +24,8 @@ run: {prompts_per_step: 16}
 SHAPE = find_shape("Qwen/Qwen2.5-1.5B")
 LORA = "policy.lora={rank: 16}"
 KL = "algorithm.kl_coef=0.1"
+DEVICES = load_devices()
+SEVEN = find_shape("Qwen/Qwen2.5-7B")
 SERVER = ("rollouts.type=servers", "rollouts.servers=[http://a:1]")
 
 
@@ -40,3 +45,8 @@ def planned_run(
             prompt_tokens=prompt_tokens, mean_prompt_tokens=prompt_tokens, completion_tokens=mean_tokens
         ),
     )
+
+
+def planned(recipe: str, overrides: list[str], **wishes: Any) -> str:
+    """What `oncurve plan` says of a recipe."""
+    return plan_recipe(find_recipe(recipe), overrides, **wishes)

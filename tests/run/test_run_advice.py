@@ -60,14 +60,14 @@ def test_a_rate_is_judged_beside_the_number_of_weights(name: str) -> None:
     settings, begin = RATES[name]
     weights = 100_000 if any(setting.startswith("policy.lora") for setting in settings) else 1_700_000
     optimizer = load_config(find_recipe("word_problems"), settings).optimizer
-    said = optimizer.slow_warning(weights, is_adapter="adapter" in name, updates=70)
+    said = optimizer.rate_warning(weights, is_adapter="adapter" in name, updates=70)
     assert (said is not None) == (begin is not None)
     assert begin is None or begin in str(said)
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_told() -> None:
     optimizer = OptimizerSettings(learning_rate=1e-4, warmup_updates=80)
-    said = [optimizer.slow_warning(1_700_000, is_adapter=False, updates=updates) for updates in (10, 70, 81)]
+    said = [optimizer.rate_warning(1_700_000, is_adapter=False, updates=updates) for updates in (10, 70, 81)]
     assert "a rate of 8.64e-05, and optimizer.learning_rate=0.0001 is never reached" in str(said.pop(1))
     assert said == [None, None], "a trial, and a run that is long enough"
 
