@@ -5,7 +5,8 @@
 Lines that the room's fast tests run are known by tracing them once. A mutant changes one node on such a line, drawn by
 the seed, in a copy of the tree; the tests that run the line run against it, then the others of their files, as what a
 fixture or a cache has computed is read by tests that never run the line. It is found if one of them fails, or takes ten
-times as long as it did. Each run is a fork of a process that has imported torch.
+times as long as it did. What they do not find is shown to the room's slow tests in the gate, which train whole runs and
+start processes. Each run is a fork of a process that has imported torch.
 
 ``--record`` keeps what was found in tests/mutants.jsonl and goes on where it stopped; ``--again`` runs what survived
 there against today's tests; ``--page`` writes docs/decisions/0016-mutants.md from it. A survivor that changes nothing
@@ -69,11 +70,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sample": ("sample", "episodes/test_waiting_rows.py"),
 }
 """Folders and files of tests/ that hold a room, where that is not the folder of its name."""
+SLOW_TESTS: dict[str, tuple[str, ...]] = {"core": ("interface",), "run": ("interface",)}
+"""Folders and files of tests/ whose slow tests hold a room, beside those of ``TESTS``."""
 KEPT = ROOT / ".pytest_cache" / "mutants"
 """Which lines the tests of a file run, until something of it changes."""
 RECORD = ROOT / "tests" / "mutants.jsonl"
 PAGE = ROOT / "docs" / "decisions" / "0016-mutants.md"
-MEASURED = 304
+MEASURED = 307
 """From this seed on, mutants were drawn after the tests were written."""
 INTRODUCTION = """# 0016 Random mutants say what the tests find
 
@@ -91,7 +94,7 @@ HEAVY = ("torch", "transformers", "peft", "numpy", "sympy", "pydantic", "dataset
 """Libraries whose modules are imported once, before the forks."""
 IDLE_CALLS = 30
 """A function that was called as often in a test without a new line is traced no more there."""
-LANE = "not slow and not nightly and not gpu"
+GATE = "not nightly and not gpu"
 ONLY_SLOW = ("tests/history",)
 """Folders whose tests all replay whole runs: their room is tried with tests marked slow."""
 Lines = dict[str, set[int]]
@@ -276,6 +279,30 @@ class Tracer:
         return {"lines": lines, "seconds": self.seconds, "modules": modules}
 
 
+class Timed:
+    """A plugin that notes which tests pass, and their seconds."""
+
+    def __init__(self) -> None:
+        self.begun, self.seconds, self.passed = 0.0, {}, set()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self.begun = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test ends."""
+        self.seconds[nodeid] = time.monotonic() - self.begun
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Tests that fail without a mutant say nothing about one."""
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+    def result(self) -> dict[str, Any]:
+        """What goes to the process that waits."""
+        return {"seconds": {test: self.seconds[test] for test in sorted(self.passed)}}
+
+
 class Chosen:
     """A plugin that runs some tests, notes the first that fails, and ends its process if one takes too long."""
 
@@ -315,14 +342,19 @@ class Chosen:
         return {"finders": self.finders, "ran": self.ran}
 
 
-def in_a_fork(tree: Path, words: Sequence[str], plugin: Any, seconds: float) -> dict[str, Any] | None:
-    """What a plugin saw of a pytest in a process of its own, with its exit status; None if it took too long."""
+def in_a_fork(
+    tree: Path, words: Sequence[str], plugin: Any, seconds: float, *, slow: bool = False
+) -> dict[str, Any] | None:
+    """What a plugin saw of a pytest in a process of its own, with its exit status; None if it took too long.
+
+    Fast tests run, or ``slow`` ones.
+    """
     answer = tree.parent / "answer.json"
     answer.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
         try:
-            answer.write_text(json.dumps(run_tests(tree, words, plugin)))
+            answer.write_text(json.dumps(run_tests(tree, words, plugin, slow=slow)))
         except (Exception, SystemExit):  # noqa: BLE001  a fork never goes on with what is below
             traceback.print_exc()
         finally:
@@ -341,7 +373,7 @@ def in_a_fork(tree: Path, words: Sequence[str], plugin: Any, seconds: float) -> 
     return json.loads(answer.read_text())
 
 
-def run_tests(tree: Path, words: Sequence[str], plugin: Any) -> dict[str, Any]:
+def run_tests(tree: Path, words: Sequence[str], plugin: Any, *, slow: bool) -> dict[str, Any]:
     """In the process that was forked for it."""
     os.setsid()
     os.chdir(tree)
@@ -353,7 +385,8 @@ def run_tests(tree: Path, words: Sequence[str], plugin: Any) -> dict[str, Any]:
     import pytest
 
     known = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that what is imported before has imported
-    lane = LANE.removeprefix("not slow and ") if any(word.startswith(ONLY_SLOW) for word in words) else LANE
+    either = any(word.startswith(ONLY_SLOW) for word in words)
+    lane = GATE if either else f"slow and {GATE}" if slow else f"not slow and {GATE}"
     status = pytest.main([*words, "-q", "-p", "no:cacheprovider", "-W", known, "-m", lane], plugins=[plugin])
     return {"status": int(status), **plugin.result()}
 
@@ -397,10 +430,12 @@ def traces(tree: Path, tests: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 class Room:
-    """A room's sources in a copy, and the lines that its fast tests run."""
+    """A room's sources in a copy, the lines that its fast tests run, and its slow tests."""
 
     def __init__(self, name: str, folder: Path, tests: Sequence[str]) -> None:
         self.tree = copy_tree(folder)
+        self.slow_seconds: dict[str, float] | None = None
+        self.slow_places = [*tests, *(f"tests/{place}" for place in SLOW_TESTS.get(name, ()))]
         places = [ROOT / "oncurve" / part for part in SOURCES.get(name, (name,))]
         found = [path for place in places for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
         self.files = [path.relative_to(ROOT).as_posix() for path in found]
@@ -433,8 +468,20 @@ class Room:
         return list(drawn.values())
 
     def finders(self, mutant: Mutant, *, every: bool) -> tuple[list[str], int]:
-        """The first test that fails (or all), and how many ran; nobody if the mutant is not found."""
+        """The first test that fails (or all of its kind), and how many ran; nobody if the mutant is not found."""
         running = {test for test, lines in self.lines.items() if mutant.line in lines.get(mutant.file, ())}
+        with self.with_mutant(mutant):
+            finders, ran = self.failing(running, every=every)
+        if finders:
+            return finders, ran
+        if self.slow_seconds is None:
+            self.slow_seconds = self.measure_slow_tests()
+        with self.with_mutant(mutant):
+            return self.failing_slowly(ran, every=every)
+
+    @contextlib.contextmanager
+    def with_mutant(self, mutant: Mutant) -> Iterator[None]:
+        """The copy of the tree with one change."""
         path = self.tree / mutant.file
         whole = path.read_text(encoding="utf-8")
         for old in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
@@ -442,9 +489,26 @@ class Room:
         path.write_text(mutated(whole, mutant), encoding="utf-8")
         sys.dont_write_bytecode = True
         try:
-            return self.failing(running, every=every)
+            yield
         finally:
             path.write_text(whole, encoding="utf-8")
+
+    def measure_slow_tests(self) -> dict[str, float]:
+        """The room's slow tests that pass without a mutant, with their seconds."""
+        if all(place.startswith(ONLY_SLOW) for place in self.slow_places):
+            return {}  # they are asked with the fast ones
+        passed = in_a_fork(self.tree, self.slow_places, Timed(), 3600.0, slow=True)
+        assert passed is not None
+        return passed["seconds"]
+
+    def failing_slowly(self, ran: int, *, every: bool) -> tuple[list[str], int]:
+        """Which of the slow tests fail, and how many ran, those before included."""
+        if not self.slow_seconds:
+            return [], ran
+        chosen = Chosen(set(), self.slow_seconds, self.tree.parent / "answer.json")
+        words = sorted({test.split("::")[0] for test in self.slow_seconds})
+        found = in_a_fork(self.tree, [*words, *([] if every else ["-x"])], chosen, 3600.0, slow=True)
+        return (["the limit of time"] if found is None else found["finders"]), ran + len(self.slow_seconds)
 
     def failing(self, running: set[str], *, every: bool) -> tuple[list[str], int]:
         """Which tests of the files where a line is run fail, and how many ran: first those that run it themselves."""
