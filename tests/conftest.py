@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch or transformers. oncurve itself is imported inside the fixtures only, so that the
@@ -157,10 +158,20 @@ def shared_proofs() -> None:
     share_proofs(True)
 
 
+def _may_change_a_proof(target: Any, what: Any, value: Any = None) -> bool:
+    """A proof reads no value of an object, nothing of the system's own modules, and no variable but oncurve's."""
+    if target is os.environ:
+        return str(what).startswith("ONCURVE")
+    if isinstance(target, (str, dict, type)) or callable(value):
+        return True
+    return isinstance(target, ModuleType) and target.__name__ not in ("sys", "os", "time")
+
+
 def _unshared(change: Callable[..., None]) -> Callable[..., None]:
-    def changed(*arguments: Any, **options: Any) -> None:
-        share_proofs(False)
-        change(*arguments, **options)
+    def changed(patch: pytest.MonkeyPatch, target: Any, *what: Any, **options: Any) -> None:
+        if _may_change_a_proof(target, *what):
+            share_proofs(False)
+        change(patch, target, *what, **options)
 
     return changed
 

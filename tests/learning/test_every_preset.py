@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 LETTERS = "abcdef"
 STEPS, GROUP_SIZE, LIMIT = 30, 24, 2
-OF_EACH_LOSS = ("grpo", "rloo", "gspo", "cispo", "sapo", "distil")
-"""Rows of the table that differ in their loss; the others differ in numbers and advantages, which other tests hold.
-
-That of distillation, which trains its teacher first, is nightly: tests/integration/test_teachers.py learns from one.
-"""
+IN_GATE = ("grpo", "gspo", "cispo")
+"""Rows of the table whose losses differ most; a toy policy learns by each loss in tests/algorithm/test_learning.py, and
+from a teacher in tests/integration/test_teachers.py."""
 CHOICES: dict[str, dict[str, Any]] = {"high_entropy": {"high_entropy_share": 0.7}}
 """Where the setting of a paper makes no sense here: a fifth of two tokens is less than the one that matters."""
 
@@ -92,7 +90,7 @@ def learned_rewards(
 
 
 @pytest.mark.proves("F23")
-@pytest.mark.parametrize("preset", gate(PRESETS, *(name for name in OF_EACH_LOSS if name != "distil")))
+@pytest.mark.parametrize("preset", gate(PRESETS, *IN_GATE))
 def test_a_policy_learns_to_repeat_a_letter(
     preset: str, alphabet: PreTrainedTokenizerFast, train_in: Callable[..., Run]
 ) -> None:

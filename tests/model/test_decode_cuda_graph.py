@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pretend_gpu import PretendGpu
 
 PROMPTS = [list(range(1, 42)), [5, 9, 3], [7] * 17]
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
 ROOM = {"slots": 40, "prompt_slots": 4, "prompt_tokens": 41, "completion_tokens": 170}
 
 
@@ -49,8 +51,9 @@ def places_of(slots: Sequence[int], past: Sequence[int], prompts: Sequence[int])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "dtype"), gate(product(FAMILIES, TYPES), *zip(FAMILIES, TYPES, strict=True)), ids=str
+)
 def test_few_shapes_decode_what_fitting_shapes_decode(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,12 +43,13 @@ def layout_of(name: str) -> Path:
 def on_own_rows(name: str) -> list[str]:
     """What makes a recipe whose model and data are on the hub one that needs no network."""
     config = load_config(find_recipe(name))
-    few = ["data.limit=400"] if config.sft and config.data.type == "demonstrations" else []  # made by the thousands
+    made = ("demonstrations", "calculator_problems", "calculator_chains", "word_problems")  # by the thousands
+    few = ["data.limit=400"] if config.data.type in made else []
     if name.startswith("programs"):  # every program runs in a sandbox
         few = few or ["data.limit=40"]
         return ["model=embedded", *few, "evaluation.data.limit=10", "evaluation.num_prompts_during=10"]
     if config.model == "embedded":
-        return ["data.limit=200"] if name == "word_problems" else []
+        return few
     changes = [*few, *ON_CPU, "data.chat=false", "evaluation.data.chat=false"]
     if config.data.type in ("math", "gsm8k"):
         folder = layout_of(name)

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lanes import gate
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -152,7 +153,7 @@ def word_pieces(seed: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="a")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", gate(range(4), 0))
 @pytest.mark.parametrize("make", [byte_level, sentence_pieces, word_pieces, "embedded"])
 def test_the_table_of_tokens_changes_no_answer(make: Any, seed: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(locate("embedded")) if make == "embedded" else make(seed)
