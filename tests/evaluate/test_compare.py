@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,9 @@ def test_a_large_improvement_is_significant_and_its_interval_excludes_nothing() 
     assert 0.3 < row.low < 0.6 < row.high < 0.9
     assert row.p_value == mcnemar_exact(12, 48) < 1e-5
     assert row.factor == pytest.approx(4.0)
+    nothing = evaluation_of(["[x]"] * 60)
+    assert compare(nothing, after).rows[0].factor == math.inf
+    assert math.isnan(compare(nothing, nothing).rows[0].factor)
 
 
 @pytest.mark.proves("F142")
@@ -180,7 +184,8 @@ def test_everything_is_written_and_counts_the_same(comparison: Comparison, tmp_p
     summary = json.loads((tmp_path / "new" / "comparison.json").read_text())
     rows = [json.loads(line) for line in (tmp_path / "new" / "comparison.jsonl").read_text().splitlines()]
     assert summary["num_improved"] == sum(row["change"] == "improved" for row in rows) == 2
-    assert summary["num_improved_by_format_only"] == 1
+    form = [row["kind"] == "format" for row in rows if row["change"] == "improved"]
+    assert summary["num_improved_by_format_only"] == sum(form) == 1
     assert summary["num_worsened"] == sum(row["change"] == "worsened" for row in rows) == 2
     assert [summary[key] for key in ("num_worsened_by_format_only", "num_unchanged", "num_prompts")] == [1, 2, 6]
     assert [(row["change"], row["kind"]) for row in rows[:5]] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,3 +44,5 @@ def test_only_the_first_groups_are_described(tokenizer: PreTrainedTokenizerFast)
     assert record.entries(0, completion) == {"logprobs": [-0.123, -2.0]}
     assert record.entries(1, completion) == {}
     assert TokenRecord(tokenizer.backend_tokenizer, num_groups=0).entries(0, completion) == {}
+    spelled = replace(completion, token_ids=tuple(tokenizer.encode("to", add_special_tokens=False)), text="to")
+    assert TokenRecord(tokenizer.backend_tokenizer, num_groups=1).entries(0, spelled)["token_lengths"] == [1, 1]

@@ -273,7 +273,8 @@ def test_cost_is_hours_times_price_times_devices() -> None:
     price = load_devices()["H200"].on_demand
     assert price is not None
     assert spending(rows, manifest).usd == pytest.approx(0.5 * 2 * price)
-    assert spending(rows, manifest, usd_per_hour=10.0).usd == 5.0
+    given = spending(rows, manifest, usd_per_hour=10.0)
+    assert (given.device, given.count, given.usd) == ("NVIDIA H200", 2, 5.0)
     assert spending(rows, MANIFEST).usd is None
     assert "no price" in spending(rows, MANIFEST).basis
     unpriced = {"hardware": {"gpus": [{"name": "NVIDIA B300"}]}}

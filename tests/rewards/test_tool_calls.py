@@ -167,6 +167,8 @@ def test_a_call_that_fits_nothing_takes_no_place() -> None:
     assert calls_fraction([second], [first, second], in_order=False) == 0.5
     assert calls_fraction([second], [first, second]) == 0.0
     assert calls_fraction([], []) == 1.0
+    assert calls_fraction([first], [first, first], in_order=False) == 0.5  # one call answers one of the two
+    assert calls_fraction([first, second], [first, first]) == 0.5
 
 
 @pytest.mark.parametrize(
