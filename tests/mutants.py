@@ -95,6 +95,8 @@ HEAVY = ("torch", "transformers", "peft", "numpy", "sympy", "pydantic", "dataset
 IDLE_CALLS = 30
 """A function that was called as often in a test without a new line is traced no more there."""
 GATE = "not nightly and not gpu"
+UNHEARD = ("-p", "no:unraisableexception")
+"""What a test leaves open is no verdict on a mutant: pytest would end with it and without an answer."""
 ONLY_SLOW = ("tests/history",)
 """Folders whose tests all replay whole runs: their room is tried with tests marked slow."""
 Lines = dict[str, set[int]]
@@ -387,7 +389,7 @@ def run_tests(tree: Path, words: Sequence[str], plugin: Any, *, slow: bool) -> d
     known = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that what is imported before has imported
     either = any(word.startswith(ONLY_SLOW) for word in words)
     lane = GATE if either else f"slow and {GATE}" if slow else f"not slow and {GATE}"
-    status = pytest.main([*words, "-q", "-p", "no:cacheprovider", "-W", known, "-m", lane], plugins=[plugin])
+    status = pytest.main([*words, "-q", "-p", "no:cacheprovider", *UNHEARD, "-W", known, "-m", lane], plugins=[plugin])
     return {"status": int(status), **plugin.result()}
 
 

@@ -75,6 +75,7 @@ def test_a_stream_says_the_same_in_parts(wire: Wire) -> None:
     assert {part["object"] for part in parts} == {"chat.completion.chunk"}
     assert len({part["id"] for part in parts}) == 1
     deltas = [part["choices"][0]["delta"] for part in parts if part["choices"]]
+    assert {part["choices"][0]["index"] for part in parts if part["choices"]} == {0}
     assert deltas[0]["role"] == "assistant"
     assert "".join(delta.get("content", "") for delta in deltas) == words
     [made] = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]

@@ -27,6 +27,8 @@ from oncurve.run.services import Run
 from oncurve.run.step_log import StepLog
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from oncurve.policy.trained_policy import TrainedPolicy
 
 SAMPLING = SamplingParams(max_completion_tokens=8)
@@ -382,6 +384,26 @@ def test_metrics_are_exact_over_microbatches(
     if updates_per_step == 1:
         surrogate = -sum(c["advantage"] * c["num_tokens"] for c in sampled) / (len(sampled) * 8)
         assert whole["policy/loss"] == pytest.approx(surrogate, rel=1e-4)
+
+
+def test_a_reference_that_moves_is_the_policy_after_its_steps(
+    make_policy: Callable[..., TrainedPolicy],
+    tiny_model: Callable[..., PreTrainedModel],
+    make_prompts: Callable[..., list[Prompt]],
+    train_in: Callable[..., Run],
+) -> None:
+    policy = make_policy(reference=tiny_model("qwen2").requires_grad_(False))
+    assert policy.reference is not None
+    algorithm = build("grpo", group_size=4, max_completion_tokens=8, kl_coef=0.1, reference_every_steps=2)
+    same: list[bool] = []
+    for steps in (1, 2):
+        train_in(
+            policy, make_prompts(*TEXTS), lambda prompt, completion: completion.token_ids[0] % 2 == 0, algorithm,
+            SAMPLING, steps=steps, prompts_per_step=4, folder=f"{steps} steps",
+        )  # fmt: skip
+        pairs = zip(policy.reference.parameters(), policy.model.parameters(), strict=True)
+        same.append(all(torch.equal(reference, moved) for reference, moved in pairs))
+    assert same == [False, True]
 
 
 def test_a_step_without_any_signal_moves_nothing_and_goes_on(
