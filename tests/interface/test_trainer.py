@@ -235,7 +235,14 @@ def test_the_help_of_the_command_loads_nothing_that_trains() -> None:
 
 
 def test_a_run_on_one_processor_loads_only_modules_that_it_uses(tmp_path: Path) -> None:
-    words = ["oncurve", "train", "word_problems", "run.steps=1", "evaluation.num_prompts=8", f"run.folder={tmp_path}"]
+    few = (
+        "run.steps=1",
+        "run.prompts_per_step=4",
+        "data.limit=64",
+        "evaluation.num_prompts=4",
+        f"run.folder={tmp_path}",
+    )
+    words = ["oncurve", "train", "word_problems", *few]
     program = (
         "import sys, oncurve\n"
         "def own(): return sorted(name for name in sys.modules if name.split('.')[0] == 'oncurve')\n"
