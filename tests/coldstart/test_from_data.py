@@ -71,6 +71,7 @@ def test_messages_bring_a_chat_template_and_a_model_may_be_like_another(
     run("coldstart", "--data", "chats.jsonl", "--size", "nano", "--output", "runs/chat", *SHORT, "sft.epochs=1")
     _, tokenizer = load_model("runs/chat")
     messages = [{"role": "user", "content": "Reverse abc"}]
+    assert len(tokenizer.encode("<|user|>", add_special_tokens=False)) == 1
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
         "<|user|>Reverse abc<|endoftext|><|assistant|>"
     )

@@ -207,6 +207,15 @@ def test_a_variable_that_a_reward_reads_is_named(again: None, monkeypatch: pytes
     assert "run finished" in said
 
 
+def test_a_step_whose_record_is_lost_is_named(again: None) -> None:
+    path = Path("runs/kept/metrics.jsonl")
+    kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["step"] != 1]
+    path.write_text("".join(kept))
+    said = resumed()
+    assert f"{path} has no record of 1 step, done already, such as 1" in said
+    assert "run finished" in said
+
+
 def test_data_that_changed_skip_the_comparison_with_a_sentence(again: None) -> None:
     Path("rows.jsonl").write_text(rows().replace("+ 1?", "+ 2?"))
     said = resumed(allow_change=True)
