@@ -223,10 +223,10 @@ class Zero:
             for moment in MOMENTS:
                 value = tensors[f"{name}:{moment}"].to(parameter.device)
                 if self.stage < 3:
-                    self._library.library.safe_set_full_optimizer_state(parameter, value, moment)
+                    self._library.utils.safe_set_full_optimizer_state(parameter, value, moment)
                 else:
                     part = self._own_part(parameter, value)
-                    self._library.library.safe_set_local_optimizer_state(parameter, part, moment)
+                    self._library.utils.safe_set_local_optimizer_state(parameter, part, moment)
         for state in self._states():
             step = state["step"]
             state["step"] = torch.full_like(step, max(counts)) if isinstance(step, Tensor) else max(counts)
