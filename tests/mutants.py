@@ -89,8 +89,7 @@ see, 85 of 100 are to be found in every room, 90 in core, algorithm, sample, pol
 an assertion in a test that is there, or said to be equivalent with a reason. Seeds of a measurement are drawn after the
 tests were written, so that they measure the suite and not the mending: "found at first" is the measurement, "found now"
 counts what was mended since. What the fast tests of a room leave is shown to its slow tests in the gate. Seeds from 310
-on are unused. Rooms that a table lacks were not
-tried yet."""
+on are unused."""
 HEAVY = ("torch", "transformers", "peft", "numpy", "sympy", "pydantic", "datasets", "tokenizers", "safetensors", "rich")
 """Libraries whose modules are imported once, before the forks."""
 IDLE_CALLS = 30
