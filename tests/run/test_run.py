@@ -394,7 +394,8 @@ def test_a_reference_that_moves_is_the_policy_after_its_steps(
 ) -> None:
     policy = make_policy(reference=tiny_model("qwen2").requires_grad_(False))
     assert policy.reference is not None
-    algorithm = build("grpo", group_size=4, max_completion_tokens=8, kl_coef=0.1, reference_every_steps=2)
+    moving: dict[str, Any] = {"kl_coef": 0.1, "reference": "refreshed", "reference_every_steps": 2}
+    algorithm = build("grpo", group_size=4, max_completion_tokens=8, **moving)
     same: list[bool] = []
     for steps in (1, 2):
         train_in(
