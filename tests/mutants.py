@@ -16,7 +16,6 @@ that anybody can see gets the reason in its line of that file, as "equivalent".
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import importlib
 import json
@@ -33,13 +32,15 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from mutant_changes import ROOT, Mutant, compiles, mutants_of, mutated
+
 SOURCES: dict[str, tuple[str, ...]] = {
     "algorithm": ("algorithm", "core/algorithm.py", "core/formulas.py"),
     "data": ("data", "core/order.py", "core/batch.py"),
@@ -102,131 +103,31 @@ ONLY_SLOW = ("tests/history",)
 Lines = dict[str, set[int]]
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one file: the text between two offsets is replaced."""
+class Timed:
+    """A plugin that notes which tests pass, and their seconds."""
 
-    file: str
-    line: int
-    last_line: int
-    start: int
-    end: int
-    before: str
-    after: str
+    def __init__(self) -> None:
+        self.begun, self.seconds, self.passed = 0.0, {}, set()
 
-    def __str__(self) -> str:
-        """One line: where, what stood there, what stands there now."""
-        return f"{self.file}:{self.line}  {' '.join(self.before.split())[:70]}  ->  {' '.join(self.after.split())[:70]}"
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self.begun = time.monotonic()
 
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test ends."""
+        self.seconds[nodeid] = time.monotonic() - self.begun
 
-COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
-EITHER_ORDER = ("min", "max", "minimum", "maximum", "equal", "isclose", "gcd", "logaddexp")
-"""Functions whose first two arguments may be exchanged."""
-COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-}  # fmt: skip
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Tests that fail without a mutant say nothing about one."""
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
+    def result(self) -> dict[str, Any]:
+        """What goes to the process that waits."""
+        return {"seconds": {test: self.seconds[test] for test in sorted(self.passed)}}
 
 
-def changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST | str]:
-    """What may stand in the place of a node."""
-    match node:
-        case ast.Return(value=ast.Constant(value=None | False | 0 | "") | ast.Tuple(elts=[]) | ast.List(elts=[])):
-            return  # as false as None
-        case ast.Return(value=ast.expr()):
-            yield "return None"
-        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Delete():
-            yield "pass"
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield "pass"
-        case ast.Constant(value=bool(value)):
-            yield ast.Constant(not value)
-        case ast.Constant(value=int(value) | float(value)):
-            yield ast.Constant(value + 1)
-        case ast.Call(func=ast.Name(name) | ast.Attribute(attr=name)) if name in EITHER_ORDER:
-            return
-        case ast.Call(args=[first, second, *rest]) if not any(isinstance(one, ast.Starred) for one in node.args):
-            yield ast.Call(node.func, [second, first, *rest], node.keywords)
-        case ast.expr():
-            yield from changed_operators(node)
-
-
-def changed_operators(node: ast.expr) -> Iterator[ast.expr]:
-    """Comparisons, sums, conditions."""
-    match node:
-        case ast.Compare(ops=[operator, *_]):
-            for other in COMPARED[type(operator)]:
-                yield ast.Compare(node.left, [other(), *node.ops[1:]], node.comparators)
-        case ast.BinOp(op=operator) if type(operator) in COMPUTED and not is_text(node):
-            yield ast.BinOp(node.left, COMPUTED[type(operator)](), node.right)
-        case ast.BoolOp(op=operator):
-            yield ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), node.values)
-        case ast.UnaryOp(op=ast.Not() | ast.USub()):
-            yield node.operand
-        case ast.IfExp():
-            yield ast.IfExp(node.test, node.orelse, node.body)
-
-
-def is_text(node: ast.BinOp) -> bool:
-    """Texts are joined or filled in, which is no sum."""
-    sides = (node.left, node.right)
-    return any(
-        isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides
-    )
-
-
-def mutable(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below one that decide what is computed: no annotations, no messages of errors, no assertions."""
-    for name, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            is_left = name in ("annotation", "returns", "decorator_list") or isinstance(
-                child, (ast.Raise, ast.Assert, ast.JoinedStr)
-            )
-            if isinstance(child, ast.AST) and not is_left:
-                yield child
-                yield from mutable(child)
-
-
-def mutants_of(file: str, lines: set[int]) -> list[Mutant]:
-    """All changes on the lines, which are counted from 1."""
-    text = (ROOT / file).read_text(encoding="utf-8")
-    starts = [0]
-    for line in text.encode().splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    found = []
-    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    for node in {inner: None for function in functions for inner in mutable(function)}:
-        if not isinstance(node, (ast.expr, ast.stmt)) or node.lineno not in lines:
-            continue
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        before = text.encode()[start:end].decode()
-        for after in changes(node):
-            written = after if isinstance(after, str) else f"({ast.unparse(after)})"
-            found.append(Mutant(file, node.lineno, node.end_lineno, start, end, before, written))
-    return found
-
-
-def compiles(mutant: Mutant) -> bool:
-    """A call may stand where only a name may, as in a pattern."""
-    try:
-        ast.parse(mutated((ROOT / mutant.file).read_text(encoding="utf-8"), mutant))
-    except SyntaxError:
-        return False
-    return True
-
-
-def mutated(text: str, mutant: Mutant) -> str:
-    """The file with the change."""
-    data = text.encode()
-    return (data[: mutant.start] + mutant.after.encode() + data[mutant.end :]).decode()
-
-
-class Tracer:
+class Tracer(Timed):
     """A plugin that notes which lines of some files each test runs, and how long it takes."""
 
     def __init__(self, tree: Path, files: Sequence[str]) -> None:
@@ -259,7 +160,8 @@ class Tracer:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
-        self.now, self.idle, self.begun = defaultdict(set), {}, time.monotonic()
+        super().pytest_runtest_logstart(nodeid)
+        self.now, self.idle = defaultdict(set), {}
         threading.settrace(self.trace)
         sys.settrace(self.trace)
 
@@ -267,42 +169,14 @@ class Tracer:
         """A test ends."""
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
-        self.lines[nodeid], self.seconds[nodeid] = self.now, time.monotonic() - self.begun
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Tests that fail without a mutant say nothing about one."""
-        if report.when == "call" and report.passed:
-            self.passed.add(report.nodeid)
+        self.lines[nodeid] = self.now
+        super().pytest_runtest_logfinish(nodeid)
 
     def result(self) -> dict[str, Any]:
         """What goes to the process that draws mutants."""
         lines = {test: {file: sorted(at) for file, at in self.lines[test].items()} for test in sorted(self.passed)}
         modules = [name for name in sys.modules if name.split(".")[0] in HEAVY]
         return {"lines": lines, "seconds": self.seconds, "modules": modules}
-
-
-class Timed:
-    """A plugin that notes which tests pass, and their seconds."""
-
-    def __init__(self) -> None:
-        self.begun, self.seconds, self.passed = 0.0, {}, set()
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
-        self.begun = time.monotonic()
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test ends."""
-        self.seconds[nodeid] = time.monotonic() - self.begun
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Tests that fail without a mutant say nothing about one."""
-        if report.when == "call" and report.passed:
-            self.passed.add(report.nodeid)
-
-    def result(self) -> dict[str, Any]:
-        """What goes to the process that waits."""
-        return {"seconds": {test: self.seconds[test] for test in sorted(self.passed)}}
 
 
 class Chosen:
@@ -387,8 +261,8 @@ def run_tests(tree: Path, words: Sequence[str], plugin: Any, *, slow: bool) -> d
     import pytest
 
     known = "ignore::pytest.PytestAssertRewriteWarning"  # of plugins that what is imported before has imported
-    either = any(word.startswith(ONLY_SLOW) for word in words)
-    lane = GATE if either else f"slow and {GATE}" if slow else f"not slow and {GATE}"
+    has_both = any(word.startswith(ONLY_SLOW) for word in words)
+    lane = GATE if has_both else f"slow and {GATE}" if slow else f"not slow and {GATE}"
     status = pytest.main([*words, "-q", "-p", "no:cacheprovider", *UNHEARD, "-W", known, "-m", lane], plugins=[plugin])
     return {"status": int(status), **plugin.result()}
 
@@ -436,7 +310,6 @@ class Room:
 
     def __init__(self, name: str, folder: Path, tests: Sequence[str]) -> None:
         self.tree = copy_tree(folder)
-        self.slow_seconds: dict[str, float] | None = None
         self.slow_places = [*tests, *(f"tests/{place}" for place in SLOW_TESTS.get(name, ()))]
         places = [ROOT / "oncurve" / part for part in SOURCES.get(name, (name,))]
         found = [path for place in places for path in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
@@ -472,14 +345,15 @@ class Room:
     def finders(self, mutant: Mutant, *, every: bool) -> tuple[list[str], int]:
         """The first test that fails (or all of its kind), and how many ran; nobody if the mutant is not found."""
         running = {test for test, lines in self.lines.items() if mutant.line in lines.get(mutant.file, ())}
+        files = {test.split("::")[0] for test in running}
+        seconds = {test: self.seconds[test] for test in self.lines if test.split("::")[0] in files}
         with self.with_mutant(mutant):
-            finders, ran = self.failing(running, every=every)
-        if finders:
-            return finders, ran
-        if self.slow_seconds is None:
-            self.slow_seconds = self.measure_slow_tests()
+            finders = self.failing(running, seconds, every=every)
+        if finders or not self.slow_seconds:
+            return finders, len(seconds)
         with self.with_mutant(mutant):
-            return self.failing_slowly(ran, every=every)
+            finders = self.failing(set(), self.slow_seconds, every=every, slow=True)
+        return finders, len(seconds) + len(self.slow_seconds)
 
     @contextlib.contextmanager
     def with_mutant(self, mutant: Mutant) -> Iterator[None]:
@@ -495,7 +369,8 @@ class Room:
         finally:
             path.write_text(whole, encoding="utf-8")
 
-    def measure_slow_tests(self) -> dict[str, float]:
+    @cached_property
+    def slow_seconds(self) -> dict[str, float]:
         """The room's slow tests that pass without a mutant, with their seconds."""
         if all(place.startswith(ONLY_SLOW) for place in self.slow_places):
             return {}  # they are asked with the fast ones
@@ -503,26 +378,16 @@ class Room:
         assert passed is not None
         return passed["seconds"]
 
-    def failing_slowly(self, ran: int, *, every: bool) -> tuple[list[str], int]:
-        """Which of the slow tests fail, and how many ran, those before included."""
-        if not self.slow_seconds:
-            return [], ran
-        chosen = Chosen(set(), self.slow_seconds, self.tree.parent / "answer.json")
-        words = sorted({test.split("::")[0] for test in self.slow_seconds})
-        found = in_a_fork(self.tree, [*words, *([] if every else ["-x"])], chosen, 3600.0, slow=True)
-        return (["the limit of time"] if found is None else found["finders"]), ran + len(self.slow_seconds)
-
-    def failing(self, running: set[str], *, every: bool) -> tuple[list[str], int]:
-        """Which tests of the files where a line is run fail, and how many ran: first those that run it themselves."""
-        files = {test.split("::")[0] for test in running}
-        seconds = {test: self.seconds[test] for test in self.lines if test.split("::")[0] in files}
+    def failing(self, running: set[str], seconds: dict[str, float], *, every: bool, slow: bool = False) -> list[str]:
+        """Which of these tests fail: first those that run the line themselves, then the others."""
         chosen = Chosen(running, seconds, self.tree.parent / "answer.json")
-        found = in_a_fork(self.tree, [*sorted(files), *([] if every else ["-x"])], chosen, 3600.0)
+        files = sorted({test.split("::")[0] for test in seconds})
+        found = in_a_fork(self.tree, [*files, *([] if every else ["-x"])], chosen, 3600.0, slow=slow)
         if found is None:
-            return ["the limit of time"], len(seconds)
+            return ["the limit of time"]
         if found["status"] not in (0, 1) and not found["finders"]:
-            return ["nothing can be imported or collected"], len(seconds)
-        return found["finders"], found["ran"]
+            return ["nothing can be imported or collected"]
+        return found["finders"]
 
 
 def recorded() -> list[dict[str, Any]]:
