@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
-APART = 16
-"""Rows whose logits are computed at a time, where they must not depend on how many there are."""
 SMALLEST_PART, LARGEST_PART = 64, 1024
 """Words of a part of the vocabulary, where a GPU looks for the next token."""
 
@@ -85,7 +83,10 @@ class LayerDecoder:
         """Go on with the weights as they are now; keys and values stay what they are."""
         backbone, ops, compute_type = self.backbone, self.ops, self.compute_type
         head, head_key = self.head_of()
-        self.head = ops.head_matrix(head.detach(), head_type(self.device, compute_type, backbone.wide), head_key)
+        if isinstance(ops, NativeOps):  # few rows are multiplied faster by its kernel, in float32 too
+            self.head = ops.pack([head], [head_key])
+        else:
+            self.head = ops.head_matrix(head.detach(), head_type(self.device, compute_type, backbone.wide), head_key)
         self.weights = backbone.weights(compute_type)
         self.layers: NativeLayers | TorchLayers
         if isinstance(ops, NativeOps):
@@ -235,12 +236,8 @@ class LayerDecoder:
         return fetched(*draw(logits, uniform.to(logits.device), params, find=first_above_on_device))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of normed hidden states [R, H], by the products of training."""
-        if not self.apart:
-            return self.ops.logits(hidden, self.head, self.vocabulary)
-        padded = torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % APART))  # products of one size round alike
-        parts = [self.ops.logits(part, self.head, self.vocabulary) for part in padded.split(APART)]
-        return torch.cat(parts)[: len(hidden)]
+        """Logits of normed hidden states [R, H], rounded as in training."""
+        return self.ops.logits(hidden, self.head, self.vocabulary)
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""

@@ -262,16 +262,16 @@ class NativeOps:
         )
 
     def head_matrix(self, weight: Tensor, dtype: torch.dtype, key: int | None = None) -> Tensor:
-        """See ``torch_ops.head_matrix``; packed where this kernel is faster than torch's product: in bfloat16."""
+        """See ``torch_ops.head_matrix``; packed where many rows are multiplied faster by this kernel: in bfloat16."""
         return self.pack([weight], [key]) if self.compute_type == torch.bfloat16 else weight.to(dtype)
 
     def logits(self, hidden: Tensor, matrix: Tensor, vocabulary: int, out: Tensor | None = None) -> Tensor:
         """See ``torch_ops.logits``.
 
-        In bfloat16 both are rounded to it, their products are summed in float32, and what a row gives does not depend
-        on the rows beside it.
+        What a row gives does not depend on the rows beside it where the matrix is packed. In bfloat16 both are rounded
+        to it, and their products are summed in float32.
         """
-        if self.compute_type != torch.bfloat16:
+        if matrix.ndim == 2:
             return torch.mm(hidden, matrix.T, out=out)
         out = torch.empty(len(hidden), vocabulary) if out is None else out
         self._product(*_wide(hidden), *self._narrow(matrix), *_wide(out), *hidden.shape, vocabulary)

@@ -266,8 +266,9 @@ def sampling_parts(run: PlannedRun) -> Iterable[Component]:
         on a GPU the rule by which the engine chooses its rows, ``model/decode_memory.py``
         on a CPU rows x (S + T) x 2 layers KV c; 4 x 4 x rows x V; one layer's widest tensors, and one layer's keys and
         values repeated for all heads                    rows: whole groups, at most rollouts.max_rows
-    our own layers: their matrices once more in the order of the kernels, c each; and rounded, or with the adapter
-    added, until the last prompt was read: where all rows run at once, that is before completions have a cache
+    our own layers: their matrices and the head once more in the order of the kernels, c each; and the layers' rounded,
+    or with the adapter added, until the last prompt was read: where all rows run at once, that is before completions
+    have a cache
     our own decode step on a GPU: attention's matrices in its order and the head, unless it is in half width already
     """
     cache, buffers = (gpu_room if run.layout.is_gpu else cpu_room)(run)
@@ -275,7 +276,8 @@ def sampling_parts(run: PlannedRun) -> Iterable[Component]:
     yield Component("sampling buffers", buffers, ("sample",), is_buffer=True)
     if run.has_own_layers:
         matrices = float(run.width * run.shape.layers * run.shape.layer_matrix_parameters)
-        yield Component("weights repacked to decode", matrices, ("sample",), is_buffer=True)
+        head = float(run.width * run.shape.head_parameters)
+        yield Component("weights repacked to decode", matrices + head, ("sample",), is_buffer=True)
         if run.trains_adapter or run.width == 2:
             again = max(0.0, matrices - (cache if run.rows_at_once == run.config.completions_per_step else 0.0))
             yield Component("weights repacked to prefill", again, ("sample",), is_buffer=True)

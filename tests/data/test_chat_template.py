@@ -80,6 +80,8 @@ def test_messages_are_given_in_the_form_that_the_template_takes() -> None:
     tokenizer = byte_tokenizer(chat_template=joined + "{% endfor %}{% endfor %}")
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
     assert write_conversations([[*ASKED, called]], tokenizer) == ['2+3?{"a": 1}']
+    with pytest.raises(ConfigError, match="leaves out what the user says"):  # parts are not written as Python's lists
+        told("{% for m in messages %}{% if m.content is not string %}{{ m.content }}{% endif %}{% endfor %}")
 
 
 def test_auto_takes_the_chat_template_unless_the_prompt_is_made_for_base_models() -> None:

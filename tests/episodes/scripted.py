@@ -25,6 +25,9 @@ Script = Callable[[str], str]
 class ScriptedTurns:
     """Turns of a script; what was asked is remembered."""
 
+    logprob = -0.5
+    """Of every token."""
+
     def __init__(self, tokenizer: Any, script: Script, stop: tuple[str, ...]) -> None:
         self.tokenizer, self.script, self.stop = tokenizer, script, stop
         self.waiting: list[Ask] = []
@@ -44,7 +47,7 @@ class ScriptedTurns:
         reason = "stop" if ends and len(ids) <= asked.max_tokens else "length"
         ids = ids[: asked.max_tokens]
         for place in range(len(asked.keys)):
-            asked.deliver(place, (list(ids), [-0.5] * len(ids), reason))
+            asked.deliver(place, (list(ids), [self.logprob] * len(ids), reason))
         return True
 
     def close(self) -> None:

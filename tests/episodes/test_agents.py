@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from agent_kit import ADD, HERMES, hermes, play, post, say
+from scripted import ScriptedTurns
 
 from oncurve.agents.agent_programs import FunctionAgent, ProgramAgent
 from oncurve.agents.conversation_frames import ChatFrames, Frames
 from oncurve.core.batch import collate
-from oncurve.core.errors import ConfigError
+from oncurve.core.errors import ConfigError, SamplerError
 from oncurve.core.grading import grade
 from oncurve.core.records import Completion, Group, Prompt, Reward
 from oncurve.episodes.settings import EpisodeSection
@@ -277,6 +278,14 @@ def test_what_an_agent_does_wrong_is_ungraded_and_never_zero(
     assert detail in completion.failure_detail
     [reward] = grade(EnvironmentReward(), prompts, [completion])
     assert (reward.value, reward.error) == (None, kind)
+
+
+def test_a_model_whose_numbers_are_not_finite_ends_the_step_with_its_reason(
+    policy: TrainedPolicy, make_prompts: MakePrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedTurns, "logprob", float("nan"))
+    with pytest.raises(SamplerError, match=r"not finite \(prompt 0, policy version 3\)"):
+        play(policy, counting, two_turns, make_prompts("q"))
 
 
 def test_an_agent_that_hangs_costs_its_own_episode(policy: TrainedPolicy, make_prompts: MakePrompts) -> None:

@@ -161,6 +161,9 @@ def test_a_change_shows_what_the_same_completions_would_have_taught(
     assert scaled is not None
     assert scaled.flipped == 0
     assert 0.3 < scaled.cosine < 1.0
+    same = replay(run, 2, changes=["algorithm.clip_high=0.9"]).change  # no ratio is that large
+    assert same is not None
+    assert (same.step.norm, same.flipped, same.lost_signal) == (found.step.norm, 0, 0)
     assert sorted(path.relative_to(run) for path in run.rglob("*")) == before  # nothing was written into the run
     for change in ("rollouts.temperature=0.5", "algorithm.group_size=8", "algorithm={group_size: 2}"):
         with pytest.raises(ConfigError, match="would have sampled other completions"):

@@ -190,16 +190,17 @@ def test_logits_are_the_sums_of_products_and_those_of_a_row_are_its_own(
 ) -> None:
     native, dtype = case.native, case.native.compute_type
     hidden, weight = torch.randn(rows, width), torch.randn(words, width)
-    matrix = native.head_matrix(weight, torch.float32)
+    matrix = native.pack([weight])
     found = native.logits(hidden, matrix, words)
     expected = hidden.to(dtype).double() @ weight.to(dtype).double().T
     assert (found - expected).abs().max() < 1e-5 * width
+    in_training = native.logits(hidden, native.head_matrix(weight, dtype), words)
+    assert (in_training - expected).abs().max() < 1e-5 * width
     room = torch.full((rows, words), math.nan)
     assert native.logits(hidden, matrix, words, room) is room
     assert torch.equal(room, found)
-    if dtype == torch.bfloat16:
-        alone = torch.cat([native.logits(row[None], matrix, words) for row in hidden])
-        assert torch.equal(found, alone)
+    alone = torch.cat([native.logits(row[None], matrix, words) for row in hidden])
+    assert torch.equal(found, alone)
 
 
 @pytest.mark.parametrize("compute_type", [torch.float32], ids=str)

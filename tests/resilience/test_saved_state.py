@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import oncurve.run.checkpointer as saving
 from oncurve.algorithm.presets import build
 from oncurve.data.curriculum import Curriculum
+from oncurve.policy.distributed import Processes
 from oncurve.run.checkpoint_manifest import (
     MANIFEST,
     checkpoints_in,
@@ -137,6 +138,14 @@ def test_a_checkpoint_of_another_model_does_not_fit(make_policy: MakePolicy, tmp
     assert folder is not None
     with pytest.raises(CheckpointError, match="does not fit the recipe's model"):
         restore(make_policy("qwen2"), folder, verify(folder))
+
+
+def test_what_all_processes_hold_alike_is_written_by_the_first(make_policy: MakePolicy, tmp_path: Path) -> None:
+    policy = make_policy()
+    snapshot = capture(policy, step=1, state={"num_updates": 0, "num_scheduled": 0}, facts={})
+    policy.processes = Processes(rank=1, count=2)
+    assert write(snapshot, policy, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

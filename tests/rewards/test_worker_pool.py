@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from reward_records import children
 
-from oncurve.rewards.worker_pool import Outcome, WorkerPool
+from oncurve.rewards.worker_pool import Outcome, WorkerPool, _cpu_seconds
 
 HANDLER = "pool_handlers:misbehave"
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or needs a parent-death signal")
@@ -259,6 +260,14 @@ def test_rewards_import_neither_torch_nor_transformers_nor_sympy() -> None:
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+@LINUX_ONLY
+def test_the_seconds_of_a_process_are_those_of_its_processor() -> None:
+    assert _cpu_seconds(os.getpid()) == pytest.approx(sum(os.times()[:2]), abs=0.1)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert _cpu_seconds(ended.pid) == 0.0
 
 
 @LINUX_ONLY

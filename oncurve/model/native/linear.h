@@ -18,6 +18,7 @@
 
 constexpr int64_t PANEL = LANES;    // outputs of a panel
 constexpr int64_t ROW_BLOCK = 16;   // rows come padded to a multiple of this
+constexpr int64_t ROWS_TOGETHER = 64; // rows whose sums with a panel are kept until they are written
 constexpr int64_t INPUT_BLOCK = 32; // inputs come padded with zeros to a multiple of this
 
 inline int64_t padded(int64_t n, int64_t block) { return (n + block - 1) / block * block; }
@@ -104,25 +105,64 @@ inline void multiply(sums_part* sum, const X* x, const bfloat16* w) {
 #endif
 }
 
-// out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for one panel of outputs and one block of rows. Asks for the
-// next panel meanwhile, which may have to come from far away.
-template <bool ADD, typename X, typename T>
-inline void multiply_block(const X* x, int64_t x_stride, const T* panel, const T* next, int64_t inputs, float* out,
-                           int64_t out_stride) {
-  constexpr int64_t step = sizeof(T) == 2 ? 2 : 1, together = REGISTERS == 1 ? 16 : 4;
+// Panels that are multiplied together. With two, eight rows of inputs are read for sixteen sums; with one, sixteen are, and
+// reading them takes longer than multiplying.
+constexpr int64_t PANELS = REGISTERS == 1 ? 2 : 1;
+
+// Panels side by side: where the first lies, and how many numbers lie between the beginnings of two of them.
+template <typename T>
+struct PackedPanels {
+  const T* first;
+  int64_t apart, count;
+};
+// Where the sums of the first panel go: a row every `stride` numbers, another panel every `apart` numbers.
+struct Sums {
+  float* first;
+  int64_t stride, apart;
+  Sums of(int64_t row, int64_t panel = 0) const { return {first + row * stride + panel * apart, stride, apart}; }
+};
+
+// out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for COUNT panels of outputs and one block of rows. Asks for
+// the panels behind them meanwhile, which may have to come from far away.
+template <bool ADD, int64_t COUNT, typename X, typename T>
+inline void multiply_block(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out) {
+  constexpr int64_t step = sizeof(T) == 2 ? 2 : 1, together = (REGISTERS == 1 ? 16 : 4) / COUNT;
+  const T* next = w.first + COUNT * w.apart;
   for (int64_t first = 0; first < ROW_BLOCK; first += together) {
-    sums_part sum[together][REGISTERS] = {};
-#pragma GCC unroll 16
-    for (int64_t row = 0; row < together; row++)
-      if (ADD) start(sum[row], out + (first + row) * out_stride);
-    for (int64_t k = 0; k < inputs; k += step) {
-      __builtin_prefetch(next + k * PANEL, 0, 2);
+    sums_part sum[COUNT][together][REGISTERS] = {};
+#pragma GCC unroll 2
+    for (int64_t panel = 0; panel < COUNT; panel++)
 #pragma GCC unroll 16
       for (int64_t row = 0; row < together; row++)
-        multiply(sum[row], x + (first + row) * x_stride + k, panel + k * PANEL);
-    }
+        if (ADD) start(sum[panel][row], out.of(first + row, panel).first);
+    for (int64_t k = 0; k < inputs; k += step) {
+#pragma GCC unroll 2
+      for (int64_t panel = 0; panel < COUNT; panel++) __builtin_prefetch(next + panel * w.apart + k * PANEL, 0, 2);
 #pragma GCC unroll 16
-    for (int64_t row = 0; row < together; row++) finish(sum[row], out + (first + row) * out_stride);
+      for (int64_t row = 0; row < together; row++)
+#pragma GCC unroll 2
+        for (int64_t panel = 0; panel < COUNT; panel++)
+          multiply(sum[panel][row], x + (first + row) * x_stride + k, w.first + panel * w.apart + k * PANEL);
+    }
+#pragma GCC unroll 2
+    for (int64_t panel = 0; panel < COUNT; panel++)
+#pragma GCC unroll 16
+      for (int64_t row = 0; row < together; row++) finish(sum[panel][row], out.of(first + row, panel).first);
+  }
+}
+// The same for all blocks of rows and all panels. For one block, reading the panels is what takes time, so that each is read
+// once and by itself.
+template <bool ADD, typename X, typename T>
+inline void multiply_blocks(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out, int64_t blocks) {
+  if (blocks > 1 && w.count == PANELS) {
+    for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
+      multiply_block<ADD, PANELS>(x + row * x_stride, x_stride, w, inputs, out.of(row));
+    return;
+  }
+  for (int64_t panel = 0; panel < w.count; panel++) {
+    const PackedPanels<T> alone{w.first + panel * w.apart, w.apart, 1};
+    for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
+      multiply_block<ADD, 1>(x + row * x_stride, x_stride, alone, inputs, out.of(row, panel));
   }
 }
 
@@ -203,34 +243,42 @@ inline void multiply_one(const bfloat16* x, int64_t x_stride, const bfloat16* pa
   _tile_stored(0, out, out_stride * 4);
 }
 template <bool ADD>
-inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* panel, const bfloat16* next,
-                           int64_t inputs, float* out, int64_t out_stride, int64_t blocks) {
-  for (int64_t block = 0; block < blocks;) {
-    const int64_t row = block * ROW_BLOCK;
-    if (!has_tiles())
-      multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
-    else if (blocks - block >= 4)
-      multiply_four<ADD>(x + row * x_stride, x_stride, panel, inputs, out + row * out_stride, out_stride);
-    else
-      multiply_one<ADD>(x + row * x_stride, x_stride, panel, inputs, out + row * out_stride, out_stride);
-    block += has_tiles() && blocks - block >= 4 ? 4 : 1;
+inline void multiply_panels(const bfloat16* x, int64_t x_stride, PackedPanels<bfloat16> w, int64_t inputs, Sums out,
+                            int64_t blocks) {
+  if (!has_tiles()) return multiply_blocks<ADD>(x, x_stride, w, inputs, out, blocks);
+  for (int64_t number = 0; number < w.count; number++) {
+    const bfloat16* panel = w.first + number * w.apart;
+    for (int64_t block = 0; block < blocks;) {
+      const bool are_four = blocks - block >= 4;
+      const int64_t row = block * ROW_BLOCK;
+      float* to = out.of(row, number).first;
+      if (are_four)
+        multiply_four<ADD>(x + row * x_stride, x_stride, panel, inputs, to, out.stride);
+      else
+        multiply_one<ADD>(x + row * x_stride, x_stride, panel, inputs, to, out.stride);
+      block += are_four ? 4 : 1;
+    }
   }
 }
 #else
 inline void open_tiles() {}
 inline void close_tiles() {}
 template <bool ADD>
-inline void multiply_panel(const bfloat16* x, int64_t x_stride, const bfloat16* panel, const bfloat16* next,
-                           int64_t inputs, float* out, int64_t out_stride, int64_t blocks) {
-  for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
-    multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
+inline void multiply_panels(const bfloat16* x, int64_t x_stride, PackedPanels<bfloat16> w, int64_t inputs, Sums out,
+                            int64_t blocks) {
+  multiply_blocks<ADD>(x, x_stride, w, inputs, out, blocks);
 }
 #endif
-template <bool ADD>
-inline void multiply_panel(const float* x, int64_t x_stride, const auto* panel, const auto* next, int64_t inputs,
-                           float* out, int64_t out_stride, int64_t blocks) {
-  for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
-    multiply_block<ADD>(x + row * x_stride, x_stride, panel, next, inputs, out + row * out_stride, out_stride);
+template <bool ADD, typename T>
+inline void multiply_panels(const float* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out,
+                            int64_t blocks) {
+  multiply_blocks<ADD>(x, x_stride, w, inputs, out, blocks);
+}
+
+// The panels from output n on that are multiplied together, of a packed matrix with `wide` (padded) outputs of `all` inputs.
+template <typename T>
+inline PackedPanels<T> panels_at(const T* packed, int64_t all, int64_t n, int64_t wide) {
+  return {packed + n * all, PANEL * all, std::min(PANELS, (wide - n) / PANEL)};
 }
 
 // out[r, n] = (ADD: out[r, n] +) sum over k < inputs of x[r, k] w[n, k] for `blocks` blocks of rows and `outputs` (whole panels) of a
@@ -238,10 +286,8 @@ inline void multiply_panel(const float* x, int64_t x_stride, const auto* panel, 
 template <bool ADD, typename T>
 void multiply_packed(const T* x, int64_t x_stride, const T* packed, int64_t all, int64_t inputs, float* out,
                      int64_t out_stride, int64_t blocks, int64_t outputs) {
-  for (int64_t n = 0; n < outputs; n += PANEL) {
-    const T* panel = packed + n * all;
-    multiply_panel<ADD>(x, x_stride, panel, panel + PANEL * all, inputs, out + n, out_stride, blocks);
-  }
+  for (int64_t n = 0; n < outputs; n += PANELS * PANEL)
+    multiply_panels<ADD>(x, x_stride, panels_at(packed, all, n, outputs), inputs, Sums{out + n, out_stride, PANEL}, blocks);
 }
 
 // The rows as `multiply_block` reads them fastest. Without instructions for bfloat16 these are floats, widened once and not
@@ -270,16 +316,20 @@ void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, T*
   const int64_t blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
   const auto* lines = readable(x, (blocks * ROW_BLOCK - 1) * x_stride + all);
 #pragma omp for schedule(static)
-  for (int64_t n = 0; n < wide; n += PANEL) {
-    constexpr int64_t together = 4;
-    alignas(64) float sums[together * ROW_BLOCK * PANEL];
-    const T *panel = packed + n * all, *next = panel + PANEL * all;
-    const floats first = bias ? load(bias + n) : floats{};
-    for (int64_t block = 0; block < blocks; block += together) {
-      const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
-      for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(first, sums + i * PANEL);
-      multiply_panel<true>(lines + row * x_stride, x_stride, panel, next, all, sums, PANEL, count);
-      for (int64_t i = 0; i < count * ROW_BLOCK; i++) store(load(sums + i * PANEL), out + (row + i) * out_stride + n);
+  for (int64_t n = 0; n < wide; n += PANELS * PANEL) {
+    alignas(64) float buffer[PANELS * ROWS_TOGETHER * PANEL];
+    const Sums sums{buffer, PANEL, ROWS_TOGETHER * PANEL};
+    const PackedPanels<T> panels = panels_at(packed, all, n, wide);
+    for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROWS_TOGETHER) {
+      const int64_t count = std::min(ROWS_TOGETHER, blocks * ROW_BLOCK - row);
+      for (int64_t panel = 0; panel < panels.count; panel++) {
+        const floats first = bias ? load(bias + n + panel * PANEL) : floats{};
+        for (int64_t i = 0; i < count; i++) store(first, sums.of(i, panel).first);
+      }
+      multiply_panels<true>(lines + row * x_stride, x_stride, panels, all, sums, count / ROW_BLOCK);
+      for (int64_t panel = 0; panel < panels.count; panel++)
+        for (int64_t i = 0; i < count; i++)
+          store(load(sums.of(i, panel).first), out + (row + i) * out_stride + n + panel * PANEL);
     }
   }
 }
@@ -312,16 +362,16 @@ void product(const float* x, const T* packed, float* out, int64_t rows, int64_t 
     open_tiles();
     const auto* wide = readable(lines.data(), int64_t(lines.size()));
 #pragma omp for schedule(static)
-    for (int64_t n = 0; n < outputs; n += PANEL) {
-      constexpr int64_t together = 4;
-      alignas(64) float sums[together * ROW_BLOCK * PANEL];
-      const T *panel = packed + n * all, *next = panel + PANEL * all;
-      const int64_t width = std::min(PANEL, outputs - n);
-      for (int64_t block = 0; block < blocks; block += together) {
-        const int64_t count = std::min(together, blocks - block), row = block * ROW_BLOCK;
-        multiply_panel<false>(wide + row * all, all, panel, next, all, sums, PANEL, count);
-        for (int64_t i = 0; i < std::min(count * ROW_BLOCK, rows - row); i++)
-          std::memcpy(out + (row + i) * outputs + n, sums + i * PANEL, width * sizeof(float));
+    for (int64_t n = 0; n < outputs; n += PANELS * PANEL) {
+      alignas(64) float buffer[ROWS_TOGETHER * PANELS * PANEL];
+      const Sums sums{buffer, PANELS * PANEL, PANEL};
+      const PackedPanels<T> panels = panels_at(packed, all, n, padded(outputs, PANEL));
+      const int64_t width = std::min(PANELS * PANEL, outputs - n);
+      for (int64_t row = 0; row < rows; row += ROWS_TOGETHER) {
+        const int64_t count = std::min(ROWS_TOGETHER, rows - row);
+        multiply_panels<false>(wide + row * all, all, panels, all, sums, padded(count, ROW_BLOCK) / ROW_BLOCK);
+        for (int64_t i = 0; i < count; i++)
+          std::memcpy(out + (row + i) * outputs + n, sums.of(i).first, width * sizeof(float));
       }
     }
     close_tiles();
