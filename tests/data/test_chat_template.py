@@ -80,6 +80,9 @@ def test_messages_are_given_in_the_form_that_the_template_takes() -> None:
     tokenizer = byte_tokenizer(chat_template=joined + "{% endfor %}{% endfor %}")
     called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
     assert write_conversations([[*ASKED, called]], tokenizer) == ['2+3?{"a": 1}']
+    as_json = byte_tokenizer(chat_template="{% for m in messages %}{{ m.content | tojson }}{% endfor %}")
+    spoken = [{"role": "user", "content": 'say "é"'}]
+    assert write_conversations([spoken], as_json) == [r'"say \"é\""']
     with pytest.raises(ConfigError, match="leaves out what the user says"):  # parts are not written as Python's lists
         told("{% for m in messages %}{% if m.content is not string %}{{ m.content }}{% endif %}{% endfor %}")
 

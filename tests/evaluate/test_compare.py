@@ -55,6 +55,7 @@ def test_a_large_improvement_is_significant_and_its_interval_excludes_nothing() 
     assert row.factor == pytest.approx(4.0)
     counts = compare(before, after).summary()
     assert (counts["num_improved"], counts["num_improved_by_format_only"]) == (48, 0)
+    assert (counts["num_worsened"], counts["num_worsened_by_format_only"]) == (12, 0)
     nothing = evaluation_of(["[x]"] * 60)
     assert compare(nothing, after).rows[0].factor == math.inf
     assert math.isnan(compare(nothing, nothing).rows[0].factor)
