@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
 from oncurve.constants import GIB
 from oncurve.core.errors import ConfigError
 from oncurve.observe.record import parse_yaml
+from oncurve.plan.processor import processor_rate
 from oncurve.recipe.messages import explain_yaml
 
 TABLE = Path(__file__).resolve().parent / "devices.yaml"
@@ -30,7 +31,7 @@ class Device(BaseModel):
     bandwidth: PositiveFloat
     """Nominal GB/s of its memory."""
     bf16: PositiveFloat
-    """Nominal dense TFLOP/s of matrix products in bfloat16."""
+    """Nominal dense TFLOP/s of matrix products in bfloat16, of a CPU in float32."""
     link: PositiveFloat = 32.0
     """Nominal GB/s between devices of one machine."""
     on_demand: PositiveFloat | None = None
@@ -68,6 +69,8 @@ def load_devices(extra: Path | None = None) -> dict[str, Device]:
     if extra is not None:
         rows |= _rows(extra)
     devices: dict[str, Device] = {}
+    if "cpu" in rows and rows["cpu"].get("bf16") is None:
+        rows["cpu"]["bf16"] = processor_rate()
     for name, row in rows.items():
         try:
             devices[name] = Device(name=name, **row)

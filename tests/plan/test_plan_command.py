@@ -23,6 +23,7 @@ from oncurve.plan.find_shape import find_shape
 from oncurve.plan.fit import CHANGES, advise, recommended
 from oncurve.plan.hardware import find_device, load_devices
 from oncurve.plan.memory import plan_memory
+from oncurve.plan.processor import processor_rate
 from oncurve.plan.report import _count
 from oncurve.plan.shape import ModelShape
 from oncurve.plan.step_time import step_time
@@ -125,6 +126,7 @@ def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
     assert planned("word_problems", ["policy.device=cpu"]).splitlines()[2] == text.splitlines()[2]
     assert DEVICES["cpu"].memory_gib is None
     assert DEVICES["cpu"].memory_bytes > 2**28
+    assert DEVICES["cpu"].bf16 == processor_rate()
 
 
 def test_the_table_of_devices_has_memory_speed_and_dated_prices() -> None:
