@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LONG = 128
 """Tokens from which torch reads a prompt faster in the compute type; shorter ones it reads faster in the wide type."""
+APART = 16
+"""Rows whose logits torch computes at a time, where they must not depend on how many there are."""
 SMALLEST_PART, LARGEST_PART = 64, 1024
 """Words of a part of the vocabulary, where a GPU looks for the next token."""
 
@@ -237,7 +239,11 @@ class LayerDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of normed hidden states [R, H], rounded as in training."""
-        return self.ops.logits(hidden, self.head, self.vocabulary)
+        if not self.apart or isinstance(self.ops, NativeOps):
+            return self.ops.logits(hidden, self.head, self.vocabulary)
+        padded = torch.nn.functional.pad(hidden, (0, 0, 0, -len(hidden) % APART))  # products of one size round alike
+        parts = [self.ops.logits(part, self.head, self.vocabulary) for part in padded.split(APART)]
+        return torch.cat(parts)[: len(hidden)]
 
     def _grow(self, needed: int) -> None:
         """Make the buffers of completions hold at least so many positions."""

@@ -69,5 +69,6 @@ def test_a_trace_of_one_step_names_its_parts_and_changes_nothing(
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
     assert {"prefill", "decode", "forward", "old_reference", "backward", "optimizer"} <= names
-    assert "optimizer" in table.read_text()
+    longest = {line.split()[0] for line in table.read_text().splitlines() if line.strip()}
+    assert {"decode", "forward", "backward"} & longest  # of short parts it is the machine that says which are among them
     assert not list(plain.log.folder.path.glob("trace*"))
