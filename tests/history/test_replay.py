@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import torch
 import transformers
 import yaml
 from lanes import gate
-from past_runs import recorded_recipe, recorded_run
+from past_runs import REWARD, recorded_recipe, recorded_run
 
 import oncurve
 from oncurve.cli.app import app
@@ -142,16 +141,11 @@ def norm_of(gradient: dict[str, torch.Tensor]) -> float:
     return float(torch.cat([part.flatten() for part in gradient.values()]).norm())
 
 
-def test_a_change_shows_what_the_same_completions_would_have_taught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another run
+def test_a_change_shows_what_the_same_completions_would_have_taught(tmp_path: Path) -> None:
     run = recorded_run(tmp_path, steps=2)
     before = sorted(path.relative_to(run) for path in run.rglob("*"))
     turned = tmp_path / "turned.py"
-    turned.write_text(
-        "from mine import reward\n\n\ndef less(completion, answer):\n    return 1 - reward(completion, answer)\n"
-    )
+    turned.write_text(f"{REWARD}\n\ndef less(completion, answer):\n    return 1 - reward(completion, answer)\n")
     found = replay(run, 2, reward=f"{turned}:less")
     assert found.is_same
     assert found.change is not None
