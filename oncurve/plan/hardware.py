@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, ValidationInfo, field_validator
 
 from oncurve.constants import GIB
 from oncurve.core.errors import ConfigError
@@ -30,8 +30,8 @@ class Device(BaseModel):
     """Memory that the device reports; None takes this machine's own memory."""
     bandwidth: PositiveFloat
     """Nominal GB/s of its memory."""
-    bf16: PositiveFloat
-    """Nominal dense TFLOP/s of matrix products in bfloat16, of a CPU in float32."""
+    bf16: PositiveFloat | None
+    """Nominal dense TFLOP/s of matrix products in bfloat16, of a CPU in float32; None takes this machine's own CPU."""
     link: PositiveFloat = 32.0
     """Nominal GB/s between devices of one machine."""
     on_demand: PositiveFloat | None = None
@@ -47,6 +47,13 @@ class Device(BaseModel):
     sample_utilization: PositiveFloat | None = None
     """Measured share of ``bandwidth`` in decoding; None takes the guess."""
 
+    @field_validator("bf16")
+    @classmethod
+    def _is_known(cls, bf16: float | None, info: ValidationInfo) -> float | None:
+        if bf16 is None and info.data.get("name") != "cpu":
+            raise ValueError("null takes this machine's CPU, for the device cpu alone")
+        return bf16
+
     @property
     def is_gpu(self) -> bool:
         """Every device but the CPU."""
@@ -59,6 +66,11 @@ class Device(BaseModel):
             return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         return self.memory_gib * GIB
 
+    @property
+    def matrix_rate(self) -> float:
+        """Nominal FLOP/s of matrix products."""
+        return (processor_rate() if self.bf16 is None else self.bf16) * 1e12
+
 
 def load_devices(extra: Path | None = None) -> dict[str, Device]:
     """The table of this package, with the rows of a file of the user's in their place or beside them.
@@ -69,8 +81,6 @@ def load_devices(extra: Path | None = None) -> dict[str, Device]:
     if extra is not None:
         rows |= _rows(extra)
     devices: dict[str, Device] = {}
-    if "cpu" in rows and rows["cpu"].get("bf16") is None:
-        rows["cpu"]["bf16"] = processor_rate()
     for name, row in rows.items():
         try:
             devices[name] = Device(name=name, **row)

@@ -119,7 +119,7 @@ def planned_mfu(run: PlannedRun, device: Device, time: StepTime) -> Mfu:
         group_size=1 if run.is_supervised else run.config.algorithm.group_size,
         row_tokens=lengths.mean_prompt_tokens + run.mean_tokens,
         trains_adapter=run.trains_adapter,
-        peak_operations=time.train * run.layout.ranks * device.bf16 * 1e12,
+        peak_operations=time.train * run.layout.ranks * device.matrix_rate,
     )
 
 
@@ -147,7 +147,7 @@ def train_seconds(run: PlannedRun, device: Device) -> float:
     A share of the rate that was measured on the device has both in it. Rows without a signal are not left out here.
     """
     tokens = run.step_tokens / run.layout.ranks
-    operations = flops_per_token(run) / (device.bf16 * 1e12)
+    operations = flops_per_token(run) / device.matrix_rate
     if device.train_utilization is not None:
         return tokens * operations / device.train_utilization
     passes = 3 + (1 if run.policy.gradient_checkpointing else 0)
@@ -228,13 +228,13 @@ def _prompt_seconds(run: PlannedRun, device: Device, devices: int) -> float:
     """Reading the prompts of a step, and again what tools answered."""
     reads = run.config.run.prompts_per_step * run.lengths.mean_prompt_tokens
     reads += run.config.completions_per_step * run.read_again_tokens
-    rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
+    rate = device.matrix_rate * constants.SAMPLE_COMPUTE_UTILIZATION
     return 2.0 * run.shape.matrix_parameters * reads / (rate * devices)
 
 
 def _step_seconds(run: PlannedRun, device: Device, running: float) -> float:
     """One token of each running row of a device."""
-    rate = device.bf16 * 1e12 * constants.SAMPLE_COMPUTE_UTILIZATION
+    rate = device.matrix_rate * constants.SAMPLE_COMPUTE_UTILIZATION
     bandwidth = device.bandwidth * GB * decode_share(run, device)
     length = run.lengths.mean_prompt_tokens + run.mean_tokens / 2
     cut = (run.server_devices or run.layout.sampler_devices) or 1

@@ -141,7 +141,7 @@ def run_mfu(case: Case, manifest: Mapping[str, Any]) -> str | None:
         group_size=1 if supervised else int(case.number("algorithm.group_size")),
         row_tokens=prompt + completion,
         trains_adapter=case.setting("policy.lora") is not None,
-        peak_operations=seconds * int(manifest.get("processes") or 1) * device.bf16 * 1e12,
+        peak_operations=seconds * int(manifest.get("processes") or 1) * device.matrix_rate,
     )
     return str(mfu)
 

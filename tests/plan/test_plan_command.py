@@ -126,7 +126,7 @@ def test_a_plan_for_the_cpu_counts_in_float32_and_asks_no_price() -> None:
     assert planned("word_problems", ["policy.device=cpu"]).splitlines()[2] == text.splitlines()[2]
     assert DEVICES["cpu"].memory_gib is None
     assert DEVICES["cpu"].memory_bytes > 2**28
-    assert DEVICES["cpu"].bf16 == processor_rate()
+    assert DEVICES["cpu"].matrix_rate == processor_rate() * 1e12
 
 
 def test_the_table_of_devices_has_memory_speed_and_dated_prices() -> None:
@@ -150,6 +150,9 @@ def test_a_broken_table_of_devices_names_row_and_key(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("Mine: {memory_gib: lots, bandwidth: 1, bf16: 1}")
     with pytest.raises(ConfigError, match=r"'Mine': memory_gib: .*'lots'"):
+        load_devices(mine)
+    mine.write_text("Mine: {memory_gib: 80, bandwidth: 1, bf16: null}")
+    with pytest.raises(ConfigError, match=r"'Mine': bf16: .*for the device cpu alone"):
         load_devices(mine)
     mine.write_text("- 1")
     with pytest.raises(ConfigError, match="a mapping of names"):

@@ -169,7 +169,7 @@ def test_a_measured_share_replaces_the_guess() -> None:
     measured = guessed.model_copy(update={"train_utilization": 0.1})
     run = planned_run(shape=SEVEN)
     times = [step_time(run, device, network_gbit=100).train for device in (guessed, measured)]
-    assert times[1] == pytest.approx(run.step_tokens * flops_per_token(run) / (guessed.bf16 * 1e11))
+    assert times[1] == pytest.approx(run.step_tokens * flops_per_token(run) / (guessed.matrix_rate / 10))
     assert times[0] < times[1] / 2
 
 
