@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -80,6 +81,7 @@ def _import_file(path: Path, kind: str) -> Any:
     content = attempt(path.read_bytes)
     if name in sys.modules and _contents.get(name) == content:  # what it holds, such as a judge, is there once
         return sys.modules[name]
+    _refuse_other_files(path, content, kind)
     loader = _FileLoader(name, str(path.resolve()))
     spec = importlib.util.spec_from_file_location(name, path.resolve(), loader=loader)
     if spec is None:
@@ -95,9 +97,44 @@ def _import_file(path: Path, kind: str) -> Any:
     return module
 
 
+def _refuse_other_files(path: Path, content: Any, kind: str) -> None:
+    """Raise ConfigError if an import of the file names a file beside it, and would find another one of that name."""
+    tree = attempt(lambda: ast.parse(content), log=False)
+    if isinstance(tree, Failure):  # what is wrong with the file is said when it is imported
+        return
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            _refuse_another_file(name, path.resolve().parent, f"{kind}: {path} imports")
+
+
+def _refuse_another_file(module_name: str, folder: Path, what: str) -> None:
+    """Raise ConfigError if the folder holds this module, and importing it would give a module of another place."""
+    name = module_name.partition(".")[0]
+    beside = [place for place in (folder / f"{name}.py", folder / name / "__init__.py") if place.is_file()]
+    if not beside:
+        return
+    is_loaded = name in sys.modules
+    found = getattr(sys.modules[name], "__file__", None) if is_loaded else attempt(lambda: _origin(name), log=False)
+    if isinstance(found, str) and not any(Path(found).resolve() == place.resolve() for place in beside):
+        why = "has been imported in this process" if is_loaded else "is found first"
+        raise ConfigError(
+            f"{what} {name!r}, of which {found} {why}, not {beside[0]}. Give one of the two another name"
+            f"{', or use another process' if is_loaded else ''}."
+        )
+
+
+def _origin(name: str) -> str | None:
+    spec = importlib.util.find_spec(name)
+    return None if spec is None else spec.origin
+
+
 def _import_module(name: str, kind: str) -> Any:
     if str(Path.cwd()) not in sys.path:  # as `python script.py` would have it
         sys.path.append(str(Path.cwd()))
+    _refuse_another_file(name, Path.cwd(), f"{kind} names")
     module = attempt(lambda: importlib.import_module(name))
     if isinstance(module, Failure):
         raise ConfigError(f"{kind}: module {name!r} cannot be imported: {module.detail}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from dataclasses import replace
 from fractions import Fraction
@@ -272,6 +274,34 @@ def test_a_reward_file_imports_the_files_beside_it(tmp_path: Path) -> None:
     )
     function = from_function(load_function(f"{tmp_path / 'mine.py'}:says"))
     assert function([prompt_of(row=ROW)], [completion_of("yes")])[0].value == 1.0
+
+
+def reward_file(folder: Path, name: str, word: str) -> Path:
+    """A file of a reward in a new folder, and beside it the module of the name that it imports."""
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(f"WORD = {word!r}\n")
+    path = folder / "own_reward.py"
+    path.write_text(f"def says(*, completion):\n    from {name} import WORD\n\n    return float(WORD in completion)\n")
+    return path
+
+
+def test_a_file_beside_a_reward_is_not_taken_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = reward_file(tmp_path / "a", "words_of_two_folders", "yes")
+    function = from_function(load_function(f"{path}:says"))
+    assert function([prompt_of(row=ROW)], [completion_of("yes")])[0].value == 1.0
+    other = reward_file(tmp_path / "b", "words_of_two_folders", "no")
+    place = re.escape(str(tmp_path / "a" / "words_of_two_folders.py"))
+    with pytest.raises(ConfigError, match=f"imports 'words_of_two_folders', of which {place} has been imported"):
+        load_function(f"{other}:says")
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(ConfigError, match=f"names 'words_of_two_folders', of which {place} has been imported"):
+        load_function("words_of_two_folders:WORD")
+    hidden = reward_file(tmp_path / "c", "colorsys", "yes")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(ConfigError, match=r"imports 'colorsys', of which .*colorsys\.py is found first, not "):
+        load_function(f"{hidden}:says")
 
 
 def of_one(completion: str, step: int, trainer_state: Any, log_metric: Any, log_extra: Any) -> float:
