@@ -192,7 +192,7 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
   }
   // Scores: the prompt's, then from position `seen` on the row's own.
   multiply_packed<false>(w.narrow_q.data(), inputs, caches.prompt_keys + h.prompt_keys(places[first].prompt, kv), inputs,
-                  inputs, w.score.data(), stride, lines / ROW_BLOCK, seen);
+                  inputs, w.score.data(), stride, count, seen);
   for (int64_t row = first; row < last; row++) {
     const Place at = places[row];
     const T* keys = caches.own_keys + h.own_part(at.slot, kv);
@@ -208,7 +208,7 @@ void attend(const Tokens<T>& x, const Place* places, Caches<T> caches, Heads h, 
                exponentials(own, own, past + 1, scale, largest);
   }
   multiply_packed<false>(w.p.data(), seen, caches.prompt_values + h.prompt_values(places[first].prompt, kv), h.prompt, seen,
-                  w.out.data(), wide, lines / ROW_BLOCK, wide);
+                  w.out.data(), wide, count, wide);
   for (int64_t row = first; row < last; row++) {
     const Place at = places[row];
     const T* values = caches.own_values + h.own_part(at.slot, kv);

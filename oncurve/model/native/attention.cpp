@@ -168,7 +168,7 @@ int64_t multiply_positions(const std::vector<T>& x, const Panels<T>& panels, con
   const int64_t seen = room.prompt + padded(tile.last, INPUT_BLOCK);
   out.resize(tile.lines() * room.all);
   multiply_packed<false>(x.data(), panels.inputs, panels.by_position.data(), panels.inputs, panels.inputs, out.data(), room.all,
-                  tile.lines() / ROW_BLOCK, seen);
+                  tile.lines(), seen);
   return seen;
 }
 
@@ -205,7 +205,7 @@ void attend(const Sequence<T>& x, const Span& span, const Tile& tile, const Room
     logs[(span.own + tile.token(line)) * heads + tile.head(line)] = largest * scale + std::log(sum);
   }
   multiply_packed<false>(w.p.data(), room.all, w.values.by_number.data(), room.all, seen, w.out.data(), wide,
-                  tile.lines() / ROW_BLOCK, wide);
+                  tile.lines(), wide);
   for (int64_t line = 0; line < tile.count(); line++) {
     T* to = mixed + ((span.own + tile.token(line)) * heads + tile.head(line)) * D;
     const float* from = w.out.data() + line * wide;
@@ -274,7 +274,7 @@ void add_mixture(const std::vector<T>& weight, const Panels<T>& rows, const Tile
                  int64_t wide, std::vector<float>& grad, std::vector<T>& crossed) {
   const int64_t lines = tile.lines();
   cross(weight, lines, room.all, seen, crossed);
-  multiply_packed<true>(crossed.data(), lines, rows.by_number.data(), lines, lines, grad.data(), wide, seen / ROW_BLOCK, wide);
+  multiply_packed<true>(crossed.data(), lines, rows.by_number.data(), lines, lines, grad.data(), wide, seen, wide);
 }
 
 // Scores become probabilities, 0 from `length` on to the end of the last vector; returns the sum of p grad, the mean
@@ -331,7 +331,7 @@ void attend_backward(const Sequence<T>& x, const Span& span, const Tile& tile, c
   add_mixture(ds, w.queries, tile, room, seen, wide, w.grad_keys, w.crossed);
   w.out.resize(tile.lines() * wide);
   multiply_packed<false>(ds.data(), room.all, w.keys.by_number.data(), room.all, seen, w.out.data(), wide,
-                  tile.lines() / ROW_BLOCK, wide);
+                  tile.lines(), wide);
   for (int64_t line = 0; line < tile.count(); line++) {
     const int64_t token = span.own + tile.token(line);
     float* to = at.grad_qkv + token * x.width() + tile.head(line) * D;

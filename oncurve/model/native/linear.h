@@ -18,6 +18,7 @@
 
 constexpr int64_t PANEL = LANES;    // outputs of a panel
 constexpr int64_t ROW_BLOCK = 16;   // rows come padded to a multiple of this
+constexpr int64_t ROWS_LEAST = 4;   // rows that are multiplied at least: fewer would take as long
 constexpr int64_t ROWS_TOGETHER = 64; // rows whose sums with a panel are kept until they are written
 constexpr int64_t INPUT_BLOCK = 32; // inputs come padded with zeros to a multiple of this
 
@@ -122,47 +123,55 @@ struct Sums {
   Sums of(int64_t row, int64_t panel = 0) const { return {first + row * stride + panel * apart, stride, apart}; }
 };
 
-// out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for COUNT panels of outputs and one block of rows. Asks for
-// the panels behind them meanwhile, which may have to come from far away.
-template <bool ADD, int64_t COUNT, typename X, typename T>
-inline void multiply_block(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out) {
-  constexpr int64_t step = sizeof(T) == 2 ? 2 : 1, together = (REGISTERS == 1 ? 16 : 4) / COUNT;
+// out[r, n] = (ADD: out[r, n] +) sum over k of x[r, k] w[n, k] for COUNT panels of outputs and ROWS rows. Asks for the
+// panels behind them meanwhile, which may have to come from far away.
+template <bool ADD, int64_t COUNT, int64_t ROWS, typename X, typename T>
+inline void multiply_tile(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out) {
+  constexpr int64_t step = sizeof(T) == 2 ? 2 : 1;
   const T* next = w.first + COUNT * w.apart;
-  for (int64_t first = 0; first < ROW_BLOCK; first += together) {
-    sums_part sum[COUNT][together][REGISTERS] = {};
+  sums_part sum[COUNT][ROWS][REGISTERS] = {};
 #pragma GCC unroll 2
-    for (int64_t panel = 0; panel < COUNT; panel++)
+  for (int64_t panel = 0; panel < COUNT; panel++)
 #pragma GCC unroll 16
-      for (int64_t row = 0; row < together; row++)
-        if (ADD) start(sum[panel][row], out.of(first + row, panel).first);
-    for (int64_t k = 0; k < inputs; k += step) {
+    for (int64_t row = 0; row < ROWS; row++)
+      if (ADD) start(sum[panel][row], out.of(row, panel).first);
+  for (int64_t k = 0; k < inputs; k += step) {
 #pragma GCC unroll 2
-      for (int64_t panel = 0; panel < COUNT; panel++) __builtin_prefetch(next + panel * w.apart + k * PANEL, 0, 2);
+    for (int64_t panel = 0; panel < COUNT; panel++) __builtin_prefetch(next + panel * w.apart + k * PANEL, 0, 2);
 #pragma GCC unroll 16
-      for (int64_t row = 0; row < together; row++)
+    for (int64_t row = 0; row < ROWS; row++)
 #pragma GCC unroll 2
-        for (int64_t panel = 0; panel < COUNT; panel++)
-          multiply(sum[panel][row], x + (first + row) * x_stride + k, w.first + panel * w.apart + k * PANEL);
-    }
+      for (int64_t panel = 0; panel < COUNT; panel++)
+        multiply(sum[panel][row], x + row * x_stride + k, w.first + panel * w.apart + k * PANEL);
+  }
 #pragma GCC unroll 2
-    for (int64_t panel = 0; panel < COUNT; panel++)
+  for (int64_t panel = 0; panel < COUNT; panel++)
 #pragma GCC unroll 16
-      for (int64_t row = 0; row < together; row++) finish(sum[panel][row], out.of(first + row, panel).first);
+    for (int64_t row = 0; row < ROWS; row++) finish(sum[panel][row], out.of(row, panel).first);
+}
+// The same for any number of rows, as many at a time as the registers hold sums of, and for the last ones, of which a batch
+// has fewer with every row that ends, in the smallest tile that holds them.
+template <bool ADD, int64_t COUNT, typename X, typename T>
+inline void multiply_rows(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out, int64_t rows) {
+  constexpr int64_t most = (REGISTERS == 1 ? 16 : 4) / COUNT, half = std::max(most / 2, ROWS_LEAST);
+  for (int64_t row = 0; row < rows; row += most) {
+    const X* from = x + row * x_stride;
+    if (rows - row <= ROWS_LEAST)
+      multiply_tile<ADD, COUNT, ROWS_LEAST>(from, x_stride, w, inputs, out.of(row));
+    else if (rows - row <= half)
+      multiply_tile<ADD, COUNT, half>(from, x_stride, w, inputs, out.of(row));
+    else
+      multiply_tile<ADD, COUNT, most>(from, x_stride, w, inputs, out.of(row));
   }
 }
-// The same for all blocks of rows and all panels. For one block, reading the panels is what takes time, so that each is read
-// once and by itself.
+// The same for all panels. For one block of rows, reading the panels is what takes time, so that each is read once and by
+// itself.
 template <bool ADD, typename X, typename T>
-inline void multiply_blocks(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out, int64_t blocks) {
-  if (blocks > 1 && w.count == PANELS) {
-    for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
-      multiply_block<ADD, PANELS>(x + row * x_stride, x_stride, w, inputs, out.of(row));
-    return;
-  }
+inline void multiply_vectors(const X* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out, int64_t rows) {
+  if (rows > ROW_BLOCK && w.count == PANELS) return multiply_rows<ADD, PANELS>(x, x_stride, w, inputs, out, rows);
   for (int64_t panel = 0; panel < w.count; panel++) {
     const PackedPanels<T> alone{w.first + panel * w.apart, w.apart, 1};
-    for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROW_BLOCK)
-      multiply_block<ADD, 1>(x + row * x_stride, x_stride, alone, inputs, out.of(row, panel));
+    multiply_rows<ADD, 1>(x, x_stride, alone, inputs, out.of(0, panel), rows);
   }
 }
 
@@ -244,8 +253,9 @@ inline void multiply_one(const bfloat16* x, int64_t x_stride, const bfloat16* pa
 }
 template <bool ADD>
 inline void multiply_panels(const bfloat16* x, int64_t x_stride, PackedPanels<bfloat16> w, int64_t inputs, Sums out,
-                            int64_t blocks) {
-  if (!has_tiles()) return multiply_blocks<ADD>(x, x_stride, w, inputs, out, blocks);
+                            int64_t rows) {
+  if (!has_tiles()) return multiply_vectors<ADD>(x, x_stride, w, inputs, out, rows);
+  const int64_t blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
   for (int64_t number = 0; number < w.count; number++) {
     const bfloat16* panel = w.first + number * w.apart;
     for (int64_t block = 0; block < blocks;) {
@@ -265,14 +275,14 @@ inline void open_tiles() {}
 inline void close_tiles() {}
 template <bool ADD>
 inline void multiply_panels(const bfloat16* x, int64_t x_stride, PackedPanels<bfloat16> w, int64_t inputs, Sums out,
-                            int64_t blocks) {
-  multiply_blocks<ADD>(x, x_stride, w, inputs, out, blocks);
+                            int64_t rows) {
+  multiply_vectors<ADD>(x, x_stride, w, inputs, out, rows);
 }
 #endif
 template <bool ADD, typename T>
 inline void multiply_panels(const float* x, int64_t x_stride, PackedPanels<T> w, int64_t inputs, Sums out,
-                            int64_t blocks) {
-  multiply_blocks<ADD>(x, x_stride, w, inputs, out, blocks);
+                            int64_t rows) {
+  multiply_vectors<ADD>(x, x_stride, w, inputs, out, rows);
 }
 
 // The panels from output n on that are multiplied together, of a packed matrix with `wide` (padded) outputs of `all` inputs.
@@ -281,16 +291,16 @@ inline PackedPanels<T> panels_at(const T* packed, int64_t all, int64_t n, int64_
   return {packed + n * all, PANEL * all, std::min(PANELS, (wide - n) / PANEL)};
 }
 
-// out[r, n] = (ADD: out[r, n] +) sum over k < inputs of x[r, k] w[n, k] for `blocks` blocks of rows and `outputs` (whole panels) of a
+// out[r, n] = (ADD: out[r, n] +) sum over k < inputs of x[r, k] w[n, k] for so many rows and `outputs` (whole panels) of a
 // packed matrix whose outputs hold `all` inputs each. Needs open_tiles; so does everything that calls it.
 template <bool ADD, typename T>
 void multiply_packed(const T* x, int64_t x_stride, const T* packed, int64_t all, int64_t inputs, float* out,
-                     int64_t out_stride, int64_t blocks, int64_t outputs) {
+                     int64_t out_stride, int64_t rows, int64_t outputs) {
   for (int64_t n = 0; n < outputs; n += PANELS * PANEL)
-    multiply_panels<ADD>(x, x_stride, panels_at(packed, all, n, outputs), inputs, Sums{out + n, out_stride, PANEL}, blocks);
+    multiply_panels<ADD>(x, x_stride, panels_at(packed, all, n, outputs), inputs, Sums{out + n, out_stride, PANEL}, rows);
 }
 
-// The rows as `multiply_block` reads them fastest. Without instructions for bfloat16 these are floats, widened once and not
+// The rows as `multiply_tile` reads them fastest. Without instructions for bfloat16 these are floats, widened once and not
 // for every panel, in a buffer of the thread that its next call writes again; the products are the same to the bit.
 #if defined(__AVX512BF16__)
 template <typename T>
@@ -313,20 +323,19 @@ template <typename T>
 void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, T* out, int64_t out_stride, int64_t rows,
             int64_t inputs, int64_t outputs) {
   const int64_t all = padded(inputs, INPUT_BLOCK), wide = padded(outputs, PANEL);
-  const int64_t blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
-  const auto* lines = readable(x, (blocks * ROW_BLOCK - 1) * x_stride + all);
+  const auto* lines = readable(x, (padded(rows, ROW_BLOCK) - 1) * x_stride + all);
 #pragma omp for schedule(static)
   for (int64_t n = 0; n < wide; n += PANELS * PANEL) {
     alignas(64) float buffer[PANELS * ROWS_TOGETHER * PANEL];
     const Sums sums{buffer, PANEL, ROWS_TOGETHER * PANEL};
     const PackedPanels<T> panels = panels_at(packed, all, n, wide);
-    for (int64_t row = 0; row < blocks * ROW_BLOCK; row += ROWS_TOGETHER) {
-      const int64_t count = std::min(ROWS_TOGETHER, blocks * ROW_BLOCK - row);
+    for (int64_t row = 0; row < rows; row += ROWS_TOGETHER) {
+      const int64_t count = std::min(ROWS_TOGETHER, rows - row);
       for (int64_t panel = 0; panel < panels.count; panel++) {
         const floats first = bias ? load(bias + n + panel * PANEL) : floats{};
-        for (int64_t i = 0; i < count; i++) store(first, sums.of(i, panel).first);
+        for (int64_t i = 0; i < padded(count, ROW_BLOCK); i++) store(first, sums.of(i, panel).first);
       }
-      multiply_panels<true>(lines + row * x_stride, x_stride, panels, all, sums, count / ROW_BLOCK);
+      multiply_panels<true>(lines + row * x_stride, x_stride, panels, all, sums, count);
       for (int64_t panel = 0; panel < panels.count; panel++)
         for (int64_t i = 0; i < count; i++)
           store(load(sums.of(i, panel).first), out + (row + i) * out_stride + n + panel * PANEL);
@@ -352,8 +361,8 @@ void linear_beside(T* x, int64_t x_stride, const T* a, int64_t rank, const T* pa
 // The sums themselves, without a bias, for rows of x and out that are not padded. x is rounded to the matrix's type.
 template <typename T>
 void product(const float* x, const T* packed, float* out, int64_t rows, int64_t inputs, int64_t outputs) {
-  const int64_t all = padded(inputs, INPUT_BLOCK), blocks = padded(rows, ROW_BLOCK) / ROW_BLOCK;
-  std::vector<T> lines(blocks * ROW_BLOCK * all);
+  const int64_t all = padded(inputs, INPUT_BLOCK);
+  std::vector<T> lines(padded(rows, ROW_BLOCK) * all);
 #pragma omp parallel
   {
 #pragma omp for schedule(static)
@@ -369,7 +378,7 @@ void product(const float* x, const T* packed, float* out, int64_t rows, int64_t 
       const int64_t width = std::min(PANELS * PANEL, outputs - n);
       for (int64_t row = 0; row < rows; row += ROWS_TOGETHER) {
         const int64_t count = std::min(ROWS_TOGETHER, rows - row);
-        multiply_panels<false>(wide + row * all, all, panels, all, sums, padded(count, ROW_BLOCK) / ROW_BLOCK);
+        multiply_panels<false>(wide + row * all, all, panels, all, sums, count);
         for (int64_t i = 0; i < count; i++)
           std::memcpy(out + (row + i) * outputs + n, sums.of(i).first, width * sizeof(float));
       }
