@@ -184,7 +184,9 @@ def test_the_head_and_its_gradient(case: Case, temperature: float) -> None:
 
 
 @types
-@pytest.mark.parametrize(("rows", "words", "width"), [(1, 16, 32), (5, 53, 36), (23, 40, 36), (42, 40, 36), (64, 100, 7), (131, 48, 80)])
+@pytest.mark.parametrize(
+    ("rows", "words", "width"), [(1, 16, 32), (5, 53, 36), (23, 40, 36), (42, 40, 36), (64, 100, 7), (131, 48, 80)]
+)
 def test_logits_are_the_sums_of_products_and_those_of_a_row_are_its_own(
     case: Case, rows: int, words: int, width: int
 ) -> None:

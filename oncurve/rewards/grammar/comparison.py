@@ -478,10 +478,26 @@ def _adapted(answer: Value, reference: Value) -> tuple[Value, Value]:
     if isinstance(reference, Named) and not isinstance(answer, (Named, Relation, RealSet)):
         reference = reference.value
     if isinstance(answer, IntegerFamily) != isinstance(reference, IntegerFamily):
+        if (pair := _by_one_letter(answer, reference)) is not None:
+            return pair
         answer, reference = _without_family(answer), _without_family(reference)
     if isinstance(reference, Relation) and isinstance(answer, Quantity):
         return answer, reference
     return answer, reference
+
+
+def _by_one_letter(answer: Value, reference: Value) -> tuple[Value, Value] | None:
+    """A family of values and an expression with another letter for its integer, both with the same one; else None."""
+    family, other = (answer, reference) if isinstance(answer, IntegerFamily) else (reference, answer)
+    assert isinstance(family, IntegerFamily)
+    plain = _without_family(family)
+    if not isinstance(plain, Quantity) or not isinstance(family.value, Quantity) or not isinstance(other, Quantity):
+        return None
+    letters = other.tree.symbols() - plain.tree.symbols()
+    if len(letters) != 1 or family.value.tree.symbols() & plain.tree.symbols() - other.tree.symbols():
+        return None
+    renamed = Quantity(regions.put_all(other.tree, {next(iter(letters)): symbol("#")}), other.unit)
+    return (family.value, renamed) if family is answer else (renamed, family.value)
 
 
 def _without_family(value: Value) -> Value:

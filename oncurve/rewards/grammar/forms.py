@@ -12,7 +12,7 @@ from typing import Literal
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
-from oncurve.rewards.grammar.units import Unit, unit_suffix
+from oncurve.rewards.grammar.units import DEGREES, Unit, unit_suffix
 from oncurve.rewards.grammar.values import (
     Amounts,
     Congruence,
@@ -111,6 +111,8 @@ def read_time(tokens: Sequence[Token]) -> Time | None:
     tokens = [token for token in tokens if token.text != "{}"]
     if tokens and tokens[0].text.lower() == "at":
         tokens = tokens[1:]
+    if (by_name := read_hour_by_name(tokens)) is not None:
+        return by_name
     parts, index = list[Token](), 0
     while index < len(tokens) and tokens[index].kind == "number" and len(parts) < 3:
         parts.append(tokens[index])
@@ -122,6 +124,12 @@ def read_time(tokens: Sequence[Token]) -> Time | None:
         return None
     half, rest = _half_of_day(words(tokens[index:]))
     return _clock([int(part.value) for part in parts], half, rest)
+
+
+def read_hour_by_name(tokens: Sequence[Token]) -> Time | None:
+    """Noon or midnight; None for anything else."""
+    hour = {"noon": 12, "midday": 12, "midnight": 0}.get(tokens[0].text.lower()) if len(tokens) == 1 else None
+    return None if hour is None else Time(hour * 3600, "p" if hour else "a", "")
 
 
 def _half_of_day(texts: list[str]) -> tuple[str | None, str]:
@@ -149,7 +157,8 @@ def _clock(parts: list[int], half: str | None, rest: str) -> Time | None:
 
 
 def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
-    """A sum of quantities in smaller and smaller units: ``5 ft 6 in``, ``3 dollars and 25 cents``, ``5'6"``."""
+    """A sum of quantities in smaller and smaller units: ``5 ft 6 in``, ``3 dollars and 25 cents``, ``5'6"``,
+    ``45°30'``."""
     starts = [
         index
         for index, token in enumerate(tokens)
@@ -159,7 +168,8 @@ def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
         return None
     pieces: list[tuple[Fraction, Unit]] = []
     for start, stop in pairwise([*starts, len(tokens)]):
-        piece = _piece(tokens[start:stop])
+        is_arc = bool(pieces) and pieces[0][1] == DEGREES
+        piece = _piece(tokens[start:stop], _ARC if is_arc else _LENGTH)
         if piece is None:
             return None
         pieces.append(piece)
@@ -174,10 +184,12 @@ def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
     return Amounts(Quantity(number(total / units[0].factor), units[0]))
 
 
-_FOOT, _INCH = (Unit((("m", 1),), Fraction(size)) for size in ("0.3048", "0.0254"))
+_LENGTH = {"'": Unit((("m", 1),), Fraction("0.3048")), '"': Unit((("m", 1),), Fraction("0.0254"))}
+_ARC = {"'": Unit(DEGREES.dimensions, DEGREES.factor / 60), '"': Unit(DEGREES.dimensions, DEGREES.factor / 3600)}
+"""What one and two strokes behind a number mean: feet and inches, or behind degrees their minutes and seconds."""
 
 
-def _piece(tokens: Sequence[Token]) -> tuple[Fraction, Unit] | None:
+def _piece(tokens: Sequence[Token], strokes: dict[str, Unit]) -> tuple[Fraction, Unit] | None:
     tokens = list(tokens)
     while len(tokens) > 1 and (tokens[-1].text in (",", "and") or tokens[-1].text == "{}"):
         tokens.pop()
@@ -185,7 +197,7 @@ def _piece(tokens: Sequence[Token]) -> tuple[Fraction, Unit] | None:
         token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in tokens[1:]
     ):
         marks = "".join(token.text for token in tokens[1:]).replace("''", '"')
-        return (tokens[0].value, _FOOT if marks == "'" else _INCH) if len(marks) == 1 else None
+        return (tokens[0].value, strokes[marks]) if len(marks) == 1 else None
     start, unit = unit_suffix(tokens)
     return (tokens[0].value, unit) if start == 1 and tokens[0].base is None else None
 

@@ -15,7 +15,7 @@ _HEDGES = frozenset((
     "around",
     "roughly", "nearly", "almost", "not", "cannot", "never", "unless", "unsure", "guess", "ish", "between", "except",
     "if", "isn", "doesn", "don", "nicht", "kein", "keine", "pas", "не", "kaum", "anything", "unknown", "else",
-    "some", "any",
+    "some", "any", "wrong", "incorrect", "mistaken",
 ))  # fmt: skip
 """Words by which a text does not commit to the number beside them."""
 _HEDGING_PHRASES = (
@@ -23,6 +23,12 @@ _HEDGING_PHRASES = (
     ("up", "to"), ("no", "more"), ("could", "be"), ("might", "be"),
     ("may", "be"), ("or", "more"), ("or", "less"), ("can", "hold"),
 )  # fmt: skip
+_BOUNDS = {
+    ("at", "least"): ">=", ("no", "less", "than"): ">=", ("no", "fewer", "than"): ">=", ("more", "than"): ">",
+    ("greater", "than"): ">", ("at", "most"): "<=", ("no", "more", "than"): "<=", ("up", "to"): "<=",
+    ("less", "than"): "<", ("fewer", "than"): "<",
+}  # fmt: skip
+"""Words for the signs of inequalities."""
 _ADDING = frozenset(("add", "adds", "sum", "sums"))
 _LEADS = (
     ("there", "are"), ("there", "is"), ("the", "answers", "are"), ("the", "answer", "is"), ("answer",), ("we",
@@ -45,7 +51,8 @@ REALS = frozenset((
     "all real numbers x", "the set of real numbers", "the set of all real numbers", "every real number",
 ))  # fmt: skip
 NO_SOLUTION = frozenset((
-    "no solution", "no solutions", "no real solution", "no real solutions", "empty set", "the empty set",
+    "no solution", "no solutions", "no real solution", "no real solutions", "no real roots", "empty set",
+    "the empty set",
     "there is no solution",
     "there are no solutions", "none exist",
 ))  # fmt: skip
@@ -92,6 +99,15 @@ def is_hedged(tokens: Sequence[Token]) -> bool:
     )
 
 
+def split_bound(tokens: Sequence[Token]) -> tuple[str, list[Token]] | None:
+    """The sign that words say of what is behind them, "at least 5"; None for any other text."""
+    texts = tuple(token.text.lower() for token in tokens)
+    for words, sign in _BOUNDS.items():
+        if texts[: len(words)] == words and len(texts) > len(words):
+            return sign, list(tokens[len(words) :])
+    return None
+
+
 def is_plain_words(tokens: Sequence[Token]) -> bool:
     """Whether the tokens are words of a language and nothing else."""
     has_word = False
@@ -99,7 +115,7 @@ def is_plain_words(tokens: Sequence[Token]) -> bool:
         if token.kind == "word":
             has_word = True
         elif (
-            token.kind not in ("name",)
+            not (token.kind == "name" and token.text != "π")
             and not (token.kind == "number" and token.is_from_words)
             and not token.is_sign("-", "'", ".", ",", "!", ";", ":", '"')
         ):

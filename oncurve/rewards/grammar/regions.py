@@ -103,8 +103,8 @@ def _atom(tokens: Sequence[Token]) -> RealSet:
     first = tokens[0]
     if len(tokens) == 1 and first.text in ("ℝ", "∅"):
         return REALS if first.text == "ℝ" else EMPTY
-    if first.text == "ℝ" and len(tokens) < 6 and tokens[1].is_sign("^", "_"):
-        return _half_line(tokens)
+    if first.text == "ℝ" and tokens[1].is_sign("^", "_"):
+        return _part_of_line([token for token in tokens[2:] if token.text != "{}"])
     for sign in ("∈", "∉"):
         if len(pieces := split(tokens, sign)) == 2 and len(pieces[0]) < 6:
             inside = read_region(pieces[1])
@@ -119,17 +119,19 @@ def _atom(tokens: Sequence[Token]) -> RealSet:
     raise Unreadable("no set of numbers")
 
 
-def _half_line(tokens: Sequence[Token]) -> RealSet:
-    text = "".join(token.text for token in tokens[2:] if token.text != "{}")
-    zero = number(0)
-    match text:
-        case "+" | ">0":
-            return RealSet((Interval(zero, None),))
-        case "-" | "<0":
-            return RealSet((Interval(None, zero),))
-        case ">=0":
-            return RealSet((Interval(zero, None, is_low_open=False),))
+def _part_of_line(index: Sequence[Token]) -> RealSet:
+    """The real numbers of an index: ``ℝ^+``, ``ℝ_{>= 0}``, ``ℝ^*``."""
+    text = "".join(token.text for token in index)
+    if text in ("+", "-", "*"):
+        return RealSet(_half(number(0), {"+": ">", "-": "<", "*": "!="}[text]))
+    if index and index[0].text in _TURNED:
+        return RealSet(_half(parse(index[1:]), index[0].text))
     raise Unreadable("a part of the real numbers")
+
+
+def bounded(sign: str, bound: Tree) -> RealSet:
+    """The numbers on one side of a bound that words give: "at least 5"."""
+    return RealSet(_half(bound, sign))
 
 
 def _bracketed(tokens: Sequence[Token]) -> RealSet:

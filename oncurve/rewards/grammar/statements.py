@@ -15,6 +15,7 @@ from oncurve.rewards.grammar.phrases import (
     REALS,
     Clause,
     phrase,
+    split_bound,
     split_clause,
     without_remark,
     words_value,
@@ -70,7 +71,7 @@ class Reader:
             self.depth -= 1
 
     def _any(self, tokens: list[Token]) -> Value:
-        if (value := _figure(tokens) or words_value(tokens)) is not None:
+        if (value := _figure(tokens) or forms.read_hour_by_name(tokens) or words_value(tokens)) is not None:
             return value
         if any(token.kind == "begin" for token in tokens) and (value := self._table(tokens)) is not None:
             return value
@@ -187,6 +188,8 @@ class Reader:
             return regions.REALS if text in REALS else regions.EMPTY
         if (excepted := self._all_but(tokens)) is not None:
             return excepted
+        if (bound := split_bound(tokens)) is not None:
+            return regions.bounded(bound[0], parse(bound[1]))
         if not _may_be_region(tokens):
             return None
         pieces, joins = self.pieces_and_joins(tokens)
