@@ -8,13 +8,15 @@ import os
 
 log = logging.getLogger(__name__)
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8
 """The names of options in malloc.h."""
 ARENAS = 2
 """Arenas that threads share. Each keeps what was freed in it, and glibc makes up to eight per core."""
 NEVER = 2**31 - 1
 LARGEST = 32 * 2**20
-"""Larger blocks than this always come from the system and go back to it; glibc accepts no more."""
+"""The largest threshold that glibc accepts. Larger blocks come from the system and go back to it, unless none may."""
+OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+"""Variables by which a user sets the same."""
 _trims = False
 
 
@@ -22,13 +24,14 @@ def keep_freed_memory(*, always: bool) -> bool:
     """Let the C library keep what tensors on a CPU leave behind; whether it does.
 
     Otherwise the heap shrinks whenever its end is free, several times in a step, and the system clears each page again
-    before the next tensor may use it: 5 to 8 % of the time of training. Between peaks the process does not shrink.
+    before the next tensor may use it: 5 to 15 % of the time of training. Between peaks the process does not shrink.
 
-    ``always``, or until ``give_back``: then what sampling and training leave between tensors that live on does not add
-    up. That all blocks from 1 MiB on go back when they are freed would take a third of the memory for half of the time.
+    ``always``, tensors of any size; or those below 32 MiB until ``give_back``: then what sampling and training leave
+    between tensors that live on does not add up. That all blocks from 1 MiB on go back when they are freed would take a
+    third of the memory for half of the time.
     """
     global _trims  # as wide as what it says something about: the heap of this process
-    is_set = _set(MMAP_THRESHOLD, LARGEST) and _set(TRIM_THRESHOLD, NEVER)
+    is_set = _set(MMAP_THRESHOLD, LARGEST) and _set(TRIM_THRESHOLD, NEVER) and (not always or _set(MMAP_MAX, 0))
     _trims = is_set and not always
     return is_set
 
@@ -48,10 +51,9 @@ def share_arenas() -> None:
 def _set(option: int, value: int) -> bool:
     """Set an option of the C library's allocator; whether it is set.
 
-    Settings of one's own (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_) go first, and C libraries other than glibc
-    know no such option.
+    Settings of one's own (``OWN_SETTINGS``) go first, and C libraries other than glibc know no such option.
     """
-    if any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")):
+    if any(name in os.environ for name in OWN_SETTINGS):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -72,7 +72,8 @@ one microbatch, and of several. Freed blocks below 32 MiB stay with the process,
 stand between them, the next large one finds no place: the thin products of an adapter do that, and gradients. It grows
 over the first steps. With checkpointing it goes back between sampling and training."""
 CPU_MMAP_BYTES = 32 * 2**20
-"""Documented. The C library gives blocks of this size back at once (mallopt(3), M_MMAP_THRESHOLD): no gaps there."""
+"""Documented. Blocks of this size leave no gaps: the C library gives them back at once (mallopt(3), M_MMAP_THRESHOLD),
+or keeps them for the next microbatch, which has as many (measured at 0.5B: 18.0 GiB after nine steps, 18.7 planned)."""
 GPU_CONTEXT_BYTES = 600 * 2**20
 """Guessed. CUDA context, loaded kernels and cuBLAS workspaces of one process."""
 GPU_FRAGMENTATION = 0.06

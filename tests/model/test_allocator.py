@@ -50,6 +50,7 @@ for _ in range(3):
     step()
 print(is_set, resident() - before)
 """
+LARGE = STEPS.replace("3_000_000) for _ in range(12)", "12_000_000) for _ in range(3)")
 BETWEEN = """
 before = resident()
 for _ in range(3):
@@ -77,15 +78,18 @@ def printed(*programs: tuple[str, str], **environment: str) -> list[list[str]]:
 
 @resident_is_known
 def test_the_memory_of_a_step_is_there_for_the_next_one_or_goes_back() -> None:
-    """Of 144 MB, and of 96 MB between small tensors that live on."""
-    kept, returned, kept_between, returned_between = printed(
+    """Of 144 MB in small and in large tensors, and of 96 MB between small tensors that live on."""
+    kept, returned, kept_large, returned_large, kept_between, returned_between = printed(
         ("always", RESIDENT + STEPS),
         ("until told", RESIDENT + STEPS),
+        ("always", RESIDENT + LARGE),
+        ("until told", RESIDENT + LARGE),
         ("always", RESIDENT + BETWEEN),
         ("until told", RESIDENT + BETWEEN),
     )
     assert kept[0] == returned[0] == "True"
     assert int(kept[1]) > 120_000 > 40_000 > int(returned[1])
+    assert int(kept_large[1]) > 120_000 > 40_000 > int(returned_large[1])
     assert min(int(kept_between[0]), int(returned_between[0])) > 60_000
     assert int(kept_between[1]) > 60_000 >= int(returned_between[1])
 
