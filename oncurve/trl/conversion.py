@@ -267,9 +267,9 @@ def _save(draft: Draft, step: StepShape, steps: int, rows: int) -> None:
 
 
 def _evaluation(draft: Draft, step: StepShape, rows: int) -> None:
-    strategy, value = draft.ask("eval_strategy"), draft.ask("eval_steps") or draft.ask("logging_steps")
-    every = _every(strategy, value, step, draft.values["run.steps"], rows)
-    name = "eval_steps" if strategy == "steps" else "eval_strategy"
+    strategy, interval = draft.ask("eval_strategy"), "eval_steps" if draft.ask("eval_steps") else "logging_steps"
+    every = _every(strategy, draft.ask(interval), step, draft.values["run.steps"], rows)
+    name = interval if strategy == "steps" else "eval_strategy"
     if every is None:
         why = "it is measured before and after the run. Set evaluation.every_steps"
         draft.note("unread", name, why, changes_learning=False)
@@ -286,7 +286,7 @@ def _idle_and_lost(draft: Draft) -> None:
     for name, value in draft.outcome.options.items():
         option = table()[name]
         partner = next((partner for start, partner in BESIDE.items() if name.startswith(start)), name)
-        if option.fate == "nothing":
+        if option.fate == "nothing" and name not in draft.taken:
             draft.note("nothing", name, option.why)
         elif option.fate != "unsupported" and partner != name and draft.ask(partner) in (False, "no", 0, None):
             draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")

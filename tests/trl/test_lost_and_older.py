@@ -221,3 +221,11 @@ def test_rows_that_are_no_prompts_are_refused(data: Any, error: type[Exception],
 def test_idle_options_are_named_in_one_line(rows: Rows) -> None:
     kinds = notes(rows, logging_steps=1, gradient_checkpointing_kwargs={"use_reentrant": False})
     assert kinds["logging_steps"] == kinds["gradient_checkpointing_kwargs"] == "nothing"
+
+
+def test_the_interval_of_logs_counts_where_evaluations_take_theirs_from_it(rows: Rows) -> None:
+    trainer = GRPOTrainer(
+        "embedded", length, GRPOConfig(**SMALL, eval_strategy="steps", logging_steps=3), rows, eval_dataset=rows
+    )
+    assert trainer.translation.evaluate_every_steps == 3
+    assert "logging_steps" not in {note.option for note in trainer.translation.draft.notes}
