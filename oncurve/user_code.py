@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -113,22 +113,19 @@ def _refuse_other_files(path: Path, content: Any, kind: str) -> None:
 def _refuse_another_file(module_name: str, folder: Path, what: str) -> None:
     """Raise ConfigError if the folder holds this module, and importing it would give a module of another place."""
     name = module_name.partition(".")[0]
-    beside = [place for place in (folder / f"{name}.py", folder / name / "__init__.py") if place.is_file()]
+    beside = [path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.is_file()]
     if not beside:
         return
-    is_loaded = name in sys.modules
-    found = getattr(sys.modules[name], "__file__", None) if is_loaded else attempt(lambda: _origin(name), log=False)
-    if isinstance(found, str) and not any(Path(found).resolve() == place.resolve() for place in beside):
+    spec = attempt(lambda: importlib.util.find_spec(name), log=False)
+    if not isinstance(spec, ModuleSpec) or spec.origin is None or not Path(spec.origin).is_file():
+        return
+    if not any(Path(spec.origin).resolve() == path.resolve() for path in beside):
+        is_loaded = name in sys.modules
         why = "has been imported in this process" if is_loaded else "is found first"
         raise ConfigError(
-            f"{what} {name!r}, of which {found} {why}, not {beside[0]}. Give one of the two another name"
+            f"{what} {name!r}, of which {spec.origin} {why}, not {beside[0]}. Give one of the two another name"
             f"{', or use another process' if is_loaded else ''}."
         )
-
-
-def _origin(name: str) -> str | None:
-    spec = importlib.util.find_spec(name)
-    return None if spec is None else spec.origin
 
 
 def _import_module(name: str, kind: str) -> Any:

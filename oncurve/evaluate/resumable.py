@@ -17,12 +17,14 @@ from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
 
 COMPLETIONS_PER_CALL = 256
-"""Completions that are sampled together; an evaluation is kept in such parts, and a stop costs one at most."""
+"""Completions that are sampled together; an evaluation is kept in such parts."""
+PROMPTS_PER_CALL = 128
+"""The most prompts of a part: what a stop costs, and when progress is told, where each prompt has one completion."""
 
 
 def prompts_per_call(samples: int) -> int:
     """Prompts that go to the sampler together, with so many completions each; at least one."""
-    return max(1, COMPLETIONS_PER_CALL // samples)
+    return max(1, min(PROMPTS_PER_CALL, COMPLETIONS_PER_CALL // samples))
 
 
 class PartialResults(ExampleStore):

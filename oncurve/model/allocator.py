@@ -17,7 +17,7 @@ LARGEST = 32 * 2**20
 """The largest threshold that glibc accepts. Larger blocks come from the system and go back to it, unless none may."""
 OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
 """Variables by which a user sets the same."""
-_trims = False
+_keeps = _trims = False
 
 
 def keep_freed_memory(*, always: bool) -> bool:
@@ -30,15 +30,15 @@ def keep_freed_memory(*, always: bool) -> bool:
     between tensors that live on does not add up. That all blocks from 1 MiB on go back when they are freed would take a
     third of the memory for half of the time.
     """
-    global _trims  # as wide as what it says something about: the heap of this process
+    global _keeps, _trims  # as wide as what they say something about: the heap of this process
     is_set = _set(MMAP_THRESHOLD, LARGEST) and _set(TRIM_THRESHOLD, NEVER) and (not always or _set(MMAP_MAX, 0))
-    _trims = is_set and not always
+    _keeps, _trims = is_set, is_set and not always
     return is_set
 
 
-def give_back() -> None:
-    """Hand what is free back to the system, also between tensors that live on; nothing where it is kept always."""
-    if _trims:
+def give_back(*, always: bool = False) -> None:
+    """Hand what is free back to the system, also between tensors that live on; where it is kept, only if ``always``."""
+    if _trims or (_keeps and always):
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from oncurve.core.algorithm import Algorithm
 from oncurve.core.records import Group
 from oncurve.data.curriculum import Curriculum
+from oncurve.model.allocator import give_back
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
@@ -122,6 +123,7 @@ class Checkpointer:
         numbers = {"score": score, "kl": measured.get("policy/kl")}  # NaN where all completions were left out
         known = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
         facts = {**self.facts, **known}
+        give_back(always=True)  # the snapshot is as large as what is trained, and beside it the next step needs no less
         snapshot = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
         snapshot = replace(snapshot, ahead=self.ahead(step))
         self.last_saved = step

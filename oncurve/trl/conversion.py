@@ -286,7 +286,7 @@ def _idle_and_lost(draft: Draft) -> None:
     for name, value in draft.outcome.options.items():
         option = table()[name]
         partner = next((partner for start, partner in BESIDE.items() if name.startswith(start)), name)
-        if option.fate == "nothing" and name not in draft.taken:
+        if option.fate == "nothing" and name not in draft.used:
             draft.note("nothing", name, option.why)
         elif option.fate != "unsupported" and partner != name and draft.ask(partner) in (False, "no", 0, None):
             draft.note("nothing", name, f"{partner} is off, so that it means nothing in TRL either")

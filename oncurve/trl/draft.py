@@ -24,7 +24,7 @@ class Draft:
     values: dict[str, Any] = field(default_factory=dict)
     comments: dict[str, str] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-    taken: set[str] = field(default_factory=set)
+    used: set[str] = field(default_factory=set)
     """Options from which a key comes."""
 
     def ask(self, name: str) -> Any:
@@ -42,7 +42,7 @@ class Draft:
     def put(self, key: str, value: Any, *names: str, comment: str | None = None) -> None:
         """Set a key from some options, or with a comment of its own."""
         self.values[key] = value
-        self.taken |= {*names}
+        self.used |= {*names}
         self.comments[key] = self.origin(*names) if comment is None else comment
 
     def note(self, kind: Any, name: str, why: str, *, changes_learning: bool = True) -> None:

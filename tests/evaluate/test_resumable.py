@@ -77,7 +77,7 @@ def test_a_part_that_was_cut_off_in_writing_is_done_again(lines: int, tmp_path: 
     assert sampler.calls[0][2] == lines // 4 * 2
 
 
-@pytest.mark.parametrize(("samples", "prompts"), [(1, 256), (4, 64), (32, 8), (1000, 1)])
+@pytest.mark.parametrize(("samples", "prompts"), [(1, 128), (2, 128), (4, 64), (32, 8), (1000, 1)])
 def test_a_part_is_what_a_stop_may_cost(samples: int, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert module.prompts_per_call(samples) == prompts

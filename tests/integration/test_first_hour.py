@@ -255,7 +255,7 @@ def test_evaluations_get_folders_of_their_own_and_say_which(here: Path) -> None:
 def test_a_stopped_evaluation_is_resumed_by_the_same_command(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from oncurve.evaluate import evaluate, resumable
 
-    monkeypatch.setattr(resumable, "COMPLETIONS_PER_CALL", 2)
+    monkeypatch.setattr(resumable, "PROMPTS_PER_CALL", 2)
     words = ("evaluate", "recipe.yaml", "--output", "out")
     calls = []
     genuine = evaluate.grade_groups

@@ -48,7 +48,9 @@ def step():
 before = resident()
 for _ in range(3):
     step()
-print(is_set, resident() - before)
+kept = resident() - before
+allocator.give_back(always=True)
+print(is_set, kept, resident() - before)
 """
 LARGE = STEPS.replace("3_000_000) for _ in range(12)", "12_000_000) for _ in range(3)")
 BETWEEN = """
@@ -90,6 +92,7 @@ def test_the_memory_of_a_step_is_there_for_the_next_one_or_goes_back() -> None:
     assert kept[0] == returned[0] == "True"
     assert int(kept[1]) > 120_000 > 40_000 > int(returned[1])
     assert int(kept_large[1]) > 120_000 > 40_000 > int(returned_large[1])
+    assert max(int(kept[2]), int(kept_large[2])) < 40_000, "also what is kept, where it is told so"
     assert min(int(kept_between[0]), int(returned_between[0])) > 60_000
     assert int(kept_between[1]) > 60_000 >= int(returned_between[1])
 

@@ -198,6 +198,19 @@ def test_what_is_written_beside_the_training_never_mixes_two_steps(
     assert json.loads((folder / "state.json").read_text())["num_updates"] == 1
 
 
+def test_what_training_left_in_memory_goes_back_before_a_snapshot_takes_as_much_again(
+    make_saver: Callable[..., Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(saving, "give_back", lambda **options: told.append(options))
+    monkeypatch.setattr(saving, "capture", lambda *given, **named: told.append("snapshot") or capture(*given, **named))
+    saver = make_saver()
+    saver.mark(1)
+    saver.save()
+    saver.wait()
+    assert told == [{"always": True}, "snapshot"]
+
+
 def test_a_failed_write_stops_or_is_said_and_tried_again(make_saver: Callable[..., Checkpointer]) -> None:
     said: list[str] = []
     saver = make_saver(on_save_error="continue", notify=said.append)

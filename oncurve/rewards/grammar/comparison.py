@@ -478,7 +478,7 @@ def _adapted(answer: Value, reference: Value) -> tuple[Value, Value]:
     if isinstance(reference, Named) and not isinstance(answer, (Named, Relation, RealSet)):
         reference = reference.value
     if isinstance(answer, IntegerFamily) != isinstance(reference, IntegerFamily):
-        if (pair := _by_one_letter(answer, reference)) is not None:
+        if (pair := _with_equal_letters(answer, reference)) is not None:
             return pair
         answer, reference = _without_family(answer), _without_family(reference)
     if isinstance(reference, Relation) and isinstance(answer, Quantity):
@@ -486,7 +486,7 @@ def _adapted(answer: Value, reference: Value) -> tuple[Value, Value]:
     return answer, reference
 
 
-def _by_one_letter(answer: Value, reference: Value) -> tuple[Value, Value] | None:
+def _with_equal_letters(answer: Value, reference: Value) -> tuple[Value, Value] | None:
     """A family of values and an expression with another letter for its integer, both with the same one; else None."""
     family, other = (answer, reference) if isinstance(answer, IntegerFamily) else (reference, answer)
     assert isinstance(family, IntegerFamily)

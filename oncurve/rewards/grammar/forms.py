@@ -186,7 +186,7 @@ def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
 
 _LENGTH = {"'": Unit((("m", 1),), Fraction("0.3048")), '"': Unit((("m", 1),), Fraction("0.0254"))}
 _ARC = {"'": Unit(DEGREES.dimensions, DEGREES.factor / 60), '"': Unit(DEGREES.dimensions, DEGREES.factor / 3600)}
-"""What one and two strokes behind a number mean: feet and inches, or behind degrees their minutes and seconds."""
+"""Units of one and of two strokes behind a number: feet and inches, or behind degrees their minutes and seconds."""
 
 
 def _piece(tokens: Sequence[Token], strokes: dict[str, Unit]) -> tuple[Fraction, Unit] | None:
