@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
+from oncurve.wording import duration
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -57,19 +59,22 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
-def counting(out: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+def counting(out: Console, what: str) -> Iterator[Callable[..., None]]:
     """Show how much of something is done, with the time that is left: on a terminal in one line, else now and then.
 
-    Gives a function of what is done and how much there is.
+    Gives a function of what is done, how much there is, and what else to say. What is done already when it is first
+    called took no time of this one.
     """
-    started, reported = time.monotonic(), time.monotonic()
+    started, reported, before = time.monotonic(), time.monotonic(), -1
     with out.status(f"{what} ...") if out.is_terminal else nullcontext() as status:
 
-        def tell(done: int, total: int) -> None:
-            nonlocal reported
+        def tell(done: int, total: int, more: str = "") -> None:
+            nonlocal reported, before
             now = time.monotonic()
-            left = (now - started) / max(done, 1) * (total - done)
-            text = f"{what}: {done} of {total}" + (f", about {left:.0f} s left" if done < total else "")
+            before = done if before < 0 else before
+            text = f"{what}: {done:,} of {total:,}{more}"
+            if before < done < total:
+                text += f", about {duration((now - started) / (done - before) * (total - done))} left"
             if status is not None:
                 status.update(text)
             elif now - reported > EVERY_SECONDS:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.grading import RewardFunction
@@ -25,6 +24,7 @@ from oncurve.evaluate.evaluation import Evaluation
 from oncurve.evaluate.resumable import PartialResults, prompts_per_call
 from oncurve.observe.record import RunFolder
 from oncurve.observe.run_model import is_run
+from oncurve.observe.terminal import counting
 from oncurve.recipe.load import load_config, read_run_config, read_tree
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_correct, make_lenient_reward
@@ -197,13 +197,6 @@ def _copied_as_in_training(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def bar(console: Console) -> Progress:
-    """A progress bar with the time that is left."""
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
-    )
-
-
 def recipe_settings(config: Config, prompts: Sequence[Prompt], params: SamplingParams, samples: int) -> dict[str, Any]:
     """The parts of a recipe that must be the same for an evaluation that goes on."""
     digest = hashlib.sha256("\0".join(f"{prompt.text}\0{prompt.row.get('answer')}" for prompt in prompts).encode())
@@ -229,15 +222,14 @@ def measure(
     console: Console,
     lenient_reward_function: RewardFunction | None = None,
 ) -> Evaluation:
-    """The evaluation, on a progress bar; Ctrl-C leaves what is whole and says how it ``goes_on``."""
+    """The evaluation, with its progress; Ctrl-C leaves what is whole and says how it ``goes_on``."""
 
-    def progress_text() -> str:
+    def num_correct() -> str:
         right = sum(example.is_correct for example in store.examples)
-        return what if any(example.category == "graded" for example in store.examples) else f"{what}, {right:,} correct"
+        return "" if any(example.category == "graded" for example in store.examples) else f", {right:,} correct"
 
     try:
-        with bar(console) as progress:
-            task = progress.add_task(progress_text(), total=len(prompts))
+        with counting(console, what) as tell:
             evaluation = evaluate(
                 prompts,
                 sampler,
@@ -247,7 +239,7 @@ def measure(
                 prompts_per_call=prompts_per_call(store.samples),
                 store=store,
                 lenient_reward_function=lenient_reward_function,
-                on_progress=lambda done, total: progress.update(task, completed=done, description=progress_text()),
+                on_progress=lambda done, total: tell(done, total, num_correct()),
             )
             return replace(evaluation, seed=params.seed)
     except KeyboardInterrupt:
