@@ -1,6 +1,7 @@
 """GSM8K with Qwen2.5-Coder-0.5B-Instruct: the cells of the study, and what is measured of each trained model.
 
     python benchmarks/bench.py study gsm8k --seeds 0 1 --threads 2 --detach
+    python benchmarks/bench.py study gsm8k --seeds 0 --cells base --threads 2
     python benchmarks/bench.py study gsm8k --seeds 0 --cells float32 LoRA --threads 2
 
 Rows are those of `gsm8k_train.jsonl`, `gsm8k_test.jsonl` and `math500.jsonl` in the folder of the variable
@@ -9,8 +10,12 @@ ONCURVE_BENCHMARK_DATA, or in shared/data beside the repository. The weights com
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,8 @@ TRAINING = (
 )  # fmt: skip
 """Rows of this disk in the place of the hub's. What a model learned is measured by ``measured``."""
 CONTROL = ("run.save_every_steps=20", "sft.epochs=null", "run.steps={updates}", *TRAINING)
+TEXTS = 50
+"""Problems whose texts are compared with another engine's."""
 TESTS = {"gsm8k": "gsm8k_test.jsonl", "math500": "math500.jsonl"}
 IN_TYPES = {
     "float32": ("policy.compute_type=float32",),
@@ -36,22 +43,62 @@ IN_TYPES = {
 }
 
 
+def evaluated(runs: Runs, model: Path, name: str, test: str) -> Path:
+    """The evaluation of a model on all problems of a test, greedy; made if it is not there."""
+    place = runs.folder / "evaluations" / f"{name}-{test}"
+    if not evaluation_of(place).is_file():
+        words = ("--benchmark", test, "--output", str(place), *_asked(test))
+        oncurve(runs.folder, runs.threads, "evaluate", str(model), *words, *runs.overrides)
+    return place
+
+
+def _asked(test: str) -> tuple[str, ...]:
+    return f"data.path={DATA / TESTS[test]}", TOKENS
+
+
 def measured(runs: Runs, model: Path, name: str) -> dict[str, Any]:
     """Base and model on all problems of both tests, greedy, and the change on the same problems."""
     found: dict[str, Any] = {}
-    for test, rows in TESTS.items():
-        places = {
-            "base": runs.folder / "evaluations" / f"base-{test}",
-            "trained": runs.folder / "evaluations" / f"{name}-{test}",
-        }
-        for place, asked in zip(places.values(), (MODEL, model), strict=True):
-            if not evaluation_of(place).is_file():
-                words = ("--benchmark", test, "--output", str(place), f"data.path={DATA / rows}", TOKENS)
-                oncurve(runs.folder, runs.threads, "evaluate", str(asked), *words, *runs.overrides)
+    for test in TESTS:
+        places = {"base": evaluated(runs, MODEL, "base", test), "trained": evaluated(runs, model, name, test)}
         answers = (answers_of(evaluation_of(place)) for place in places.values())
         found[test] = {side: shares(place, "evaluation") for side, place in places.items()} | difference(*answers)
     tested, other = (found[test] for test in TESTS)
     return {**tested, "transfer": other}
+
+
+def before_training(runs: Runs) -> dict[str, Any]:
+    """The base on both tests, and how many of the first problems transformers' generate answers with the same text."""
+    places = {test: evaluated(runs, MODEL, "base", test) for test in TESTS}
+    texts = {test: same_texts(runs.folder, MODEL, place, test, "transformers") for test, place in places.items()}
+    return {test: {"base": shares(place, "evaluation"), **texts[test]} for test, place in places.items()}
+
+
+def same_texts(folder: Path, model: Path, evaluation: Path, test: str, engine: str) -> dict[str, Any]:
+    """The first problems of an evaluation answered by another engine, in float32: how many texts are the same, and of
+    those that are not, how many characters agree."""
+    from oncurve.policy.model_folder import load_tokenizer  # lazy
+    from oncurve.recipe.load import load_config  # lazy
+    from oncurve.run.measuring import find_benchmark  # lazy
+    from oncurve.run.rendered import benchmark_rows, make_prompts  # lazy
+
+    config = load_config(find_benchmark(test), [*_asked(test), f"model={json.dumps(str(model))}"])
+    rendered = make_prompts(config, load_tokenizer(str(model))[1], context_tokens=None, rows=benchmark_rows(config))
+    files = {name: evaluation / f"{name}.json" for name in ("prompts", engine)}
+    files["prompts"].write_text(json.dumps([prompt.text for prompt in rendered.test[:TEXTS]]), encoding="utf-8")
+    if not files[engine].is_file():
+        python = sys.executable if engine != "vllm" else str(ROOT / ".venv-vllm" / "bin" / "python")
+        script = Path(__file__).with_name("greedy_texts.py")
+        words = ("--engine", engine, "--tokens", "400", "--rows", "16", "--output", str(files[engine]))
+        subprocess.run([python, str(script), str(model), str(files["prompts"]), *words], cwd=folder, check=True)
+    own = [row["completion"] for row in answers_of(evaluation_of(evaluation))[:TEXTS]]
+    pairs = list(zip(own, json.loads(files[engine].read_text(encoding="utf-8")), strict=True))
+    agreeing = [
+        sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=False)))
+        for pair in pairs
+        if pair[0] != pair[1]
+    ]
+    return {f"as_{engine}": {"same": len(pairs) - len(agreeing), "of": len(pairs), "others_agree_for": agreeing}}
 
 
 def course(run: Path) -> dict[str, Any]:
@@ -66,6 +113,7 @@ def study() -> Study:
     cells[0] = replace(cells[0], control="gsm8k_qwen/sft")
     cells[2] = replace(cells[2], seeds=1)
     cells.append(Cell("LoRA", ("policy.compute_type=float32",), recipe="gsm8k_qwen/lora", seeds=1))
+    cells.insert(0, Cell("base", seeds=1, figures=before_training))
     best = ("policy.compute_type=float32", "algorithm.type=rft", "optimizer.learning_rate=1e-5")
     cells.append(Cell("best of 8", best, recipe="gsm8k_qwen", seeds=1))
     about = (

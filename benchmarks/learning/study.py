@@ -43,6 +43,8 @@ class Cell:
     """Recipe of demonstrations on which the base is also trained, for as long as the first cell's GRPO took."""
     seeds: int | None = None
     """Only the first so many seeds."""
+    figures: Callable[[Runs], dict[str, Any]] | None = None
+    """What is read where the cell is no run, such as figures of the model before training."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Runs:
 
     def make(self, cell: Cell, seed: int) -> dict[str, Any]:
         """A run of a cell from its beginning or its newest checkpoint to its end, and what is read of it."""
+        if cell.figures is not None:
+            return {"cell": cell.name, "seed": seed, **cell.figures(self)}
         name = f"{cell.name}-{seed}".replace(" ", "_")
         run, cpu = self.path(name), 0.0
         started = time.monotonic()
@@ -214,7 +218,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
     yield "| cell | correct, each seed | 95 % over problems | control | seconds |"
     yield "|---|---|---|---|---|"
-    for name in dict.fromkeys(row["cell"] for row in rows):
+    for name in dict.fromkeys(row["cell"] for row in rows if "trained" in row):
         own = [row for row in rows if row["cell"] == name]
         low, high = wilson_interval(
             sum(row["trained"]["correct"] for row in own), sum(row["trained"]["of"] for row in own)
