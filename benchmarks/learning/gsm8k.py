@@ -35,6 +35,8 @@ TRAINING = (
 CONTROL = ("run.save_every_steps=20", "sft.epochs=null", "run.steps={updates}", *TRAINING)
 TEXTS = 50
 """Problems whose texts are compared with another engine's."""
+GREEDY = ("evaluation.samples=1", "evaluation.temperature=0", "evaluation.top_p=1")
+"""MATH-500 is published with four samples of each problem, which would take four times as long."""
 TESTS = {"gsm8k": "gsm8k_test.jsonl", "math500": "math500.jsonl"}
 IN_TYPES = {
     "float32": ("policy.compute_type=float32",),
@@ -53,7 +55,7 @@ def evaluated(runs: Runs, model: Path, name: str, test: str) -> Path:
 
 
 def _asked(test: str) -> tuple[str, ...]:
-    return f"data.path={DATA / TESTS[test]}", TOKENS
+    return f"data.path={DATA / TESTS[test]}", TOKENS, *GREEDY
 
 
 def measured(runs: Runs, model: Path, name: str) -> dict[str, Any]:
