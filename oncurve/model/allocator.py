@@ -12,7 +12,8 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8
 """The names of options in malloc.h."""
 ARENAS = 2
 """Arenas that threads share. Each keeps what was freed in it, and glibc makes up to eight per core."""
-NEVER = 2**31 - 1
+NEVER = -1
+"""Of the heap's end nothing goes back, however much is free there (mallopt(3))."""
 LARGEST = 32 * 2**20
 """The largest threshold that glibc accepts. Larger blocks come from the system and go back to it, unless none may."""
 OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
