@@ -13,7 +13,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8
 ARENAS = 2
 """Arenas that threads share. Each keeps what was freed in it, and glibc makes up to eight per core."""
 NEVER = -1
-"""Of the heap's end nothing goes back, however much is free there (mallopt(3))."""
+"""No trimming at all (mallopt(3)): a threshold of 2 GiB would be passed at every step of a large model."""
 LARGEST = 32 * 2**20
 """The largest threshold that glibc accepts. Larger blocks come from the system and go back to it, unless none may."""
 OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
