@@ -34,10 +34,10 @@ def by_transformers(model: str, prompts: list[str], tokens: int, rows: int | Non
 
 
 def by_vllm(model: str, prompts: list[str], tokens: int, rows: int | None) -> list[str]:
-    """Prompts through vLLM's engine, as many at a time as it likes."""
+    """All prompts through vLLM's engine, which chooses how many run at a time where ``rows`` is None."""
     from vllm import LLM, SamplingParams
 
-    some = {"max_model_len": 1024, "gpu_memory_utilization": 0.4}  # without a GPU a share of the machine's memory
+    some = {"max_model_len": 1024, "gpu_memory_utilization": 0.2}  # without a GPU a share of the machine's memory
     some |= {"max_num_seqs": rows} if rows else {}
     engine = LLM(model=model, dtype="float32", enforce_eager=True, seed=0, **some)
     read = [{"prompt_token_ids": engine.get_tokenizer().encode(text, add_special_tokens=False)} for text in prompts]

@@ -34,7 +34,7 @@ TRAINING = (
 """Rows of this disk in the place of the hub's. What a model learned is measured by ``measured``."""
 CONTROL = ("run.save_every_steps=20", "sft.epochs=null", "run.steps={updates}", *TRAINING)
 TEXTS = 50
-"""Problems whose texts are compared with another engine's."""
+"""Problems whose texts are compared with those of transformers."""
 GREEDY = ("evaluation.samples=1", "evaluation.temperature=0", "evaluation.top_p=1")
 """MATH-500 is published with four samples of each problem, which would take four times as long."""
 TESTS = {"gsm8k": "gsm8k_test.jsonl", "math500": "math500.jsonl"}
@@ -72,13 +72,13 @@ def measured(runs: Runs, model: Path, name: str) -> dict[str, Any]:
 def before_training(runs: Runs) -> dict[str, Any]:
     """The base on both tests, and how many of the first problems transformers' generate answers with the same text."""
     places = {test: evaluated(runs, MODEL, "base", test) for test in TESTS}
-    texts = {test: same_texts(runs.folder, MODEL, place, test, "transformers") for test, place in places.items()}
+    texts = {test: same_texts(runs.folder, MODEL, place, test) for test, place in places.items()}
     return {test: {"base": shares(place, "evaluation"), **texts[test]} for test, place in places.items()}
 
 
-def same_texts(folder: Path, model: Path, evaluation: Path, test: str, engine: str) -> dict[str, Any]:
-    """The first problems of an evaluation answered by another engine, in float32: how many texts are the same, and of
-    those that are not, how many characters agree."""
+def same_texts(folder: Path, model: Path, evaluation: Path, test: str) -> dict[str, Any]:
+    """The first problems of an evaluation answered by transformers' generate in float32: how many texts are the same,
+    and how many characters of the others agree."""
     from oncurve.policy.model_folder import load_tokenizer  # lazy
     from oncurve.recipe.load import load_config  # lazy
     from oncurve.run.measuring import find_benchmark  # lazy
@@ -86,21 +86,20 @@ def same_texts(folder: Path, model: Path, evaluation: Path, test: str, engine: s
 
     config = load_config(find_benchmark(test), [*_asked(test), f"model={json.dumps(str(model))}"])
     rendered = make_prompts(config, load_tokenizer(str(model))[1], context_tokens=None, rows=benchmark_rows(config))
-    files = {name: evaluation / f"{name}.json" for name in ("prompts", engine)}
-    files["prompts"].write_text(json.dumps([prompt.text for prompt in rendered.test[:TEXTS]]), encoding="utf-8")
-    if not files[engine].is_file():
-        python = sys.executable if engine != "vllm" else str(ROOT / ".venv-vllm" / "bin" / "python")
-        script = Path(__file__).with_name("greedy_texts.py")
-        words = ("--engine", engine, "--tokens", "400", "--rows", "16", "--output", str(files[engine]))
-        subprocess.run([python, str(script), str(model), str(files["prompts"]), *words], cwd=folder, check=True)
+    asked, written = evaluation / "prompts.json", evaluation / "transformers.json"
+    asked.write_text(json.dumps([prompt.text for prompt in rendered.test[:TEXTS]]), encoding="utf-8")
+    if not written.is_file():
+        script, tokens = Path(__file__).with_name("greedy_texts.py"), TOKENS.partition("=")[2]
+        words = ("--engine", "transformers", "--tokens", tokens, "--rows", "16", "--output", str(written))
+        subprocess.run([sys.executable, str(script), str(model), str(asked), *words], cwd=folder, check=True)
     own = [row["completion"] for row in answers_of(evaluation_of(evaluation))[:TEXTS]]
-    pairs = list(zip(own, json.loads(files[engine].read_text(encoding="utf-8")), strict=True))
+    pairs = list(zip(own, json.loads(written.read_text(encoding="utf-8")), strict=True))
     agreeing = [
         sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=False)))
         for pair in pairs
         if pair[0] != pair[1]
     ]
-    return {f"as_{engine}": {"same": len(pairs) - len(agreeing), "of": len(pairs), "others_agree_for": agreeing}}
+    return {"as_transformers": {"same": len(pairs) - len(agreeing), "of": len(pairs), "others_agree_for": agreeing}}
 
 
 def course(run: Path) -> dict[str, Any]:

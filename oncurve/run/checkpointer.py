@@ -123,7 +123,7 @@ class Checkpointer:
         numbers = {"score": score, "kl": measured.get("policy/kl")}  # NaN where all completions were left out
         known = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
         facts = {**self.facts, **known}
-        give_back(always=True)  # the snapshot is as large as what is trained, and beside it the next step needs no less
+        give_back(always=True)  # the snapshot takes as much as the trained weights and their moments
         snapshot = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
         snapshot = replace(snapshot, ahead=self.ahead(step))
         self.last_saved = step

@@ -18,17 +18,16 @@ _HEDGES = frozenset((
     "some", "any", "wrong", "incorrect", "mistaken",
 ))  # fmt: skip
 """Words by which a text does not commit to the number beside them."""
-_HEDGING_PHRASES = (
-    ("more", "than"), ("less", "than"), ("fewer", "than"), ("greater", "than"), ("at", "least"), ("at", "most"),
-    ("up", "to"), ("no", "more"), ("could", "be"), ("might", "be"),
-    ("may", "be"), ("or", "more"), ("or", "less"), ("can", "hold"),
-)  # fmt: skip
 _BOUNDS = {
     ("at", "least"): ">=", ("no", "less", "than"): ">=", ("no", "fewer", "than"): ">=", ("more", "than"): ">",
     ("greater", "than"): ">", ("at", "most"): "<=", ("no", "more", "than"): "<=", ("up", "to"): "<=",
     ("less", "than"): "<", ("fewer", "than"): "<",
 }  # fmt: skip
 """Words for the signs of inequalities."""
+_HEDGING_PHRASES = frozenset((
+    *(words[:2] for words in _BOUNDS),
+    ("could", "be"), ("might", "be"), ("may", "be"), ("or", "more"), ("or", "less"), ("can", "hold"),
+))  # fmt: skip
 _ADDING = frozenset(("add", "adds", "sum", "sums"))
 _LEADS = (
     ("there", "are"), ("there", "is"), ("the", "answers", "are"), ("the", "answer", "is"), ("answer",), ("we",
