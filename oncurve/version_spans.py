@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oncurve.core.records import Completion
-
 
 class VersionSpans:
     """The versions that sampled a completion which grows turn by turn."""
@@ -26,13 +24,3 @@ class VersionSpans:
         """``policy_version`` and ``versions`` of the completion; ``version`` where no turn said which was its own."""
         oldest = min((number for _, number in self._spans), default=version)
         return {"policy_version": oldest, "versions": tuple(self._spans) if len(self._spans) > 1 else ()}
-
-
-def tokens_by_version(completion: Completion) -> dict[int, int]:
-    """Number of tokens that each version sampled."""
-    counts: dict[int, int] = {}
-    spans = completion.versions or ((0, completion.policy_version),)
-    ends = [*(start for start, _ in spans[1:]), len(completion.token_ids)]
-    for (start, version), end in zip(spans, ends, strict=True):
-        counts[version] = counts.get(version, 0) + sum(completion.written[start:end])
-    return counts

@@ -18,7 +18,7 @@ from oncurve.episodes.chat_dialect import ChatDialect
 from oncurve.episodes.dialects import Dialect, TagDialect
 from oncurve.episodes.environments import Kind
 from oncurve.episodes.episode_setup import EpisodeSetup
-from oncurve.episodes.settings import OPENENV, SANDBOX, VERIFIERS, EpisodeKeys
+from oncurve.episodes.settings import NO_QUESTION, OPENENV, SANDBOX, VERIFIERS, EpisodeKeys
 from oncurve.episodes.tools import Tool, calculator, python_tool, sandboxed_tool, tools_of
 from oncurve.extensions import extension
 from oncurve.user_code import load_object
@@ -164,10 +164,6 @@ def rerender(
         tools_of=lambda row: schemas,
     )
     return made.text, made.prompt_ids
-
-
-NO_QUESTION = "..."
-"""Begins the question of rows of which the environment alone says what they ask; a number follows."""
 
 
 def _python_object(things: Mapping[str, Any], name: str, where: str) -> Any:

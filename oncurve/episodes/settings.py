@@ -12,6 +12,8 @@ SANDBOX = "sandbox:"
 """Stands before a tool that runs in the sandbox."""
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
 """Stand before the address of an environment's server, and the name of a taskset."""
+NO_QUESTION = "..."
+"""Begins the question of rows of which the environment alone says what they ask; a number follows."""
 
 
 class EpisodeSection(Section):

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from oncurve.core.records import EQUAL_WITHIN, NOT_APPLICABLE, Completion, Group, Mean, Reward
-from oncurve.version_spans import tokens_by_version
 
 NOT_READ = ("malformed",)
 """Errors of calls that never reached a tool."""
@@ -126,7 +125,7 @@ def age_metrics(step: int, groups: Sequence[Group]) -> dict[str, float]:
     completions = [row for group in groups for main in group.completions for row in (main, *main.branches)]
     counts: dict[int, int] = {}
     for completion in completions:
-        for version, count in tokens_by_version(completion).items():
+        for version, count in _tokens_by_version(completion).items():
             counts[step - version] = counts.get(step - version, 0) + count
     total = max(1, sum(counts.values()))
     return {
@@ -199,3 +198,13 @@ def _completion_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def _tokens_by_version(completion: Completion) -> dict[int, int]:
+    """Number of tokens that each version sampled."""
+    counts: dict[int, int] = {}
+    spans = completion.versions or ((0, completion.policy_version),)
+    ends = [*(start for start, _ in spans[1:]), len(completion.token_ids)]
+    for (start, version), end in zip(spans, ends, strict=True):
+        counts[version] = counts.get(version, 0) + sum(completion.written[start:end])
+    return counts

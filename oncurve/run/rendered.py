@@ -283,15 +283,8 @@ class _Writer:
             chat=data.chat,
             few_shot=self.few_shot,
             max_prompt_tokens=limit,
-            tools_of=self._tools_of(),
+            tools_of=tools_in_prompts(self.config, self.objects),
         )
-
-    def _tools_of(self) -> ToolsOf | None:
-        if not self.config.rollouts.has_episodes:
-            return None
-        from oncurve.episodes.from_settings import make_tools_of  # lazy
-
-        return make_tools_of(self.config.rollouts, self.config.data, self.objects)
 
     def hinted(self, prompts: list[Prompt]) -> dict[tuple[int, ...], tuple[int, ...]]:
         """The prompts with a hint behind the question, by the prompts without. Of equal prompts the first counts.
@@ -359,6 +352,15 @@ class _Writer:
             max_tokens=max_tokens,
             first=first,
         )
+
+
+def tools_in_prompts(config: Config, objects: PythonObjects = NOTHING) -> ToolsOf | None:
+    """The schemas that a chat template is given for a row; None where there are no tools to tell of."""
+    if not config.rollouts.has_episodes:
+        return None
+    from oncurve.episodes.from_settings import make_tools_of  # lazy
+
+    return make_tools_of(config.rollouts, config.data, objects)
 
 
 def with_epochs(config: Config, objects: PythonObjects = NOTHING) -> Config:

@@ -20,7 +20,6 @@ from oncurve.core.sampler import SamplingRequest
 from oncurve.data.datasets import adapt_python_rows
 from oncurve.data.prompts import render_prompts
 from oncurve.data.python_objects import data_section
-from oncurve.episodes.from_settings import make_tools_of
 from oncurve.evaluate.evaluation import Evaluation
 from oncurve.observe.terminal import quiet_libraries
 from oncurve.policy.final_model import write_model
@@ -29,7 +28,7 @@ from oncurve.recipe.load import run_folder_path, validate_tree
 from oncurve.recipe.schema import Config
 from oncurve.run.builder import Parts, make_parts, make_policy, make_rewards, prompts_for, with_episodes
 from oncurve.run.identity import weights_checksum
-from oncurve.run.rendered import split_rows
+from oncurve.run.rendered import split_rows, tools_in_prompts
 from oncurve.run.result import Result, Steps, finish
 from oncurve.run.session import Evaluator
 from oncurve.run.step_log import Step
@@ -190,7 +189,7 @@ class Trainer:
             rollouts["max_completion_tokens"] = max_completion_tokens
         policy = self.policy
         tokenizer: Any = policy.tokenizer
-        tools_of = make_tools_of(self.config.rollouts, self.config.data, self._objects)
+        tools_of = tools_in_prompts(self.config, self._objects)
         prompts, _ = render_prompts(rows, tokenizer, template=data.template, chat=data.chat, tools_of=tools_of)
         settings = self.config.rollouts.model_copy(update=rollouts)
         config = self.config.model_copy(update={"rollouts": settings})

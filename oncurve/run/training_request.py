@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from oncurve.core.errors import ConfigError
 from oncurve.data.python_objects import NAMELESS, NOTHING, PythonObjects, agent_of, episodes_of, recipe_of, recipe_text
-from oncurve.episodes.from_settings import NO_QUESTION, environment_rewards
+from oncurve.episodes.settings import NO_QUESTION
 from oncurve.evaluate.settings import EvaluationSection
 from oncurve.policy.lora import lora_section
 from oncurve.policy.own_code import refuse_own_code
@@ -140,7 +140,11 @@ def _request(
     python_objects = agent_of(
         tree, episodes_of(tree, python_objects, objects.tools, objects.environments), objects.agent
     )
-    own = [] if objects.environments is None else environment_rewards(objects.environments)
+    own: list[dict[str, Any]] = []
+    if objects.environments is not None:
+        from oncurve.episodes.from_settings import environment_rewards  # lazy
+
+        own = environment_rewards(objects.environments)
     if objects.agent is not None or own:
         listed = [dict(section) for section in tree.get("rewards", ())] if rewards is not None else []
         if "environment" not in [section.get("type") for section in listed]:

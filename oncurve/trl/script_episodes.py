@@ -8,7 +8,7 @@ from typing import Any
 
 from oncurve.core.errors import ConfigError, DataError
 from oncurve.core.records import SOURCE_ROW
-from oncurve.episodes.from_settings import NO_QUESTION
+from oncurve.episodes.settings import NO_QUESTION
 from oncurve.trl.chat import prompt_text
 from oncurve.trl.draft import Draft
 from oncurve.trl.options import Note
