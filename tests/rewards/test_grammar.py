@@ -122,7 +122,14 @@ SAME = (
     ("1 m", "100 cm"), ("2 dozen", "24"), ("1.5 million", "1500000"), ("three hundred and five", "305"),
     ("twenty-one", "21"), ("half", "0.5"), ("May 3, 2024", "3 May 2024"), ("2024-05-03", "May 3, 2024"),
     ("5/3/2024", "May 3, 2024"), (r"\begin{cases}x=1\\y=2\end{cases}", "x=1, y=2"),
-    (r"60\text{ km/h}", r"\frac{50}{3}\text{ m/s}"), (r"180^\circ", r"\pi"),
+    (r"60\text{ km/h}", r"\frac{50}{3}\text{ m/s}"), (r"180^\circ", r"\pi"), (r"30\text{min}", "30 minutes"),
+    (r"3\text{h }30\text{min}", "3.5 hours"), ("1h 15m", "75 minutes"), ("2d 3h", "51 hours"), ("5m 30s", "330 s"),
+    (r"5\text{ ft-}6\text{ in}", "66 in"), ("$5 and 20 cents", r"\$5.20"), (r"15\text{ ms}^{-1}", "15 m/s"),
+    (r"12\text{ kgms}^{-1}", "12 Ns"), (r"5\text{ moldm}^{-3}", "5 mol/L"), (r"5\text{ Nm}^{-2}", "5 Pa"),
+    ("3 o'clock", "3:00"), ("Thurs.", "Thursday"), ("in March", "Mar"), ("half a dozen", "6"),
+    ("an hour and a half", "90 minutes"), ("2 cups and a quarter", "2.25 cups"), (r"1, 2, \ldots, 6", "1,2,3,4,5,6"),
+    (r"\{5,3,\dots,-3\}", r"\{-3,-1,1,3,5\}"), ("(3,-2,1)", r"3\mathbf{i}-2\mathbf{j}+\mathbf{k}"),
+    ("f(x)=x^2+1", "y=x^2+1"),
 )  # fmt: skip
 """Answers and references with the same value, each at the edge of a rule."""
 OTHER = (
@@ -146,7 +153,10 @@ OTHER = (
     ("about 5", "5"), ("at least 5", "5"), ("twice 5", "5"), ("5 squared", "5"), ("half of 5", "5"), ("not 5", "5"),
     ("5?", "5"), ("5 or more", "5"), ("either 5", "5"), ("isn't 5", "5"), ("5 if x>0", "5"),
     ("31/02/2024", "May 3, 2024"), ("∠ABC", "∠BAC"), ("x^2+C", "x^2"), ("60 km/h", "60 m/s"), ("1 m", "1 cm"),
-    ("2n where n is an integer", "2n+1, n integer"), ("x=2, 3", "2, 4"),
+    ("2n where n is an integer", "2n+1, n integer"), ("x=2, 3", "2, 4"), ("5 m - 3 cm", "5.03 m"),
+    (r"15\text{ ms}^{-2}", "15 m/s"), ("3h 30min", "3.3 hours"), ("Wed", "Thursday"), ("not Monday", "Monday"),
+    (r"1, 2, \ldots, 6", "1,2,3,4,5,7"), (r"1, 2, 4, \ldots, 8", "1,2,4,6,8"), (r"1, 3, \ldots, 6", "1,3,5,6"),
+    (r"1, \ldots", "1"), ("f(x)=x^2+1", "g(x)=x^2+1"),
 )  # fmt: skip
 """Pairs beside them, of different values or of none."""
 

@@ -177,9 +177,11 @@ class AnswerComparison:
         return True
 
     def named(self, answer: Named, reference: Named) -> bool:
-        """The same value of the same name; a label in words may differ."""
+        """The same value of the same name; a label in words may differ, and the graph of a function of x is its y."""
         are_words = all(" " in name or (name.isalpha() and len(name) > 3) for name in (answer.name, reference.name))
-        return (answer.name == reference.name or are_words) and self.same(answer.value, reference.value)
+        are_graphs = {answer.name, reference.name} in ({"y", "f(x)"}, {"y", "g(x)"}, {"y", "h(x)"})
+        has_name = answer.name == reference.name or are_words or are_graphs
+        return has_name and self.same(answer.value, reference.value)
 
     def relations(self, answer: Value, reference: Value) -> bool:
         """Relations that the same values satisfy: sides in proportion."""
@@ -435,6 +437,7 @@ _RULES: dict[tuple[type, type], Callable[..., bool]] = {
     (Members, MatrixValue): AnswerComparison.matrices,
     (Quantity, MatrixValue): AnswerComparison.matrices,
     (Quantity, Members): _vector_rule,
+    (Members, Quantity): lambda comparison, answer, reference: _vector_rule(comparison, reference, answer),
     (MatrixValue, Members): _column_as_tuple,
     (Ratio, Ratio): AnswerComparison.ratios,
     (Quantity, Ratio): AnswerComparison.ratios,

@@ -12,7 +12,7 @@ from typing import Literal
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
-from oncurve.rewards.grammar.units import DEGREES, Unit, unit_suffix
+from oncurve.rewards.grammar.units import DEGREES, NO_UNIT, Unit, compose, unit_suffix
 from oncurve.rewards.grammar.values import (
     Amounts,
     Congruence,
@@ -111,8 +111,8 @@ def read_time(tokens: Sequence[Token]) -> Time | None:
     tokens = [token for token in tokens if token.text != "{}"]
     if tokens and tokens[0].text.lower() == "at":
         tokens = tokens[1:]
-    if (by_name := read_hour_by_name(tokens)) is not None:
-        return by_name
+    if (spoken := read_spoken_time(tokens)) is not None:
+        return spoken
     parts, index = list[Token](), 0
     while index < len(tokens) and tokens[index].kind == "number" and len(parts) < 3:
         parts.append(tokens[index])
@@ -126,10 +126,15 @@ def read_time(tokens: Sequence[Token]) -> Time | None:
     return _clock([int(part.value) for part in parts], half, rest)
 
 
-def read_hour_by_name(tokens: Sequence[Token]) -> Time | None:
-    """Noon or midnight; None for anything else."""
-    hour = {"noon": 12, "midday": 12, "midnight": 0}.get(tokens[0].text.lower()) if len(tokens) == 1 else None
-    return None if hour is None else Time(hour * 3600, "p" if hour else "a", "")
+def read_spoken_time(tokens: Sequence[Token]) -> Time | None:
+    """Noon, midnight, ``3 o'clock``; None for anything else. Minutes that are told in words are no figures."""
+    texts = words(tokens)
+    if texts in (["noon"], ["midday"], ["midnight"]):
+        return Time(0, "a", "") if texts == ["midnight"] else Time(12 * 3600, "p", "")
+    if texts[1:4] != ["o", "'", "clock"] or tokens[0].kind != "number" or tokens[0].value.denominator > 1:
+        return None
+    half, rest = _half_of_day(texts[4:])
+    return _clock([int(tokens[0].value), 0], half, rest)
 
 
 def _half_of_day(texts: list[str]) -> tuple[str | None, str]:
@@ -159,6 +164,8 @@ def _clock(parts: list[int], half: str | None, rest: str) -> Time | None:
 def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
     """A sum of quantities in smaller and smaller units: ``5 ft 6 in``, ``3 dollars and 25 cents``, ``5'6"``,
     ``45°30'``."""
+    if len(tokens) > 1 and tokens[0].is_sign("$", "€", "£"):
+        tokens = [tokens[1], tokens[0], *tokens[2:]]
     starts = [
         index
         for index, token in enumerate(tokens)
@@ -166,40 +173,41 @@ def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
     ]
     if not 2 <= len(starts) <= 4 or starts[0] != 0:
         return None
-    pieces: list[tuple[Fraction, Unit]] = []
-    for start, stop in pairwise([*starts, len(tokens)]):
-        is_arc = bool(pieces) and pieces[0][1] == DEGREES
-        piece = _piece(tokens[start:stop], _ARC if is_arc else _LENGTH)
-        if piece is None:
-            return None
-        pieces.append(piece)
-    units = [unit for _, unit in pieces]
+    names = [_name(tokens[start:stop]) for start, stop in pairwise([*starts, len(tokens)])]
+    minuses = [token for token in tokens if token.is_sign("-") and (token.has_space or token.mode != "text")]
+    if minuses or any(tokens[start].base is not None for start in starts):
+        return None
+    units = [compose(name) or NO_UNIT for name in names]
+    own = _ARC if units[0] == DEGREES else _TIME if any(unit.dimensions == _SECONDS for unit in units) else _LENGTH
+    units = [own.get(_text(name), unit) for name, unit in zip(names, units, strict=True)]
     is_falling = all(
         larger.dimensions == smaller.dimensions and larger.factor > smaller.factor
         for larger, smaller in pairwise(units)
     )
     if not is_falling or not all(unit.dimensions and not unit.label for unit in units):
         return None
-    total = sum((value * unit.factor for value, unit in pieces), Fraction(0))
+    total = sum((tokens[start].value * unit.factor for start, unit in zip(starts, units, strict=True)), Fraction(0))
     return Amounts(Quantity(number(total / units[0].factor), units[0]))
 
 
 _LENGTH = {"'": Unit((("m", 1),), Fraction("0.3048")), '"': Unit((("m", 1),), Fraction("0.0254"))}
 _ARC = {"'": Unit(DEGREES.dimensions, DEGREES.factor / 60), '"': Unit(DEGREES.dimensions, DEGREES.factor / 3600)}
-"""Units of one and of two strokes behind a number: feet and inches, or behind degrees their minutes and seconds."""
+_SECONDS = (("s", 1),)
+_TIME = {"d": Unit(_SECONDS, Fraction(86_400)), "m": Unit(_SECONDS, Fraction(60))}
+"""Signs behind a number that mean feet and inches, or behind degrees their minutes and seconds; letters beside another
+unit of time."""
 
 
-def _piece(tokens: Sequence[Token], strokes: dict[str, Unit]) -> tuple[Fraction, Unit] | None:
-    tokens = list(tokens)
-    while len(tokens) > 1 and (tokens[-1].text in (",", "and") or tokens[-1].text == "{}"):
-        tokens.pop()
-    if len(tokens) > 1 and all(
-        token.kind == "sign" and token.text and set(token.text) <= {"'", '"'} for token in tokens[1:]
-    ):
-        marks = "".join(token.text for token in tokens[1:]).replace("''", '"')
-        return (tokens[0].value, strokes[marks]) if len(marks) == 1 else None
-    start, unit = unit_suffix(tokens)
-    return (tokens[0].value, unit) if start == 1 and tokens[0].base is None else None
+def _name(tokens: Sequence[Token]) -> list[Token]:
+    """The tokens behind the number of a piece, without those that join it to the next."""
+    name = list(tokens[1:])
+    while name and (name[-1].text in (",", "and", "{}") or name[-1].is_sign("-")):
+        name.pop()
+    return name
+
+
+def _text(name: Sequence[Token]) -> str:
+    return "".join(token.text for token in name if token.text != "{}").replace("''", '"')
 
 
 def read_ratio(tokens: Sequence[Token], quantity: Callable[[Sequence[Token]], Quantity]) -> Ratio | None:

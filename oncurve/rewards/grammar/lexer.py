@@ -223,12 +223,13 @@ class _Lexer(NumberLexer):
         """The name of a function, and no word or unit: ``5 min`` is none, ``min(3, 5)`` is one."""
         if self._opens():
             return True
+        if word in ("min", "sec") and self.tokens and self.tokens[-1].kind == "number":
+            return False
         if self.mode == "text":
             return (
                 self.text[: self.position].endswith("{" + word) and self.text[self.position : self.position + 1] == "}"
             )
-        is_behind_number = bool(self.tokens) and self.tokens[-1].kind == "number"
-        return word not in _BRACKETED and not (word == "sec" and is_behind_number)
+        return word not in _BRACKETED
 
     def _opens(self) -> bool:
         return self.text[self.position :].lstrip(" }")[:1] in ("(", "{") or self.text[self.position :].lstrip(

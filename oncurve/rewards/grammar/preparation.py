@@ -60,7 +60,10 @@ def with_figures(tokens: Sequence[Token]) -> list[Token]:
     while index < len(tokens):
         value, end = _numeral(tokens, index)
         power = {"squared": 2, "cubed": 3}.get(_word(tokens, index)) if result and result[-1].kind == "number" else None
-        if power:
+        if len(result) > 1 and (part := _part_behind_unit(tokens[index:])) and (whole := _before_unit(result)):
+            result[-2] = replace(whole, text=str(whole.value + part), value=whole.value + part)
+            index = len(tokens)
+        elif power:
             result += [Token("sign", "^"), Token("number", str(power), value=Fraction(power))]
             index += 1
         elif end > index:
@@ -81,6 +84,21 @@ def with_figures(tokens: Sequence[Token]) -> list[Token]:
             result.append(tokens[index])
             index += 1
     return result
+
+
+def _part_behind_unit(tokens: Sequence[Token]) -> Fraction | None:
+    """The fraction of ``and a half`` at the end of a text; None for anything else."""
+    texts = [token.text.lower() for token in tokens]
+    is_part = len(texts) == 3 and texts[0] == "and" and texts[1] in ("a", "one") and texts[2] in _PARTS
+    return Fraction(1, _PARTS[texts[2]]) if is_part else None
+
+
+def _before_unit(tokens: Sequence[Token]) -> Token | None:
+    """The number before the last word, ``an hour`` or ``2 hours``; None for anything else."""
+    number, unit = tokens[-2:]
+    if unit.kind not in ("word", "name") or not (number.kind == "number" or number.text.lower() in ("a", "an")):
+        return None
+    return number if number.kind == "number" else replace(number, kind="number", value=Fraction(1), is_from_words=True)
 
 
 def _word(tokens: Sequence[Token], index: int) -> str:
@@ -109,11 +127,12 @@ def _numeral(tokens: Sequence[Token], start: int) -> tuple[Fraction, int]:
 
 
 def _with_article(tokens: Sequence[Token], index: int) -> tuple[Fraction, int] | None:
-    """``a dozen``, ``a half``, ``half an hour``, and ``half`` alone."""
+    """``a dozen``, ``half a dozen``, ``a half``, ``half an hour``, and ``half`` alone."""
     first, second = _word(tokens, index), _word(tokens, index + 1)
     if first == "half":
         if second in ("a", "an"):
-            return Fraction(1, 2), index + 2
+            factor = FACTORS.get(_word(tokens, index + 2))
+            return (Fraction(1, 2), index + 2) if factor is None else (Fraction(factor, 2), index + 3)
         return (Fraction(1, 2), index + 1) if len(tokens) == 1 else None
     if second in FACTORS:
         return Fraction(FACTORS[second]), index + 2

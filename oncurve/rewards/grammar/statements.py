@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import reduce
+from itertools import pairwise
 
 from oncurve.rewards.grammar import forms, regions
 from oncurve.rewards.grammar.exact import rational
@@ -47,6 +49,8 @@ from oncurve.rewards.grammar.values import (
 )
 
 MAX_DEPTH = 12
+MAX_FILLED = 200
+"""Members that dots may stand for."""
 _JOINS = (",", ";", "\\\\")
 
 
@@ -71,7 +75,7 @@ class Reader:
             self.depth -= 1
 
     def _any(self, tokens: list[Token]) -> Value:
-        if (value := _figure(tokens) or forms.read_hour_by_name(tokens) or words_value(tokens)) is not None:
+        if (value := _figure(tokens) or forms.read_spoken_time(tokens) or words_value(tokens)) is not None:
             return value
         if any(token.kind == "begin" for token in tokens) and (value := self._table(tokens)) is not None:
             return value
@@ -215,8 +219,8 @@ class Reader:
         return result
 
     def pieces(self, tokens: Sequence[Token]) -> list[list[Token]]:
-        """The texts between commas, semicolons, "and" and "or"."""
-        return self.pieces_and_joins(tokens)[0]
+        """The texts between commas, semicolons, "and" and "or"; those that dots stand for too."""
+        return _filled(self.pieces_and_joins(tokens)[0])
 
     def pieces_and_joins(self, tokens: Sequence[Token]) -> tuple[list[list[Token]], list[str]]:
         """The pieces of a list, and the word or sign between each and the next."""
@@ -379,6 +383,32 @@ class Reader:
         members = self._members([self.value(piece) for piece in pieces])
         assert isinstance(members, Members)
         return members.members
+
+
+def _filled(pieces: list[list[Token]]) -> list[list[Token]]:
+    """``1, 2, ..., 6`` with the members between, where all are integers at equal distances; else what was given."""
+    if len(pieces) < 3 or [token.text for token in pieces[-2]] != ["..."]:
+        return pieces
+    integers = [_integer(piece) for piece in (*pieces[:-2], pieces[-1])]
+    if None in integers:
+        return pieces
+    *first, last = (value for value in integers if value is not None)
+    steps = {after - before for before, after in pairwise(first)} or {1}
+    step = steps.pop()
+    if steps or not step or (last - first[-1]) % step or not 0 < (last - first[-1]) // step <= MAX_FILLED:
+        return pieces
+    return [*pieces[:-2], *(_figures(value) for value in range(first[-1] + step, last, step)), pieces[-1]]
+
+
+def _integer(tokens: Sequence[Token]) -> int | None:
+    digits = tokens[1:] if tokens[0].is_sign("-") else tokens
+    if len(digits) != 1 or digits[0].kind != "number" or digits[0].value.denominator > 1:
+        return None
+    return int(digits[0].value) * (-1 if len(tokens) > 1 else 1)
+
+
+def _figures(value: int) -> list[Token]:
+    return [Token("sign", "-")] * (value < 0) + [Token("number", str(abs(value)), value=Fraction(abs(value)))]
 
 
 def _join(token: Token) -> str:

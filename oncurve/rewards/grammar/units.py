@@ -23,11 +23,14 @@ cd    1                  cd           p candela
 Hz    1                  s-1          p hertz
 rpm   1/60               turn.s-1     - rpm
 N     1                  kg.m.s-2     p newton
+Nm    1                  kg.m2.s-2    p
+Ns    1                  kg.m.s-1     -
 Pa    1                  kg.m-1.s-2   p pascal
 bar   100000             kg.m-1.s-2   p bar
 atm   101325             kg.m-1.s-2   - atmosphere
 J     1                  kg.m2.s-2    p joule
 cal   523/125            kg.m2.s-2    p calorie
+Js    1                  kg.m2.s-1    -
 eV    1.602176634e-19    kg.m2.s-2    p electronvolt
 Wh    3600               kg.m2.s-2    p
 W     1                  kg.m2.s-3    p watt
@@ -67,7 +70,7 @@ h     3600               s            - hour hr
 day   86400              s            - day
 week  604800             s            - week wk
 fortnight 1209600        s            - fortnight
-month 1                  month        - month
+month 1                  month        - month mo
 yr    12                 month        - year
 decade 120               month        - decade
 century 1200             month        - century centurie
@@ -107,6 +110,7 @@ _SQUARES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS = {"squared": 2, "cubed": 3}
 _MULTIPLIED = frozenset("万亿千百十分点半倍零一二两三四五六七八九")
 """Signs of Chinese numbers: what they stand in is no noun."""
+_SYMBOL = re.compile("[kMGmcdnμ]?(?:mol|rad|Pa|Hz|[mgNJWVCAKLT])|[sh]")
 TOUCHING = frozenset(re.split(" ", "kg cm mm km ml mL lb lbs oz ft hr hrs min mins sec secs mph kWh USD km/h"))
 """Units that are no product of variables where they touch their number."""
 
@@ -294,7 +298,14 @@ def _words(tokens: list[Token]) -> Iterator[str]:
             index += 1
             yield "percent"
         else:
-            yield token.text
+            yield from _symbols(token.text, tokens[index : index + 3])
+
+
+def _symbols(word: str, behind: Sequence[Token]) -> list[str]:
+    """The symbols that are written as one word before a negative power, ``ms`` of ``ms^{-1}``; else the word itself."""
+    symbols = _SYMBOL.findall(word)
+    has_power = bool(behind) and behind[0].is_sign("^") and any(token.is_sign("-") for token in behind)
+    return symbols if has_power and "".join(symbols) == word else [word]
 
 
 def _power(tokens: list[Token], index: int) -> tuple[str, int]:
