@@ -72,11 +72,11 @@ def measured(runs: Runs, model: Path, name: str) -> dict[str, Any]:
 def before_training(runs: Runs) -> dict[str, Any]:
     """The base on both tests, and how many of the first problems transformers' generate answers with the same text."""
     places = {test: evaluated(runs, MODEL, "base", test) for test in TESTS}
-    texts = {test: same_texts(runs.folder, MODEL, place, test) for test, place in places.items()}
+    texts = {test: beside_transformers(runs.folder, MODEL, place, test) for test, place in places.items()}
     return {test: {"base": shares(place, "evaluation"), **texts[test]} for test, place in places.items()}
 
 
-def same_texts(folder: Path, model: Path, evaluation: Path, test: str) -> dict[str, Any]:
+def beside_transformers(folder: Path, model: Path, evaluation: Path, test: str) -> dict[str, Any]:
     """The first problems of an evaluation answered by transformers' generate in float32: how many texts are the same,
     and how many characters of the others agree."""
     from oncurve.policy.model_folder import load_tokenizer  # lazy

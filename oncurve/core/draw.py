@@ -85,13 +85,15 @@ def draw(
 def restrict(p: Float[Tensor, "B V"], params: SamplingParams) -> Float[Tensor, "B V"]:
     """Probabilities with those outside top-k, top-p and min-p set to zero, in that order, not renormalized."""
     if 0 < params.top_k < p.shape[1]:
-        kth = p.topk(params.top_k, dim=-1).values[:, -1:]
-        p = torch.where(p >= kth, p, 0.0)
+        p = torch.where(p >= p.topk(params.top_k, dim=-1).values[:, -1:], p, 0.0)
     if params.top_p < 1:
-        largest, order = p.sort(dim=-1, descending=True)
-        before = largest.cumsum(dim=-1) - largest
-        keep = before < params.top_p * largest.sum(dim=-1, keepdim=True)
-        p = torch.zeros_like(p).scatter(1, order, torch.where(keep, largest, 0.0))
+        largest, limit = p.topk(min(1024, p.shape[1])).values, params.top_p * p.sum(dim=-1, keepdim=True)
+        if p.is_cuda or (largest.sum(dim=-1, keepdim=True) < limit).any():  # rare; a graph of CUDA cannot ask
+            largest = p.sort(dim=-1, descending=True).values
+        count = (largest.cumsum(dim=-1) - largest < limit).sum(dim=-1, keepdim=True)
+        last = largest.gather(1, count - 1)
+        equal, spare = p == last, count - (largest > last).sum(dim=-1, keepdim=True)
+        p = torch.where((p > last) | (equal & (equal.cumsum(dim=-1) <= spare)), p, 0.0)
     if params.min_p > 0:
         p = torch.where(p >= params.min_p * p.amax(dim=-1, keepdim=True), p, 0.0)
     return p

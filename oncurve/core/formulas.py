@@ -59,8 +59,7 @@ def center(values: Float[Tensor, "P G"], graded: Bool[Tensor, "P G"]) -> Float[T
 def has_signal(values: Float[Tensor, "P G"], graded: Bool[Tensor, "P G"]) -> Bool[Tensor, " P"]:
     """Groups with at least two graded rewards that differ by 1e-6 or more; the others teach nothing."""
     highest = torch.where(graded, values, -torch.inf).amax(dim=1)
-    lowest = torch.where(graded, values, torch.inf).amin(dim=1)
-    return (highest - lowest) >= EQUAL_WITHIN
+    return highest - torch.where(graded, values, torch.inf).amin(dim=1) >= EQUAL_WITHIN
 
 
 def refuse_groups_of_one(rewards: Rewards) -> None:

@@ -15,6 +15,9 @@ from oncurve.evaluate.evaluation import Evaluation, Example
 from oncurve.observe.measure import episode_row
 from oncurve.rewards.weighted_sum import FIXED_PARTS, categorize
 
+PROMPTS_PER_CALL = 128
+"""The most prompts of a part: what a stop costs, and when progress is told, where each prompt has one completion."""
+
 
 class ExampleStore:
     """Keeps the examples of an evaluation as they come, in memory alone."""
@@ -39,7 +42,7 @@ def evaluate(
     lenient_reward_function: RewardFunction | None = None,
     samples_per_prompt: int = 1,
     step: int = 0,
-    prompts_per_call: int = 128,
+    prompts_per_call: int = PROMPTS_PER_CALL,
     store: ExampleStore | None = None,
     name: str = "evaluation",
     on_progress: Callable[[int, int], None] | None = None,

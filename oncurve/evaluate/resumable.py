@@ -11,15 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from oncurve.core.errors import ConfigError, DataError
-from oncurve.evaluate.evaluate import ExampleStore
+from oncurve.evaluate.evaluate import PROMPTS_PER_CALL, ExampleStore
 from oncurve.evaluate.evaluation import Example
 from oncurve.observe.lock import RunLock
 from oncurve.observe.record import read_json, read_rows, to_json, write_json, write_lines
 
 COMPLETIONS_PER_CALL = 256
 """Completions that are sampled together; an evaluation is kept in such parts."""
-PROMPTS_PER_CALL = 128
-"""The most prompts of a part: what a stop costs, and when progress is told, where each prompt has one completion."""
 
 
 def prompts_per_call(samples: int) -> int:

@@ -208,6 +208,16 @@ def test_a_set_that_has_the_probability_exactly_is_large_enough(top_p: float, ke
     assert torch.nonzero(restrict(p, SamplingParams(top_p=top_p))[0]).squeeze(1).tolist() == kept
 
 
+@pytest.mark.parametrize("spread", [0.1, 6.0])
+def test_top_p_of_a_large_vocabulary_keeps_what_sorting_all_of_it_keeps(spread: float) -> None:
+    logits = (torch.randn(8, 5000, generator=torch.Generator().manual_seed(1)) * spread).round(decimals=1)  # with ties
+    p = torch.softmax(logits, dim=-1)
+    largest, order = p.sort(dim=-1, descending=True, stable=True)
+    keep = largest.cumsum(dim=-1) - largest < 0.9 * p.sum(dim=-1, keepdim=True)
+    expected = torch.zeros_like(p).scatter(1, order, torch.where(keep, largest, 0.0))
+    assert torch.equal(restrict(p, SamplingParams(top_p=0.9)), expected)
+
+
 @pytest.mark.parametrize("words", [256, 4096, 151_936])
 def test_sums_of_parts_find_the_token_that_sums_of_the_whole_vocabulary_find(words: int) -> None:
     random = torch.Generator().manual_seed(words)
