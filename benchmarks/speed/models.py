@@ -41,6 +41,14 @@ class Shape:
         attention = self.hidden * width * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.mlp) + self.hidden * self.vocabulary
 
+    def products(self, tokens: int, predicted: int) -> list[tuple[int, int, int, int]]:
+        """(tokens, inputs, outputs, how often) of every matrix; ``predicted`` tokens pass through the head."""
+        heads = self.hidden // self.heads
+        layer = ((self.hidden, heads * (self.heads + 2 * self.kv_heads)), (heads * self.heads, self.hidden),
+                 (self.hidden, 2 * self.mlp), (self.mlp, self.hidden))  # fmt: skip
+        rows = [(tokens, inputs, outputs, self.layers) for inputs, outputs in layer]
+        return [*rows, (predicted, self.hidden, self.vocabulary, 1)]
+
     @property
     def kv_numbers(self) -> int:
         """Numbers that one token leaves in the cache."""

@@ -115,6 +115,19 @@ def gemm_flops(dtype: torch.dtype, *, size: int = 1024, repeats: int = 12, devic
     return 2 * size**3 / _best(lambda: left @ right, repeats, device)
 
 
+def product_seconds(shapes: Iterable[tuple[int, int, int, int]], *, repeats: int = 3, device: str = "cpu") -> float:
+    """Seconds of the matrix products of a training step in float32 and of nothing else: forward, and the gradients of
+    inputs and weights, from (tokens, inputs, outputs, how often) of every matrix."""
+    seconds = 0.0
+    for tokens, inputs, outputs, times in shapes:
+        rows, weights, gradient = (
+            torch.ones(size, device=device) for size in ((tokens, inputs), (outputs, inputs), (tokens, outputs))
+        )
+        for product in (lambda: rows @ weights.T, lambda: gradient @ weights, lambda: gradient.T @ rows):  # noqa: B023
+            seconds += times * _best(product, repeats, device)
+    return seconds
+
+
 def read_bandwidth(*, gibibytes: float = 1.0, repeats: int = 5, device: str = "cpu") -> float:
     """Bytes per second while a tensor that no cache holds is summed: the best of some repeats."""
     data = torch.ones(int(gibibytes * 2**30 / 4), device=device)

@@ -32,7 +32,7 @@ from ours import (
     work_of,
 )
 from record import Record, median_of, round_robin
-from roofline import backward, forward, gemm_flops
+from roofline import backward, forward, gemm_flops, product_seconds
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from trl_side import TrlSetting, lora_config
@@ -195,5 +195,8 @@ def bench(asked: argparse.Namespace, record: Record) -> None:
         measured[name] = {"seconds": value, "speedup": fastest / value, "gemm_fraction": fraction}
         print(f"{name:40s} {value:8.3f} s  {fastest / value:5.2f} times the fastest TRL-like step  "
               f"{fraction:6.1%} of the GEMM rate")  # fmt: skip
-    record.facts |= {"measured": measured, "limits": {"gemm_flops": limits}, "batch": facts}
+    products = SHAPES[work.model].products(facts["tokens_with_shared_prompts"], work.completions * work.new_tokens)
+    alone = product_seconds(products, device=asked.device)
+    print(f"the matrix products alone, every weight trained, in float32: {alone:.3f} s")
+    record.facts |= {"measured": measured, "limits": {"gemm_flops": limits, "product_seconds": alone}, "batch": facts}
     record.rows = [{"system": name, **row} for name, rows in raw.items() for row in rows]

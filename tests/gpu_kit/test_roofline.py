@@ -56,3 +56,4 @@ def test_training_counts_a_groups_prompt_once_and_no_last_token() -> None:
 def test_the_limits_are_rates_of_this_machine() -> None:
     assert roofline.gemm_flops(torch.float32, size=64, repeats=2) > 1e6
     assert roofline.read_bandwidth(gibibytes=0.001, repeats=2) > 1e6
+    assert roofline.product_seconds([(16, 64, 32, 2)], repeats=2) > 0
