@@ -440,6 +440,10 @@ def _special_tokens(config: PreTrainedConfig) -> list[int]:
     return [token for token in dict.fromkeys(tokens) if type(token) is int and 0 <= token < config.vocab_size][:4]
 
 
+TOKENS_AT_A_TIME = 256
+"""Tokens whose probabilities over the whole vocabulary are in memory together."""
+
+
 @dataclass(frozen=True)
 class OwnPass:
     """How far a policy's way of training is from its model's own forward pass on rollouts."""
@@ -469,7 +473,11 @@ class OwnPass:
 @torch.no_grad()
 def compare_with_own_pass(model: PreTrainedModel, batch: Batch, *, packed: bool, temperature: float = 1.0) -> OwnPass:
     """The longest row of a batch with its neighbour, scored as in training and by the model's own forward pass with
-    its ordinary attention, and as they were sampled at a temperature."""
+    its ordinary attention, and as they were sampled at a temperature.
+
+    How much rounding moves is seen in all tokens of the rows, prompts included: a few of which the model is sure hardly
+    move at all.
+    """
     first = int((batch.row_lengths * batch.mask.any(dim=1)).argmax())
     rows = batch.select(torch.tensor(sorted({first, (first + 1) % len(batch)})))
     attention = str(model.config.get_text_config()._attn_implementation)
@@ -478,20 +486,33 @@ def compare_with_own_pass(model: PreTrainedModel, batch: Batch, *, packed: bool,
         if attention in (NAME, IN_BLOCKS):
             ordinary_attention(model)
         try:
-            own, near = (own_logprobs(model, rows, is_nudged=nudge) for nudge in (False, True))
-            drawn = own if temperature in (0.0, 1.0) else own_logprobs(model, rows, temperature=temperature)
-            prompt = rows.prompt_ids[:1, : int(rows.prompt_lengths[0])].to(model.device)
-            logits = model(input_ids=prompt, use_cache=False).logits[0, :-1].float()
-            nats = float(torch.nn.functional.cross_entropy(logits, prompt[0, 1:]))
+            passes = [_own_pass(model, rows.select(torch.tensor([row])), temperature) for row in range(len(rows))]
         finally:
             set_attention(model, attention)
     mask = rows.mask.cpu()
-    counts = mask.sum(1).tolist()  # own passes have the predicted tokens at the beginning of a row
-    own, near, drawn = (
-        torch.cat([row[:count] for row, count in zip(numbers.cpu(), counts, strict=True)])
-        for numbers in (own, near, drawn)
-    )
-    error, rounding = (float((numbers - own).abs().max()) for numbers in (scored.cpu()[mask], near))
+    own, drawn = (torch.cat([numbers[side] for numbers in passes]) for side in (0, 1))
+    rounding, prompt = max(float(numbers[2]) for numbers in passes), passes[0][3]
+    error = float((scored.cpu()[mask] - own).abs().max())
     sampled = float((drawn - rows.sampler_logprobs.cpu()[mask]).abs().mean())
-    chance = math.log(logits.shape[-1])
+    chance = math.log(model.config.get_text_config().vocab_size)
+    nats = -float(prompt.mean())
     return OwnPass(error, allowed(model, rounding), sampled, int(rows.row_lengths.max()), nats, chance)
+
+
+def _own_pass(model: PreTrainedModel, row: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities of a row's trained tokens, the same at the temperature, the most that nudged embeddings move
+    any of its tokens, and the log-probabilities of its prompt."""
+    ids, predicts = (part.to(model.device) for part in join_rows(row))
+    targets, trained = ids[0, 1:], predicts[0, :-1]
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
+    own = _in_parts(logits, targets)
+    drawn = own[trained] if temperature in (0.0, 1.0) else _in_parts(logits[trained], targets[trained], temperature)
+    del logits
+    moved = _in_parts(nudged(model, ids)[0, :-1], targets) - own
+    return own[trained].cpu(), drawn.cpu(), moved.abs().max().cpu(), own[: int(row.prompt_lengths[0]) - 1].cpu()
+
+
+def _in_parts(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the targets, some tokens at a time."""
+    parts = zip(logits.split(TOKENS_AT_A_TIME), targets.split(TOKENS_AT_A_TIME), strict=True)
+    return torch.cat([from_logits(part, expected, temperature=temperature)[0] for part, expected in parts])

@@ -15,6 +15,7 @@ from runs_reference import Reference
 from torch import Tensor
 
 from oncurve.core.batch import Batch, Size
+from oncurve.core.logprobs import join_rows
 from oncurve.model.packing import Runs
 from oncurve.model.weights import Trust, trust_of
 from oncurve.policy import forward, packed_attention, scoring_path
@@ -193,6 +194,22 @@ def test_the_first_rollouts_are_compared_in_the_longest_row_that_is_trained_and_
     assert found.prompt_nats == pytest.approx(-float(logprobs.mean()), rel=1e-4)
     assert found.chance_nats == math.log(model.config.vocab_size)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_is_sure_of_its_completions_rounds_as_much_as_its_prompts_say(
+    tiny_model: MakeModel, make_batch: MakeBatch
+) -> None:
+    model, batch = tiny_model("llama"), make_batch("ragged")
+    with torch.no_grad():
+        model.get_output_embeddings().weight *= 2000  # type: ignore[union-attr, operator]
+    batch = batch.select(torch.argsort(batch.row_lengths, descending=True)[:1])
+    for position in range(int(batch.completion_lengths[0])):
+        ids, predicts = join_rows(batch)
+        logits = model(input_ids=ids).logits
+        batch.completion_ids[0, position] = logits[predicts][position].argmax()
+    own, near = (scoring_path.own_logprobs(model, batch, is_nudged=nudge).detach() for nudge in (False, True))
+    assert 30 * float((own - near).abs().max()) < 1e-2
+    assert scoring_path.compare_with_own_pass(model, batch, packed=False).allowed > 1e-1
 
 
 @pytest.mark.parametrize(
