@@ -174,8 +174,11 @@ def read_amounts(tokens: Sequence[Token]) -> Amounts | None:
     if not 2 <= len(starts) <= 4 or starts[0] != 0:
         return None
     names = [_name(tokens[start:stop]) for start, stop in pairwise([*starts, len(tokens)])]
-    minuses = [token for token in tokens if token.is_sign("-") and (token.has_space or token.mode != "text")]
-    if minuses or any(tokens[start].base is not None for start in starts):
+    is_computed = any(
+        token.is_sign("*") or token.text == "(" or (token.is_sign("-") and (token.has_space or token.mode != "text"))
+        for token in tokens
+    )
+    if is_computed or any(tokens[start].base is not None for start in starts):
         return None
     units = [compose(name) or NO_UNIT for name in names]
     own = _ARC if units[0] == DEGREES else _TIME if any(unit.dimensions == _SECONDS for unit in units) else _LENGTH
