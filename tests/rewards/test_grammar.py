@@ -129,7 +129,7 @@ SAME = (
     ("3 o'clock", "3:00"), ("Thurs.", "Thursday"), ("in March", "Mar"), ("half a dozen", "6"),
     ("an hour and a half", "90 minutes"), ("2 cups and a quarter", "2.25 cups"), (r"1, 2, \ldots, 6", "1,2,3,4,5,6"),
     (r"\{5,3,\dots,-3\}", r"\{-3,-1,1,3,5\}"), ("(3,-2,1)", r"3\mathbf{i}-2\mathbf{j}+\mathbf{k}"),
-    ("f(x)=x^2+1", "y=x^2+1"),
+    ("f(x)=x^2+1", "y=x^2+1"), ("x=y", "y=x"),
 )  # fmt: skip
 """Answers and references with the same value, each at the edge of a rule."""
 OTHER = (
@@ -157,7 +157,7 @@ OTHER = (
     ("1 hour (60 min)", "2 hours"),
     (r"15\text{ ms}^{-2}", "15 m/s"), ("3h 30min", "3.3 hours"), ("Wed", "Thursday"), ("not Monday", "Monday"),
     (r"1, 2, \ldots, 6", "1,2,3,4,5,7"), (r"1, 2, 4, \ldots, 8", "1,2,4,6,8"), (r"1, 3, \ldots, 6", "1,3,5,6"),
-    (r"1, \ldots", "1"), ("f(x)=x^2+1", "g(x)=x^2+1"),
+    (r"1, \ldots", "1"), ("f(x)=x^2+1", "g(x)=x^2+1"), ("x=2y", "y=2x"), ("x=y", "y=z"),
 )  # fmt: skip
 """Pairs beside them, of different values or of none."""
 

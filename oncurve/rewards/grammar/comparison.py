@@ -180,8 +180,10 @@ class AnswerComparison:
         """The same value of the same name; a label in words may differ, and the graph of a function of x is its y."""
         are_words = all(" " in name or (name.isalpha() and len(name) > 3) for name in (answer.name, reference.name))
         are_graphs = {answer.name, reference.name} in ({"y", "f(x)"}, {"y", "g(x)"}, {"y", "h(x)"})
-        has_name = answer.name == reference.name or are_words or are_graphs
-        return has_name and self.same(answer.value, reference.value)
+        if answer.name == reference.name or are_words or are_graphs:
+            return self.same(answer.value, reference.value)
+        sides = (Quantity(symbol(answer.name)), Quantity(symbol(reference.name)))
+        return (reference.value, answer.value) == sides  # `x = y` for `y = x`
 
     def relations(self, answer: Value, reference: Value) -> bool:
         """Relations that the same values satisfy: sides in proportion."""
