@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -35,6 +37,36 @@ def harmless_keys(section: type[BaseModel], prefix: str = "") -> set[str]:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 keys |= harmless_keys(kind, f"{prefix}{name}.")
     return keys
+
+
+@dataclass(frozen=True, slots=True)
+class CountsWith:
+    """Marks a key that is read only where another key of its section has one of ``values``, or, without them, where
+    that key is neither 0, false, null nor one of ``unless``."""
+
+    key: str
+    values: tuple[object, ...] = ()
+    unless: tuple[object, ...] = ()
+
+    def holds(self, value: object) -> bool:
+        """The other key has such a value."""
+        return value in self.values if self.values else bool(value) and value not in self.unless
+
+    def described(self) -> str:
+        """The values of the other key with which this one is read, in words behind its name."""
+        return f" to {' or '.join(map(str, self.values))}" if self.values else ""
+
+
+def unread_keys(
+    section: BaseModel, values: Mapping[str, object], defaults: Mapping[str, object]
+) -> Iterator[tuple[str, CountsWith]]:
+    """The keys of a section that differ from their defaults and are not read, by the values of all of its keys."""
+    for name, field in type(section).model_fields.items():
+        if values.get(name) in (None, defaults.get(name)):
+            continue
+        for mark in field.metadata:
+            if isinstance(mark, CountsWith) and not mark.holds(values[mark.key]):
+                yield name, mark
 
 
 class Section(BaseModel):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.algorithm.table import (
+    LOSSES,
     PRESETS,
     AdvantageName,
     CorrectionLevel,
@@ -24,7 +25,7 @@ from oncurve.algorithm.table import (
 )
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SamplingParams
-from oncurve.section import Section
+from oncurve.section import CountsWith, Section
 
 if TYPE_CHECKING:
     from oncurve.algorithm.presets import Advantage
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 KL_RAISED = "Raise algorithm.kl_coef"
 """Advice where the policy drifts away from the reference."""
 PresetName = Annotated[str, Field(json_schema_extra={"enum": [*PRESETS, "custom"]})]
+
+
+_CLIPS = CountsWith("loss", tuple(name for name, loss in LOSSES.items() if loss.limit == "clip"))
+_LIMITS = CountsWith("loss", tuple(name for name, loss in LOSSES.items() if loss.limit is not None))
+_CORRECTS = CountsWith("correction", unless=("none",))
 
 
 class AlgorithmSection(Section):
@@ -60,40 +66,40 @@ class AlgorithmSection(Section):
     """Added to the standard deviation."""
     normalize: NormalizerName | None = None
     """The denominator of the loss."""
-    clip_low: PositiveFloat | None = None
+    clip_low: Annotated[PositiveFloat | None, _CLIPS] = None
     """How far below 1 a ratio may fall."""
-    clip_high: PositiveFloat | None = None
+    clip_high: Annotated[PositiveFloat | None, _CLIPS] = None
     """How far above 1 a ratio may rise."""
-    ratio_max: PositiveFloat | None = None
+    ratio_max: Annotated[PositiveFloat | None, _LIMITS] = None
     """Largest ratio itself, not a distance from 1."""
     kl_coef: Annotated[float, Field(ge=0)] | None = None
     """Weight of the KL to the reference; at 0 no reference is kept in memory."""
-    kl_in: KLPlacement | None = None
+    kl_in: Annotated[KLPlacement | None, CountsWith("kl_coef")] = None
     """Where the KL counts: in the loss, in the reward of a completion, or in the advantage of each token."""
-    kl_estimator: KLName | None = None
+    kl_estimator: Annotated[KLName | None, CountsWith("kl_coef")] = None
     """How the KL of a token is estimated."""
-    kl_importance: bool | None = None
+    kl_importance: Annotated[bool | None, CountsWith("kl_coef")] = None
     """Weigh the KL of a token by its ratio, which gives it the gradient of the KL."""
-    reference: ReferenceName | None = None
+    reference: Annotated[ReferenceName | None, CountsWith("kl_coef")] = None
     """The model to which the KL is measured."""
     teacher: str | None = None
     """For reference teacher: a run, folder or Hugging Face Hub name with the policy's tokenizer, or the URL of a
     server."""
     teacher_hint: str | None = None
     """Text after the question that only the reference reads, with columns of the row in braces."""
-    reference_every_steps: PositiveInt | None = None
+    reference_every_steps: Annotated[PositiveInt | None, CountsWith("reference", ("refreshed", "average"))] = None
     """refreshed, average: steps between moves of the reference."""
-    reference_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    reference_share: Annotated[Annotated[float, Field(gt=0, le=1)] | None, CountsWith("reference", ("average",))] = None
     """average: how much of the policy enters the reference each time."""
     old_logprobs: OldName | None = None
     """Source of the old log-probabilities: the trainer or the sampler."""
     correction: CorrectionName | None = None
     """Weights for the gap between sampler and trainer, which is logged in any case."""
-    correction_level: CorrectionLevel | None = None
+    correction_level: Annotated[CorrectionLevel | None, _CORRECTS] = None
     """Ratio per token, per completion, or its geometric mean."""
-    correction_low: Annotated[float, Field(ge=0)] | None = None
+    correction_low: Annotated[Annotated[float, Field(ge=0)] | None, _CORRECTS] = None
     """Lower bound of the ratio."""
-    correction_high: PositiveFloat | None = None
+    correction_high: Annotated[PositiveFloat | None, _CORRECTS] = None
     """Upper bound of the ratio."""
     off_policy_threshold: PositiveFloat | None = None
     """Drop worse-than-average completions whose mean of log p_sampler - log p is above this."""
@@ -101,9 +107,9 @@ class AlgorithmSection(Section):
     """Weight of the entropy bonus."""
     entropy_target: PositiveFloat | None = None
     """Adapt entropy_coef to keep the entropy above this, in nats."""
-    entropy_coef_step: PositiveFloat | None = None
+    entropy_coef_step: Annotated[PositiveFloat | None, CountsWith("entropy_target")] = None
     """How fast entropy_coef adapts, per step."""
-    entropy_coef_max: PositiveFloat | None = None
+    entropy_coef_max: Annotated[PositiveFloat | None, CountsWith("entropy_target")] = None
     """Upper bound of entropy_coef."""
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Train only on this fraction of the tokens, the most uncertain ones."""

@@ -6,9 +6,9 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from oncurve.section import Fraction, Harmless, NonNegative, Section
+from oncurve.section import CountsWith, Fraction, Harmless, NonNegative, Section
 
 
 class DataSection(Section):
@@ -28,10 +28,10 @@ class DataSection(Section):
     chat: bool | Literal["auto"] | dict[str, Any] = "auto"
     """Use the model's chat template: true, false, its arguments, such as {enable_thinking: false}, or auto: where there
     is one and ``template`` is not made for base models (r1_zero, as_is)."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, CountsWith("chat")] = None
     """A Jinja file in the place of the model's chat template, or adding: the model's own, made to leave earlier turns
     as they were."""
-    now: Harmless[datetime | None] = None
+    now: Annotated[Harmless[datetime | None], CountsWith("chat")] = None
     """The time that chat templates see, such as 2026-11-25T09:00:00; None: when the run began."""
     few_shot: NonNegative = 0
     """Worked examples before the question, from the training set."""
@@ -77,7 +77,23 @@ class MathData(DataSection):
     type: Literal["math"] = "math"
 
 
-class WordProblemsData(DataSection):
+class MadeData(DataSection):
+    """Rows that are made, and stand in no file."""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> MadeData:
+        for name, value in (("path", self.path), ("subset", self.subset)):
+            if value is not None:
+                kind = FILE_TYPES.get(PurePath(value).suffix, "jsonl")
+                own = self.type  # type: ignore[attr-defined]  # every section of the union has one
+                raise ValueError(
+                    f"{name} {value!r} would not count: the type {own} makes its rows and reads none. Leave {name} "
+                    f"out, or set the type of your rows too, such as `data.type={kind}`"
+                )
+        return self
+
+
+class WordProblemsData(MadeData):
     """Generated word problems: no file, no network."""
 
     type: Literal["word_problems"] = "word_problems"
@@ -87,7 +103,7 @@ class WordProblemsData(DataSection):
     """Levels of difficulty."""
 
 
-class ProgramProblemsData(DataSection):
+class ProgramProblemsData(MadeData):
     """Generated small functions to write, with tests."""
 
     type: Literal["program_problems"] = "program_problems"
@@ -96,7 +112,7 @@ class ProgramProblemsData(DataSection):
     """How many problems to make."""
 
 
-class EpisodeData(DataSection):
+class EpisodeData(MadeData):
     """Generated rows for a policy with tools or an environment."""
 
     template: str = "tool_answer"
@@ -116,7 +132,7 @@ class CalculatorChainsData(EpisodeData):
     type: Literal["calculator_chains"] = "calculator_chains"
 
 
-class GeneratedData(DataSection):
+class GeneratedData(MadeData):
     """Rows that a function of yours makes."""
 
     type: Literal["generated"] = "generated"
@@ -126,7 +142,7 @@ class GeneratedData(DataSection):
     """How many to make."""
 
 
-class DemonstrationsData(DataSection):
+class DemonstrationsData(MadeData):
     """Generated lessons and imperfect solutions of a task, for `oncurve sft`: lessons first. Those of another run.seed
     are others."""
 

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 
 from oncurve.core.records import CUTS, SamplingParams
 from oncurve.data.settings import Data
-from oncurve.section import NonNegative, Section
+from oncurve.section import CountsWith, NonNegative, Section
 
 
 class EvaluationSection(Section):
@@ -29,7 +29,7 @@ class EvaluationSection(Section):
     """Validation problems, during the run; held out like test problems, whether they are measured or not."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), CountsWith("temperature")] = 1.0
     """Nucleus sampling where the temperature is above 0."""
     samples: PositiveInt = 1
     """Completions per problem; more than one needs a temperature above 0."""

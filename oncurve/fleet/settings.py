@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.constants import LOOPBACK
 from oncurve.sample.settings import SamplingKeys
-from oncurve.section import Harmless, NonNegative, Section
+from oncurve.section import CountsWith, Harmless, NonNegative, Section
 
 SLOWEST_TOKENS_PER_SECOND = 10.0
 """Speed of one completion on a busy server; a slower one is given up, unless the recipe says otherwise."""
@@ -50,6 +50,9 @@ class Deadlines(Section):
         return self.request_seconds or max(600.0, max_tokens / SLOWEST_TOKENS_PER_SECOND)
 
 
+_FOR_SERVERS = CountsWith("type", ("servers", "auto"))
+
+
 class ServerKeys(SamplingKeys):
     """Sampling in this process or on rollout servers."""
 
@@ -61,28 +64,28 @@ class ServerKeys(SamplingKeys):
     """servers: number of `oncurve serve` processes to start on this machine."""
     vllm_servers: NonNegative = 0
     """servers: number of vLLM servers to start on this machine."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Annotated[PositiveInt, _FOR_SERVERS] = 1
     """servers: GPUs per vLLM server."""
     vllm_python: Harmless[str | None] = None
     """servers: Python of the vLLM environment; None reads ONCURVE_VLLM_PYTHON."""
-    vllm_options: tuple[str, ...] = ()
+    vllm_options: Annotated[tuple[str, ...], _FOR_SERVERS] = ()
     """servers: further options of vLLM, such as [--gpu-memory-utilization, "0.8"]."""
     transfer: Harmless[Literal["auto", "fetch", "nccl"]] = "auto"
     """servers: how new weights reach them. fetch: files with checksums. nccl: broadcast from the trainer's GPU to
     vLLM servers. auto: nccl for vLLM servers of this run on other GPUs, if this process has the same vLLM; otherwise
     fetch."""
-    adapter: Literal["apart", "merged"] = "apart"
+    adapter: Annotated[Literal["apart", "merged"], _FOR_SERVERS] = "apart"
     """servers: how they apply a LoRA adapter. apart: beside the base, of which nothing is sent. merged: as whole
     weights in the servers' type, rounded as policy.rounding says; for adapters that servers cannot apply apart."""
     sleep: bool = False
     """servers: the one vLLM server shares the trainer's GPU and frees its memory during training."""
-    weights_folder: Harmless[str | None] = None
+    weights_folder: Annotated[Harmless[str | None], _FOR_SERVERS] = None
     """servers: where new weights are written. None: this machine's memory for servers that the run starts, if two
     versions fit; otherwise run.folder."""
-    weights_address: Harmless[str | None] = None
+    weights_address: Annotated[Harmless[str | None], _FOR_SERVERS] = None
     """servers: host:port from which servers without access to that folder download weights; with rollouts.deltas also
     a URL, such as that of an object store with the content of rollouts.weights_folder."""
-    deltas: DeltaSettings | None = None
+    deltas: Annotated[DeltaSettings | None, _FOR_SERVERS] = None
     """servers: with {}, send only what changed, in bfloat16, for slow links; null sends all weights."""
     staleness: Annotated[int, Field(ge=0, le=8)] = 0
     """Steps that sampling may be ahead of training: the weights of a completion are at most so many steps old."""

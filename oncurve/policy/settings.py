@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from oncurve.section import NonNegative, Section
+from oncurve.section import CountsWith, NonNegative, Section
 
 SEEN_AT_ONCE = 1.5
 """Updates from which on it is worth saying how long rounding to the nearest hides them."""
@@ -149,14 +149,14 @@ class PolicySection(Section):
     parallel: Literal["auto", "none", "ddp", "data_parallel", "fsdp", "deepspeed"] = "auto"
     """How several processes share the model. ddp (older name data_parallel): each has all of it. fsdp: sharded, with
     a copy to sample from. deepspeed: as its file says. auto: ddp for several processes."""
-    deepspeed: str | None = None
+    deepspeed: Annotated[str | None, CountsWith("parallel", ("deepspeed",))] = None
     """JSON file for DeepSpeed; "auto" in it takes the recipe's value. None: ZeRO-2."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: Annotated[bool, CountsWith("parallel", ("fsdp",))] = True
     """fsdp: true frees a block's weights until its backward pass (ZeRO-3), false keeps them (ZeRO-2)."""
-    shard_degree: Annotated[int, Field(ge=2)] | None = None
+    shard_degree: Annotated[Annotated[int, Field(ge=2)] | None, CountsWith("parallel", ("fsdp",))] = None
     """fsdp: weights are cut over so many processes, such as the GPUs of a node, and gradients added up between these
     groups (HSDP): less traffic between nodes, more memory. None: over all processes."""
-    offload: bool = False
+    offload: Annotated[bool, CountsWith("parallel", ("fsdp", "deepspeed"))] = False
     """fsdp: weights, gradients and optimizer state in CPU memory. deepspeed: optimizer state."""
     timeout_seconds: PositiveFloat = 1800.0
     """Processes wait for one that works as long as it takes. The run ends when none of them moved on for so long."""

@@ -20,6 +20,7 @@ from oncurve.rewards.grammar.values import Tree
 from oncurve.rewards.references import reference_text, typed_reference
 from oncurve.rewards.section import RewardSection, Surroundings
 from oncurve.rewards.thinking import spoken_text
+from oncurve.section import CountsWith
 
 if TYPE_CHECKING:
     from oncurve.rewards.worker_pool import Outcome, WorkerPool
@@ -271,7 +272,7 @@ class MathematicsReward(RewardSection):
     answer is ..."; prose: also the last number or formula; choice: the letter of an option."""
     scale: Literal["binary", "signed", "graded"] = "binary"
     """0 and 1; -1 and 1; or 0, ``partial`` and 1."""
-    partial: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    partial: Annotated[float, Field(ge=0, lt=1), CountsWith("scale", ("graded",))] = 0.2
     """graded: reward of the right value in the wrong place."""
     timeout_seconds: PositiveFloat = 3.0
     """Time limit of a comparison."""

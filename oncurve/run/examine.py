@@ -39,7 +39,7 @@ from oncurve.observe.record import read_rows
 from oncurve.observe.run_model import is_run
 from oncurve.policy.model_folder import declared_end_ids, inspect_folder, load_tokenizer
 from oncurve.recipe.load import read_run_config
-from oncurve.recipe.preflight import check_algorithm
+from oncurve.recipe.preflight import check_algorithm, unread_settings
 from oncurve.recipe.schema import Config
 from oncurve.rewards.probes import PROBED_ROWS, PROBES, describe_probes, judge_probes, run_probes
 from oncurve.rewards.references import describe_references
@@ -122,6 +122,8 @@ def check_recipe(config: Config, *, console: Console) -> bool:
     """Load everything but the weights of the model: True if nothing fatal was found."""
     for finding in check_algorithm(config):
         console.print(f"warning: {finding.what}. {finding.why} {finding.do}", markup=False, highlight=False)
+    for line in unread_settings(config):
+        console.print(f"warning: {line}", markup=False, highlight=False)
     for line in describe_rewards(config.rewards, is_default=config.has_default_reward):
         console.print(line, markup=False, highlight=False)
     if any(reward.is_sandboxed for reward in config.rewards):

@@ -22,7 +22,7 @@ from oncurve.policy.environment import read_rank_info
 from oncurve.policy.from_settings import make_processes
 from oncurve.policy.settings import PolicySection
 from oncurve.recipe.load import read_run_config, run_folder_path
-from oncurve.recipe.preflight import check_algorithm
+from oncurve.recipe.preflight import check_algorithm, unread_settings
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import describe_rewards
 from oncurve.run.builder import make_parts, settle
@@ -211,6 +211,8 @@ def announce(config: Config, placement: str | None, objects: PythonObjects, cons
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for finding in check_algorithm(config):
         console.print(f"[yellow]warning[/yellow]: {finding.what}. {finding.why} {finding.do}", highlight=False)
+    for line in unread_settings(config):
+        console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
     for name, unseen in objects.unseen.items():
         console.print(
             f"{name}: a resumed run will not notice a change of {'; '.join(unseen)}", markup=False, highlight=False

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.core.errors import ConfigError
 from oncurve.core.records import SamplingParams
-from oncurve.section import Fraction, NonNegative, Section
+from oncurve.section import CountsWith, Fraction, NonNegative, Section
 
 SAMPLERS = {
     "auto": "oncurve.sample.engine:make_engine",
@@ -45,7 +45,7 @@ class SamplingKeys(Section):
     """Strings that end a completion; they are part of it."""
     max_rows: PositiveInt | Literal["auto"] = "auto"
     """Completions sampled at a time. auto: 256; with the engine on a GPU as many as free memory allows, up to 1,024."""
-    kv_tokens: PositiveInt | None = None
+    kv_tokens: Annotated[PositiveInt | None, CountsWith("type", ("engine", "auto"))] = None
     """engine: most positions in the KV cache. None: what fits into free GPU memory; no limit on a CPU."""
     cuda_graphs: bool = True
     """engine: on a GPU, record the decode steps of Llama, Qwen2 and Qwen3 as CUDA graphs, on bfloat16 copies of the
