@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -233,6 +235,18 @@ def memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def available_bytes(*, facts: Path = Path("/proc/meminfo"), container: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that processes can still take of the machine's and the container's memory; infinity where neither says."""
+    least = math.inf
+    with suppress(OSError, ValueError, StopIteration):
+        line = next(line for line in facts.read_text().splitlines() if line.startswith("MemAvailable:"))
+        least = 1024 * float(line.split()[1])
+    with suppress(OSError, ValueError):  # "max", and another version of cgroups: no limit is known
+        limit, used = (float((container / f"memory.{name}").read_text()) for name in ("max", "current"))
+        least = min(least, limit - used)
+    return max(least, 0.0)
 
 
 def _gpus() -> list[dict[str, str]]:

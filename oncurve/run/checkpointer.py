@@ -14,14 +14,17 @@ from oncurve.core.algorithm import Algorithm
 from oncurve.core.records import Group
 from oncurve.data.curriculum import Curriculum
 from oncurve.model.allocator import give_back
+from oncurve.observe.manifest import available_bytes
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import prune
 from oncurve.run.guards import Guards
 from oncurve.run.settings import RunSection
-from oncurve.run.state import Snapshot, capture, restore, write
+from oncurve.run.state import Snapshot, SnapshotRoom, capture, restore, write
 from oncurve.run_errors import CheckpointError
 
 DAY_SECONDS = 86_400.0
+SPARE = 0.8
+"""Part of the available memory that a snapshot may take."""
 WORTH_A_TIP_SECONDS = 60.0
 """Work at risk between two checkpoints below which no tip is given."""
 
@@ -123,8 +126,12 @@ class Checkpointer:
         numbers = {"score": score, "kl": measured.get("policy/kl")}  # NaN where all completions were left out
         known = {name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()}
         facts = {**self.facts, **known}
-        give_back(always=True)  # the snapshot takes as much as the trained weights and their moments
-        snapshot = capture(self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference)
+        # A process will be as large again as it is now, while the snapshot is written: what is free now is for both.
+        room = SnapshotRoom(SPARE * available_bytes(), self.root)
+        give_back(always=True)
+        snapshot = capture(
+            self.policy, step=step, state=state, facts=facts, moves_reference=self.moves_reference, room=room
+        )
         snapshot = replace(snapshot, ahead=self.ahead(step))
         self.last_saved = step
         self._thread = threading.Thread(target=self._write, args=[snapshot], name="checkpoint", daemon=True)

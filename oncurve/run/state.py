@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import mmap
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,9 +32,12 @@ from oncurve.observe.manifest import FileSum
 from oncurve.policy.backend import Piece, TensorFiles, piece_of, trained_parameters
 from oncurve.policy.distributed import ALONE, Processes
 from oncurve.policy.model_folder import is_converted, load_model, write_around
+from oncurve.policy.sharding import Room
 from oncurve.policy.trained_policy import TrainedPolicy
 from oncurve.run.checkpoint_manifest import publish, write_checkpoint_manifest
 from oncurve.run_errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,19 +81,22 @@ def capture(
     state: Mapping[str, Any],
     facts: Mapping[str, Any],
     moves_reference: bool = False,
+    room: Room | None = None,
 ) -> Snapshot:
     """A copy of everything that training changes: of all of it, or of this process's share where there are several.
 
     All processes must call it. Tensors are put together one after the other and kept by one process each, as many bytes
-    by each as by the others: a process needs memory for its share and one tensor besides.
+    by each as by the others: a process needs ``room`` for its share and one tensor besides.
     """
+    room = room or SnapshotRoom()
     model = policy.trained_model
     is_whole = is_trained_whole(model)
     if step == 0:
         return Snapshot(step, state, facts, None, is_whole)
-    kinds = [_weights(policy, is_whole), policy.backend.moments(_room), _reference(policy) if moves_reference else {}]
+    moved = _reference(policy, room) if moves_reference else {}
+    kinds = [_weights(policy, is_whole, room), policy.backend.moments(room), moved]
     owners = _divide(policy, kinds)
-    weights, optimizer, reference = (_own_copies(kind, owners, policy.processes.rank) for kind in kinds)
+    weights, optimizer, reference = (_own_copies(kind, owners, policy.processes.rank, room) for kind in kinds)
     names = {name: owners[piece.identity] for name, piece in kinds[0].items()}
     return Snapshot(
         step,
@@ -103,17 +111,17 @@ def capture(
     )
 
 
-def _weights(policy: TrainedPolicy, is_whole: bool) -> dict[str, Piece]:
+def _weights(policy: TrainedPolicy, is_whole: bool, room: Room) -> dict[str, Piece]:
     model = policy.trained_model
     tensors = model.state_dict(keep_vars=True) if is_whole else trained_parameters(model)
-    return {name: piece_of(policy.backend, tensor, _room) for name, tensor in tensors.items()}
+    return {name: piece_of(policy.backend, tensor, room) for name, tensor in tensors.items()}
 
 
-def _reference(policy: TrainedPolicy) -> dict[str, Piece]:
+def _reference(policy: TrainedPolicy, room: Room) -> dict[str, Piece]:
     if policy.reference is None:
         return {}
     weights = dict(policy.reference.named_parameters())
-    return {name: piece_of(policy.backend, weights[name], _room) for name in trained_parameters(policy.trained_model)}
+    return {name: piece_of(policy.backend, weights[name], room) for name in trained_parameters(policy.trained_model)}
 
 
 def _divide(policy: TrainedPolicy, kinds: Sequence[Mapping[str, Piece]]) -> dict[object, int]:
@@ -137,23 +145,46 @@ def _divide(policy: TrainedPolicy, kinds: Sequence[Mapping[str, Piece]]) -> dict
     return owners
 
 
-def _own_copies(pieces: Mapping[str, Piece], owners: Mapping[object, int], rank: int) -> dict[str, Tensor]:
+def _own_copies(pieces: Mapping[str, Piece], owners: Mapping[object, int], rank: int, room: Room) -> dict[str, Tensor]:
     """Copies in CPU memory; a tensor under two names stays one, as with a head that is the embedding's matrix."""
     made: dict[object, Tensor] = {}
     for piece in {piece.identity: piece for piece in pieces.values()}.values():
         tensor = piece.gather().detach()
         if owners[piece.identity] == rank:
             is_apart = piece.is_copied and tensor.device.type == "cpu"
-            made[piece.identity] = tensor if is_apart else _room(tensor.shape, tensor.dtype).copy_(tensor)
+            made[piece.identity] = tensor if is_apart else room(tensor.shape, tensor.dtype).copy_(tensor)
         del tensor  # before the next one is put together
     return {name: made[piece.identity] for name, piece in pieces.items() if piece.identity in made}
 
 
-def _room(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """CPU memory that the heap has no part in, so that a freed snapshot leaves no gaps there."""
-    if not shape.numel():
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mmap.mmap(-1, shape.numel() * dtype.itemsize), dtype=dtype).view(shape)
+@dataclass
+class SnapshotRoom:
+    """CPU memory for a snapshot that the heap has no part in, so that a freed one leaves no gaps there.
+
+    Beyond ``bytes_left`` it is a file without a name in ``folder``, whose pages the system writes out when it needs
+    them; if the disk has no room either, it is memory all the same.
+    """
+
+    bytes_left: float = math.inf
+    folder: Path | None = None
+
+    def __call__(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Room for a tensor of this shape; its numbers are not set."""
+        size = shape.numel() * dtype.itemsize
+        if not size:
+            return torch.empty(shape, dtype=dtype)
+        self.bytes_left -= size
+        mapped = self._in_file(size) if self.bytes_left < 0 else None
+        return torch.frombuffer(mapped or mmap.mmap(-1, size), dtype=dtype).view(shape)
+
+    def _in_file(self, size: int) -> mmap.mmap | None:
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a signal later
+                return mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            log.info("a snapshot is kept in memory that is short: %s", error)
+            return None
 
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from oncurve.run.checkpoint_manifest import (
 from oncurve.run.checkpointer import Checkpointer, best_interval
 from oncurve.run.guards import Guards
 from oncurve.run.settings import RunSection
-from oncurve.run.state import capture, checksum, from_plain, restore, to_plain, write
+from oncurve.run.state import SnapshotRoom, capture, checksum, from_plain, restore, to_plain, write
 from oncurve.run_errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -88,6 +89,30 @@ def test_a_policy_comes_back_bit_for_bit_and_goes_on_alike(
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert AutoTokenizer.from_pretrained(folder)("can").input_ids == [66, 256]
     assert_equal(dict(loaded.state_dict()), snapshot.weights)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_snapshot_that_memory_is_too_short_for_lies_in_a_file_without_a_name(
+    is_full: bool, make_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy: TrainedPolicy = make_policy("qwen2")
+    step(policy, seed=0)
+    reserved: list[int] = []
+
+    def reserve(descriptor: int, start: int, size: int) -> None:
+        reserved.append(size)
+        if is_full:
+            raise OSError(28, "No space left on device")
+        os.truncate(descriptor, size)
+
+    monkeypatch.setattr("oncurve.run.state.os.posix_fallocate", reserve)
+    kept: dict[str, Any] = {"step": 1, "state": {}, "facts": {}}
+    half = sum(tensor.nbytes for tensor in capture(policy, **kept).optimizer.values()) / 2
+    assert not reserved
+    shifted, usual = capture(policy, room=SnapshotRoom(half, tmp_path), **kept), capture(policy, **kept)
+    assert 0 < len(reserved) < len(shifted.optimizer) + len(shifted.weights or {})
+    assert not list(tmp_path.iterdir())
+    assert_equal({**(shifted.weights or {}), **shifted.optimizer}, {**(usual.weights or {}), **usual.optimizer})
 
 
 def test_weights_that_are_frozen_are_not_written_again(

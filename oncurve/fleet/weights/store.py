@@ -17,7 +17,7 @@ from oncurve.core.errors import SamplerError
 from oncurve.fleet.weights.shards import write_weights
 from oncurve.fleet.weights.weight_manifest import Manifest, WeightFile, label_of
 from oncurve.fleet.weights.weight_stream import Shipment, make_shipment
-from oncurve.observe.manifest import flush
+from oncurve.observe.manifest import available_bytes, flush
 
 if TYPE_CHECKING:
     import torch
@@ -210,10 +210,4 @@ def is_memory(folder: Path, *, mounts: Path = _MOUNTS) -> bool:
 def free_bytes(folder: Path, *, facts: Path = _FACTS, container: Path = _CONTAINER) -> int:
     """Bytes that a folder in memory can still take: the least of its file system, the machine, and the container."""
     left = os.statvfs(folder)
-    rooms = [left.f_bavail * left.f_frsize]
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in facts.read_text().splitlines() if line.startswith("MemAvailable:"))
-        rooms.append(int(line.split()[1]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # "max", and another version of cgroups: no limit is known
-        rooms.append(int((container / "memory.max").read_text()) - int((container / "memory.current").read_text()))
-    return max(0, min(rooms))
+    return int(min(left.f_bavail * left.f_frsize, available_bytes(facts=facts, container=container)))
