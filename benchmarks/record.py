@@ -140,6 +140,8 @@ def bare(value: Any) -> Any:
     """Words and settings without the folders of this machine: of an absolute path the last part stays."""
     if isinstance(value, (str, Path)):
         return re.sub(r"(?<![\w./:])/(?:[^\s/,=]+/)*([^\s/,=]*)", r"\1", str(value))
+    if isinstance(value, dict):
+        return {key: bare(item) for key, item in value.items()}
     return [bare(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar, cast, get_args
@@ -50,7 +51,7 @@ class CountsWith:
 
     def holds(self, value: object) -> bool:
         """The other key has such a value."""
-        return value in self.values if self.values else bool(value) and value not in self.unless
+        return value in self.values if self.values else value not in (None, 0, *self.unless)
 
     def described(self) -> str:
         """The values of the other key with which this one is read, in words behind its name."""
@@ -67,6 +68,13 @@ def unread_keys(
         for mark in field.metadata:
             if isinstance(mark, CountsWith) and not mark.holds(values[mark.key]):
                 yield name, mark
+
+
+def typed(value: object) -> str:
+    """A value as it is typed behind a key."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 class Section(BaseModel):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from record import ROOT, Record
+from record import ROOT, Record, bare
 
 CONTROL_TRIAL = 40
 """Updates of a supervised run that tell how many fill the time of GRPO."""
@@ -266,7 +266,7 @@ def bench(asked: argparse.Namespace, record: Record) -> None:
     if study.write:
         study.write(folder)
     record.resume()
-    record.facts |= {"budget": list(study.budget), **(study.facts or {})}
+    record.facts |= {"budget": bare(study.budget), **(study.facts or {})}
     runs = Runs(folder, study, asked.threads or 1, asked.override)
     todo = [(seed, cell) for seed in asked.seeds for cell in cells if seed in asked.seeds[: cell.seeds]]
     record.total = len(todo)

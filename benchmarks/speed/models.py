@@ -35,18 +35,22 @@ class Shape:
     vocabulary: int
 
     @property
+    def layer_matrices(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of the seven matrices of a layer."""
+        width = self.hidden // self.heads
+        query, kv = self.heads * width, self.kv_heads * width
+        feed_forward = [*[(self.hidden, self.mlp)] * 2, (self.mlp, self.hidden)]
+        return [(self.hidden, query), *[(self.hidden, kv)] * 2, (query, self.hidden), *feed_forward]
+
+    @property
     def matrix_parameters(self) -> int:
         """Weights that every token is multiplied with: those of the layers and of the head."""
-        width = self.hidden // self.heads
-        attention = self.hidden * width * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.mlp) + self.hidden * self.vocabulary
+        layer = sum(inputs * outputs for inputs, outputs in self.layer_matrices)
+        return self.layers * layer + self.hidden * self.vocabulary
 
     def products(self, tokens: int, predicted: int) -> list[tuple[int, int, int, int]]:
         """(tokens, inputs, outputs, how often) of every matrix; ``predicted`` tokens pass through the head."""
-        heads = self.hidden // self.heads
-        layer = ((self.hidden, heads * (self.heads + 2 * self.kv_heads)), (heads * self.heads, self.hidden),
-                 (self.hidden, 2 * self.mlp), (self.mlp, self.hidden))  # fmt: skip
-        rows = [(tokens, inputs, outputs, self.layers) for inputs, outputs in layer]
+        rows = [(tokens, inputs, outputs, self.layers) for inputs, outputs in self.layer_matrices]
         return [*rows, (predicted, self.hidden, self.vocabulary, 1)]
 
     @property
@@ -59,8 +63,7 @@ class Shape:
         width, head = self.hidden // self.heads, self.hidden * self.vocabulary
         query, kv = self.heads * width, self.kv_heads * width
         inner = self.matrix_parameters - head
-        ends = [(self.hidden, query), *[(self.hidden, kv)] * 2, (query, self.hidden), *[(self.hidden, self.mlp)] * 3]
-        thin = self.layers * (lora_rank or 0) * sum(a + b for a, b in ends)
+        thin = self.layers * (lora_rank or 0) * sum(a + b for a, b in self.layer_matrices)
         biases_norms_embedding = self.layers * (query + 2 * kv + 2 * self.hidden) + self.hidden + head
         return TokenWork(
             matrix_weights=inner + thin,

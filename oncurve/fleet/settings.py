@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -10,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from oncurve.constants import LOOPBACK
 from oncurve.sample.settings import SamplingKeys
-from oncurve.section import CountsWith, Harmless, NonNegative, Section
+from oncurve.section import CountsWith, Harmless, NonNegative, Section, typed
 
 SLOWEST_TOKENS_PER_SECOND = 10.0
 """Speed of one completion on a busy server; a slower one is given up, unless the recipe says otherwise."""
@@ -159,9 +158,7 @@ class ServerKeys(SamplingKeys):
         """The settings to type so that nothing in this section asks for servers."""
         keys = [*self.keys_for_servers(), *(key for key in ("sleep", "tensor_parallel") if self._is_set(key))]
         keys += ["transfer"] if self.transfer == "nccl" else []
-        defaults = {key: type(self).model_fields[key].default for key in keys}
-        typed = {key: value if isinstance(value, str) else json.dumps(value) for key, value in defaults.items()}
-        return [f"rollouts.{key}={value}" for key, value in typed.items()]
+        return [f"rollouts.{key}={typed(type(self).model_fields[key].default)}" for key in keys]
 
     def _is_set(self, key: str) -> bool:
         return self.model_dump(include={key})[key] != type(self).model_fields[key].default

@@ -397,7 +397,7 @@ def _distance(actual: list[Tensor], exact: list[Tensor]) -> float:
     return (error / max(sum(float(b.double().norm()) ** 2 for b in exact), 1e-30)) ** 0.5
 
 
-def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = False, temperature: float = 1.0) -> Tensor:
+def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = False) -> Tensor:
     """Log-probabilities [B, T] by the model's own forward pass over each row alone."""
     rows = []
     for row in range(len(batch)):
@@ -405,7 +405,7 @@ def own_logprobs(model: PreTrainedModel, batch: Batch, *, is_nudged: bool = Fals
         ids, predicts = (part.to(model.device) for part in join_rows(single))
         logits = nudged(model, ids) if is_nudged else model(input_ids=ids, use_cache=False).logits
         targets = single.completion_ids[single.mask].to(model.device)
-        logprobs = from_logits(logits[predicts], targets, temperature=temperature)[0]
+        logprobs = from_logits(logits[predicts], targets)[0]
         rows.append(torch.nn.functional.pad(logprobs, (0, batch.mask.shape[1] - len(logprobs))))
     return torch.stack(rows)
 

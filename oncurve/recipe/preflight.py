@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from oncurve.algorithm.pairings import Choices, Rule, check_pairing
 from oncurve.core.errors import ConfigError, DataError
@@ -18,7 +15,7 @@ from oncurve.observe.record import refuse_existing
 from oncurve.observe.run_model import locate_model
 from oncurve.recipe.schema import Config
 from oncurve.rewards.terms import part_weights
-from oncurve.section import Section, unread_keys
+from oncurve.section import Section, typed, unread_keys
 
 
 def check_algorithm(config: Config) -> list[Rule]:
@@ -71,32 +68,21 @@ def unread_settings(config: Config) -> list[str]:
     if config.sft is None:
         row, usual = config.algorithm.row(), config.algorithm.with_row(config.algorithm.row_name).row()
         sections.append(("algorithm", config.algorithm, asdict(row), asdict(usual)))
-    evaluated = config.evaluation.data
     for name, section in (
         ("data", config.data),
-        ("evaluation.data", evaluated),
         *((f"rewards.{index}", reward) for index, reward in enumerate(config.rewards)),
         ("rollouts", config.rollouts),
         ("policy", config.policy),
         ("evaluation", config.evaluation),
-        ("run", config.run),
     ):
-        if section is not None:
-            defaults = {key: field.get_default() for key, field in type(section).model_fields.items()}
-            sections.append((name, section, vars(section), defaults))
+        defaults = {key: field.get_default() for key, field in type(section).model_fields.items()}
+        sections.append((name, section, vars(section), defaults))
     return [
         f"{name}.{key}={typed(values[key])} does not count, since {name}.{mark.key} is {typed(values[mark.key])}. "
         f"Leave it out, or set {name}.{mark.key}{mark.described()}"
         for name, section, values, defaults in sections
         for key, mark in unread_keys(section, values, defaults)
     ]
-
-
-def typed(value: object) -> str:
-    """A value as it is typed behind a key."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump(exclude_defaults=True)
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def check_cheaply(config: Config, *, new_folder: Path | None = None) -> None:

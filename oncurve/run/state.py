@@ -174,14 +174,15 @@ class SnapshotRoom:
         if not size:
             return torch.empty(shape, dtype=dtype)
         self.bytes_left -= size
-        mapped = self._in_file(size) if self.bytes_left < 0 else None
-        return torch.frombuffer(mapped or mmap.mmap(-1, size), dtype=dtype).view(shape)
+        numbers = self._in_file(size, dtype) if self.bytes_left < 0 else None
+        return (torch.frombuffer(mmap.mmap(-1, size), dtype=dtype) if numbers is None else numbers).view(shape)
 
-    def _in_file(self, size: int) -> mmap.mmap | None:
+    def _in_file(self, size: int, dtype: torch.dtype) -> Tensor | None:
+        """Torch keeps the mapping and no descriptor, of which a process has only so many."""
         try:
-            with tempfile.TemporaryFile(dir=self.folder) as file:
+            with tempfile.NamedTemporaryFile(dir=self.folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a signal later
-                return mmap.mmap(file.fileno(), size)
+                return torch.from_file(file.name, shared=True, size=size // dtype.itemsize, dtype=dtype)
         except OSError as error:
             log.info("a snapshot is kept in memory that is short: %s", error)
             return None

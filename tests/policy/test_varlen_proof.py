@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,14 @@ def test_a_model_is_looked_at_in_rows_of_its_special_tokens_within_its_context(
     assert max(int(ids.max()) for ids, _ in places) < model.config.vocab_size
 
 
+@contextmanager
+def cooled(model: Any, temperature: float) -> Iterator[None]:
+    """While it lasts, the model's logits are divided by the temperature."""
+    hook = model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: output / temperature)
+    yield
+    hook.remove()
+
+
 def test_the_first_rollouts_are_compared_in_the_longest_row_that_is_trained_and_its_neighbour(
     tiny_model: MakeModel, make_batch: MakeBatch
 ) -> None:
@@ -175,7 +184,8 @@ def test_the_first_rollouts_are_compared_in_the_longest_row_that_is_trained_and_
     batch.mask[-1] = False  # the longest is not trained
     first = len(batch) - 2
     for temperature in (1.0, 0.0, 0.5):
-        own = scoring_path.own_logprobs(model, batch, temperature=temperature or 1.0)
+        with cooled(model, temperature or 1.0):
+            own = scoring_path.own_logprobs(model, batch)
         offsets = torch.arange(1.0, len(batch) + 1)[:, None]
         found = scoring_path.compare_with_own_pass(
             model, replace(batch, sampler_logprobs=own.detach() - offsets), packed=False, temperature=temperature

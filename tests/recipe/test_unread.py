@@ -36,6 +36,7 @@ UNREAD = {
 READ = (
     (),
     ("algorithm.clip_high=0.28",),
+    ("data.chat={}", "data.now=2026-01-01T00:00:00"),
     ("algorithm.kl_coef=0.1", "algorithm.kl_estimator=k2"),
     ("algorithm.kl_coef=0.1", "algorithm.reference=average", "algorithm.reference_share=0.1"),
     ("algorithm.correction=truncate", "algorithm.correction_high=3"),

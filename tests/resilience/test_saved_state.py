@@ -109,7 +109,11 @@ def test_a_snapshot_that_memory_is_too_short_for_lies_in_a_file_without_a_name(
     kept: dict[str, Any] = {"step": 1, "state": {}, "facts": {}}
     half = sum(tensor.nbytes for tensor in capture(policy, **kept).optimizer.values()) / 2
     assert not reserved
-    shifted, usual = capture(policy, room=SnapshotRoom(half, tmp_path), **kept), capture(policy, **kept)
+    open_before = len(os.listdir("/proc/self/fd"))
+    shifted = capture(policy, room=SnapshotRoom(half, tmp_path), **kept)
+    if not is_full:
+        assert len(os.listdir("/proc/self/fd")) == open_before
+    usual = capture(policy, **kept)
     assert 0 < len(reserved) < len(shifted.optimizer) + len(shifted.weights or {})
     assert not list(tmp_path.iterdir())
     assert_equal({**(shifted.weights or {}), **shifted.optimizer}, {**(usual.weights or {}), **usual.optimizer})

@@ -12,6 +12,7 @@ from typing import Literal
 from oncurve.rewards.grammar.exact import rational
 from oncurve.rewards.grammar.expressions import parse
 from oncurve.rewards.grammar.lexemes import Token, Unreadable, closing, split, top
+from oncurve.rewards.grammar.phrases import MONTHS
 from oncurve.rewards.grammar.units import DEGREES, NO_UNIT, Unit, compose, unit_suffix
 from oncurve.rewards.grammar.values import (
     Amounts,
@@ -28,20 +29,6 @@ from oncurve.rewards.grammar.values import (
     number,
 )
 
-_MONTHS = [
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-]
 _NUMBERED = {
     "pages": "page", "page": "page", "pp": "page", "p": "page",
 } | {
@@ -79,7 +66,7 @@ def read_date(tokens: Sequence[Token]) -> Date | None:
         return None
     names = [text for text in texts if text.isalpha()]
     month = next(
-        (1 + index for index, name in enumerate(_MONTHS) if names and names[0] in (name, name[:3], name[:4])), None
+        (1 + index for index, name in enumerate(MONTHS) if names and names[0] in (name, name[:3], name[:4])), None
     )
     if month is None or len(names) != 1 or len(names) + len(numbers) != len(texts) or not 1 <= len(numbers) <= 2:
         return None

@@ -37,11 +37,12 @@ _LEADS = (
 _ARTICLES = frozenset(("the", "a", "an"))
 _SHORT_WORDS = frozenset(("go", "in", "no", "on", "up", "so", "if", "or", "is", "it", "we"))
 """Words of two letters that are no products of two variables."""
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday"
-_MONTHS = "january february march april may june july august september october november december"
-_CALENDAR = {
-    name[:letters] if letters else name: name for name in f"{_DAYS} {_MONTHS}".split() for letters in (0, 3, 4, 5)
-}
+MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_CALENDAR = {name[:letters] if letters else name: name for name in (*_DAYS, *MONTHS) for letters in (0, 3, 4, 5)}
 """Days and months by name and by the first letters of it."""
 _VERDICTS = frozenset(("yes", "no", "true", "false"))
 _TURNING = frozenset((
@@ -172,9 +173,10 @@ def same_phrase(text: str) -> str:
     if text in _NO_LIMIT:
         return "does not exist"
     first, _, rest = text.partition(" ")
-    if (named := _CALENDAR.get(rest if first in ("on", "in") else text)) is not None:
-        return named
-    return rest if first in _ARTICLES and rest else text
+    if first in ("on", "in") and rest in _CALENDAR:
+        return _CALENDAR[rest]
+    bare = rest if first in _ARTICLES and rest else text
+    return _CALENDAR.get(bare, bare)
 
 
 def verdict_with_reason(tokens: Sequence[Token]) -> str | None:

@@ -60,7 +60,8 @@ def with_figures(tokens: Sequence[Token]) -> list[Token]:
     while index < len(tokens):
         value, end = _numeral(tokens, index)
         power = {"squared": 2, "cubed": 3}.get(_word(tokens, index)) if result and result[-1].kind == "number" else None
-        if len(result) > 1 and (part := _part_behind_unit(tokens[index:])) and (whole := _before_unit(result)):
+        part = _part_after_and(tokens, index) if index and index + 3 == len(tokens) else None
+        if part is not None and (whole := _before_unit(result)) is not None:
             result[-2] = replace(whole, text=str(whole.value + part), value=whole.value + part)
             index = len(tokens)
         elif power:
@@ -86,15 +87,16 @@ def with_figures(tokens: Sequence[Token]) -> list[Token]:
     return result
 
 
-def _part_behind_unit(tokens: Sequence[Token]) -> Fraction | None:
-    """The fraction of ``and a half`` at the end of a text; None for anything else."""
-    texts = [token.text.lower() for token in tokens]
-    is_part = len(texts) == 3 and texts[0] == "and" and texts[1] in ("a", "one") and texts[2] in _PARTS
-    return Fraction(1, _PARTS[texts[2]]) if is_part else None
+def _part_after_and(tokens: Sequence[Token], index: int) -> Fraction | None:
+    """The fraction of ``and a half``, which begins here; None for anything else."""
+    first, second, third = (_word(tokens, index + behind) for behind in range(3))
+    return Fraction(1, _PARTS[third]) if first == "and" and second in ("a", "one") and third in _PARTS else None
 
 
 def _before_unit(tokens: Sequence[Token]) -> Token | None:
     """The number before the last word, ``an hour`` or ``2 hours``; None for anything else."""
+    if len(tokens) < 2:
+        return None
     number, unit = tokens[-2:]
     if unit.kind not in ("word", "name") or not (number.kind == "number" or number.text.lower() in ("a", "an")):
         return None
@@ -157,8 +159,8 @@ def _figures(tokens: Sequence[Token], index: int) -> tuple[Fraction, int]:
     value *= factor
     if _word(tokens, end) == "and":
         more, behind = _cardinal(tokens, end + 1)
-        if _word(tokens, end + 1) == "a" and _word(tokens, end + 2) in _PARTS:
-            more, behind = Fraction(1, _PARTS[_word(tokens, end + 2)]), end + 3
+        if (part := _part_after_and(tokens, end)) is not None:
+            more, behind = part, end + 3
         if behind > end + 1 and 0 < more < max(factor, 1):
             return value + more, behind
     return value, end
@@ -201,8 +203,8 @@ def _with_part(tokens: Sequence[Token], start: int, end: int, value: Fraction) -
     if part is not None and is_fraction:
         return value / part, index + 1
     if _word(tokens, end) == "and":
-        if _word(tokens, end + 1) in ("a", "one") and _word(tokens, end + 2) in _PARTS:
-            return value + Fraction(1, _PARTS[_word(tokens, end + 2)]), end + 3
+        if (part := _part_after_and(tokens, end)) is not None:
+            return value + part, end + 3
         top, behind = _cardinal(tokens, end + 1) if _word(tokens, end + 1) in CARDINALS else (Fraction(0), end)
         if 0 < top < 1:
             return value + top, behind
